@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
@@ -25,7 +24,7 @@ from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
-from tuplewire.subscription import Subscription
+from tuplewire.subscription import Live, Subscription
 from tuplewire.task_ids import check_tasks
 from tuplewire.tracing import active
 from tuplewire.variables import check_variables
@@ -45,7 +44,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class BaseClient:
+class BaseClient(Live):
     """What the blocking and the asyncio client share: their arguments, and what they open."""
 
     traced = True
@@ -180,8 +179,8 @@ class Client(BaseClient):
     Once `send` has returned, its messages arrive exactly once, in order per (source, task), through any
     number of broken connections, as long as this process and the workers live.
 
-    The client connects at its first call. It is thread-safe. It pickles as its settings: unpickled, or in a
-    forked child, it is a new sender that connects at its own first call.
+    The client connects at its first call. It is thread-safe. In a forked child it is a new sender that
+    connects at its own first call. It does not pickle; for Spark's functions there is ClientHandle.
 
     Close it, or use it in `with`. One that is dropped, or left at the interpreter's exit, gives a
     ResourceWarning, says goodbye for a short while, and logs how many messages were not acknowledged.
@@ -192,19 +191,6 @@ class Client(BaseClient):
         super()._forget()
         self._process = _process
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        keywords = {
-            "address": self.address,
-            "topology": self.topology,
-            "worker_id": self._worker_id,
-            "client_id": self._client_id,
-            "incarnation": self._incarnation,
-            "source": self.source,
-            "credentials": self._credentials,
-            **self._keywords,
-        }
-        return partial(type(self), **keywords), ()
 
     def _connected(self) -> Sender:
         if self._process is not _process:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import attrgetter
-from typing import Self
+from typing import NoReturn, Self, SupportsIndex
 
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.config import checked_timeout
@@ -25,7 +25,17 @@ _MOST_SHOWN = 10
 """Tasks that a subscription shows of itself."""
 
 
-class BaseSubscription:
+class Live:
+    """An object whose connection belongs to this process; a copy elsewhere would lose messages unnoticed."""
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} has a connection of this process: it cannot be pickled or copied. In "
+            "functions that Spark runs use tuplewire.spark.ClientHandle; in other processes make a new Client"
+        )
+
+
+class BaseSubscription(Live):
     """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
 
     def __init__(self, receiver: Receiver, timeout: float | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from helpers.topology import collect, numbers
+from helpers.topology import TOPOLOGY, collect, numbers
 from tuplewire import Client
 from tuplewire.topology.component import TaskError
 
 
-def send_and_receive(client: Client, task: int) -> None:
+def send_and_receive(address: str, task: int) -> None:
     """Send a 1 to a task that has a 0 waiting, and receive both; exit with 3 when that is not what comes."""
+    client = Client(address, topology=TOPOLOGY)
     client.send(task, b"1")
     client.flush(10)
     got = numbers(collect(client.recv([task], timeout=10), 2))

@@ -71,7 +71,6 @@ def test_client_raises_before_its_token_leaves() -> None:
 
 
 def test_only_names_of_files_travel() -> None:
-    """A pickled client has its credentials as they were given."""
+    """Credentials pickle as they were given; nobody reads the files for it."""
     credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
-    client = pickle.loads(pickle.dumps(Client("unix:///s", credentials=credentials)))  # noqa: S301
-    assert client.__reduce__()[0].keywords["credentials"] == credentials
+    assert pickle.loads(pickle.dumps(credentials)) == credentials  # noqa: S301

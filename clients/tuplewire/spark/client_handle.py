@@ -20,7 +20,7 @@ from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage
 from tuplewire.spark.shipped import Shipped
-from tuplewire.subscription import Subscription
+from tuplewire.subscription import Live, Subscription
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
@@ -53,7 +53,7 @@ class ForgottenFlushError(TuplewireError):
     """Messages were handed over, and nobody has waited until they were acknowledged: they may be lost."""
 
 
-class TaskClient:
+class TaskClient(Live):
     """A process's client, for as long as the `with` block of a ClientHandle lasts.
 
     Blocks of one handle that are open at the same time, in one task or in threads of the driver, share it.
