@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -42,6 +44,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-u
 SECONDS = 180.0
 N_WORKERS = 3
 """One for each of two PySpark tasks, and one for the driver."""
+LAST = 1000
+DEATHS = 2
 
 
 class Numbers(Spout):
@@ -74,11 +78,32 @@ class Double(BasicBolt):
         collector.emit([message["number"], 2 * message["number"]])
 
 
-def doubling(notes: Path) -> Topology:
+class DoubleAndDie(Double):
+    """The same, and kills its process at one number, in each of the first two generations."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] == LAST // 2 and len(list(self.notes.glob("died-*"))) < DEATHS:
+            (self.notes / f"died-{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().execute(message, collector)
+
+
+class Counted(Numbers):
+    """Ends after the last number."""
+
+    @property
+    def exhausted(self) -> bool:
+        return self.next == LAST
+
+
+def doubling(spout: Spout, bolt: BasicBolt) -> Topology:
     """Return numbers, and two tasks of a bolt that takes them in turn."""
     builder = TopologyBuilder()
-    builder.set_spout("numbers", Numbers(notes))
-    builder.set_bolt("double", Double(), 2).shuffle_grouping("numbers")
+    builder.set_spout("numbers", spout)
+    builder.set_bolt("double", bolt, 2).shuffle_grouping("numbers")
     return builder.create_topology()
 
 
@@ -130,7 +155,7 @@ def test_only_the_run_talks_to_its_workers(
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     running = submit_topology(
         spark,
-        doubling(tmp_path),
+        doubling(Numbers(tmp_path), Double()),
         conf={"topology.workers": 2, "topology.max.spout.pending": 100},
         name="guarded",
     )
@@ -179,3 +204,21 @@ def test_only_the_run_talks_to_its_workers(
     assert result.frame.count() == int((tmp_path / "emitted").read_text()) > 1000
     eventually(lambda: not started("guarded"), SECONDS, "its workers have ended")
     assert not [flags for flags in workers.values() if Path(flags["--token-file"]).exists()]
+
+
+@pytest.mark.slow
+def test_a_process_is_lost_in_each_generation(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of its PySpark tasks are new each time, the driver's is not; the result is that of one."""
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    running = submit_topology(
+        spark,
+        doubling(Counted(tmp_path), DoubleAndDie(tmp_path)),
+        conf={"topology.workers": 2, "topology.max.spout.pending": 100},
+        outputs={"double": "number long, doubled long"},
+        name="mortal",
+    )
+    result = running.result(SECONDS)
+    assert len(list(tmp_path.glob("died-*"))) == DEATHS
+    assert sorted(map(tuple, result.frame.collect())) == [(each, 2 * each) for each in range(LAST)]

@@ -56,8 +56,8 @@ def test_a_frame_is_cut_at_its_size() -> None:
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
     """However many tasks there are, and however many groups to one, a frame has at most 1,000."""
     sending = Sending()
-    for number in range(2500):
-        sending.offer_groups(TaskGroup.of(number % tasks, [b"%d" % (number % 10)], source=number))
+    groups = [TaskGroup.of(number % tasks, [b"%d" % (number % 10)], number) for number in range(2500)]
+    sending.offer_groups(*groups)
     frames = sending.frames()
     assert [len(frame.runs) for frame in frames] == [1000, 1000, 500]
     assert sorted(payloads(frames)) == sorted(b"0123456789" * 250)

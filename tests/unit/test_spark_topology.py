@@ -283,7 +283,9 @@ def test_everybody_has_the_same_plan() -> None:
     assert (plan.generation, assignment.version, assignment.topology) == (10, 10, "t")
     assert [address for address, _ in plan.told(0)] == ["unix:///0", "10.0.0.9:1"]
     assert [address for address, _ in plan.told(1)] == ["unix:///1"]
-    later = Plan(topology(), RUN, joined(15, 13, 14), place(9)).assignment()
+    first, *others = joined(15, 13, 14)
+    later = Plan(topology(), RUN, [replace(first, submitter_version=10), *others], place(9)).assignment()
+    assert later.version == 11, "newer than what the submitter's worker has from the generation before"
     ids = {task for each in assignment.workers for task in each.tasks}
     assert ids & {task for each in later.workers for task in each.tasks} == {SUBMITTER_TASK}
 

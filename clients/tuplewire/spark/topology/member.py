@@ -86,7 +86,7 @@ class Submitted(Shipped):
 
         Raises the error for which this one cannot take part.
         """
-        place, problem = None, None
+        place, problem, version = None, None, 0
         infos = context.getTaskInfos()
         try:
             if len(infos) != self.n_members:
@@ -97,9 +97,11 @@ class Submitted(Shipped):
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
             place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, key))
+            if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
+                version = self._submitter_version(self.submitter, key)
         except TuplewireError as error:
             problem = error
-        own = Joined(context.taskAttemptId(), place)
+        own = Joined(context.taskAttemptId(), place, version)
         joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
         if problem is not None:
             raise problem
@@ -111,6 +113,12 @@ class Submitted(Shipped):
             if rank == 0:
                 raise
             return None
+
+    @staticmethod
+    def _submitter_version(submitter: Place, key: RunKey) -> int:
+        """Ask the submitter's worker for the version of its assignment: each generation gives it another."""
+        with ControlClient(submitter.peer_address, START_SECONDS, credentials=key.to(submitter)) as control:
+            return control.status().assignment_version
 
 
 class _TopologyMember:

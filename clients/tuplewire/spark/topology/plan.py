@@ -49,10 +49,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a PySpark task says of itself when it begins. place: None where it cannot take part."""
+    """What a PySpark task says of itself when it begins. place: None where it cannot take part.
+
+    submitter_version: that of the assignment of the submitter's worker, from the first PySpark task.
+    """
 
     attempt: int
     place: Place | None
+    submitter_version: int = 0
 
     def to_text(self) -> str:
         """Return it as text."""
@@ -62,7 +66,7 @@ class Joined:
     def from_text(cls, text: str) -> Self:
         """Read what to_text() wrote."""
         form = json.loads(text)
-        return cls(form["attempt"], form["place"] and Place(**form["place"]))
+        return cls(form["attempt"], form["place"] and Place(**form["place"]), form["submitter_version"])
 
 
 class Plan:
@@ -88,7 +92,9 @@ class Plan:
         self.places = [each.place for each in joined if each.place is not None]
         self._submitter = submitter
         workers = self.places if submitter is None else [*self.places, submitter]
-        self.version = 1 + max(place.version for place in workers)
+        self.version = 1 + max(
+            *(place.version for place in workers), *(each.submitter_version for each in joined)
+        )
         topologies = sorted({place.topology for place in workers})
         if len(topologies) > 1:
             raise ConfigError(
