@@ -293,7 +293,7 @@ define generate
 	rm -rf $(1).tmp && mkdir -p $(1).tmp $(1)
 	$(PROTOC) -Iproto -Iclients --python_out=$(1).tmp --pyi_out=$(1).tmp --grpc_python_out=$(1).tmp $(PROTOS) $(WIRE)/health.proto
 	rm -f $(1).tmp/tuplewire/v1/opaque_pb2_grpc.py
-	sed -i -E 's/^from tuplewire\.v1 import/from tuplewire.wire import/' $(1).tmp/tuplewire/v1/*_pb2_grpc.py
+	sed -i -E 's/^from tuplewire\.v1 import/from tuplewire.wire import/' $(1).tmp/tuplewire/v1/*_pb2*.py*
 	sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' $(1).tmp/tuplewire/wire/health_pb2.py
 	mv $(1).tmp/tuplewire/v1/*_pb2* $(1).tmp/tuplewire/wire/*_pb2* $(1)/
 	rm -rf $(1).tmp

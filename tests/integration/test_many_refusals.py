@@ -1,4 +1,4 @@
-"""A frame of tens of thousands of groups that nobody takes: its answer fits into a stream."""
+"""Tens of thousands of groups that nobody takes: the answers fit into a stream."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from helpers.topology import TOPOLOGY, assign, one_worker
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
+from tuplewire.group import MAX_FRAME_GROUPS
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 
 GROUPS = 60_000
 
 
-def test_the_answer_to_a_frame_of_many_refused_groups_arrives(tmp_path: Path) -> None:
-    """All are refused by name, the first ones in words, in a message that a stream carries."""
+def test_the_answers_to_frames_of_many_refused_groups_arrive(tmp_path: Path) -> None:
+    """All are refused by name, the first ones in words, in messages that a stream carries."""
     with one_worker("w", directory=tmp_path) as worker:
         assign(worker, 1, {("w", worker.address): [0]})
         groups = [TaskGroup.of(task, [b"x"]) for task in range(1, GROUPS + 1)]
-        answer = talk(worker, SEND, [hello(), encode_frame(1, [[each] for each in groups])])
+        frames = [
+            encode_frame(
+                1 + start // MAX_FRAME_GROUPS, [[each] for each in groups[start:][:MAX_FRAME_GROUPS]]
+            )
+            for start in range(0, GROUPS, MAX_FRAME_GROUPS)
+        ]
+        answer = talk(worker, SEND, [hello(), *frames])
         assert answer.error == ""
         acks = [pb.SendResponse.FromString(each).ack for each in answer.responses]
         refusals = [refusal for ack in acks for refusal in ack.refusals]

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tuplewire.errors import StageGoneError
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import TaskContent
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.staging import AttemptName, Staging
 
@@ -34,7 +35,7 @@ class Run:
     name: str
     staged: dict[int, AttemptName] = field(default_factory=dict)
     published: set[int] = field(default_factory=set)
-    earlier: set[int] | None = None
+    earlier: dict[int, TaskContent] | None = None
     """The tasks that earlier runs have published; None: it is not known."""
 
 
@@ -108,7 +109,7 @@ class Sinks(RuleBasedStateMachine):
         at = data.draw(st.sampled_from(sorted(self.run.staged.keys() - self.run.published)))
         if self.run.earlier is None:
             if any(each.publications.knows(SINK, self.run.name) for each in self.workers.values()):
-                self.run.earlier = set()
+                self.run.earlier = {}
             else:
                 self.take_over()
         try:
@@ -122,7 +123,7 @@ class Sinks(RuleBasedStateMachine):
 
     def take_over(self) -> None:
         """Make the run known everywhere."""
-        self.run.earlier = set()
+        self.run.earlier = {}
         for number, each in self.workers.items():
             kept = {self.run.staged[number].attempt} if number in self.run.staged else set()
             each.publications.check(SINK, self.epoch)
@@ -136,7 +137,7 @@ class Sinks(RuleBasedStateMachine):
         if worker.publications.has_chosen(SINK, self.epoch, name.attempt):
             return
         stages = worker.staging.choose(SINK, self.epoch, [name])
-        earlier = run.earlier or ()
+        earlier = run.earlier or {}
         _, left_out = worker.publications.choose(SINK, self.epoch, [name.attempt], stages, run.name, earlier)
         for staged in left_out:
             worker.staging.free(staged)

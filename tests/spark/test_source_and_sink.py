@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.testing import assertDataFrameEqual
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch
@@ -222,6 +224,41 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     assert [row.message for row in got] == [
         b"%d" % number for first in (0, 1) for number in range(first, 1000, 2)
     ]
+
+
+def test_an_old_checkpoint_with_other_rows(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
+    """With a checkpoint that is a micro-batch old, the same rows come no more, and others are refused."""
+    checkpoint, backup, source = (tmp_path / name for name in ("checkpoint", "backup", "source"))
+    source.mkdir()
+
+    def publish(file: str, numbers: range) -> StreamingQuery:
+        (source / file).write_text("".join(f"{number}\n" for number in numbers))
+        query = (
+            spark.readStream.format("text")
+            .load(str(source))
+            .selectExpr("1 + cast(value as int) % 4 as task", "value as message")
+            .repartition(3)
+            .writeStream.format("tuplewire")
+            .options(**options(workers))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.processAllAvailable()
+        return query
+
+    publish("a.txt", range(20))
+    shutil.copytree(checkpoint, backup)
+    publish("b.txt", range(20, 40))
+    shutil.rmtree(checkpoint)
+    shutil.copytree(backup, checkpoint)
+    publish("b.txt", range(20, 40))
+    shutil.rmtree(checkpoint)
+    backup.rename(checkpoint)
+    (source / "b.txt").unlink()
+    with pytest.raises(StreamingQueryException, match="has got epoch 1 already, with other messages"):
+        publish("c.txt", range(40, 60))
+    assert sorted(int(message) for _, _, message in consume(workers)) == list(range(40))
 
 
 def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def sink(name: str, owner: str = "me") -> Sink:
 def stage(*groups: TaskGroup) -> Stage:
     """Return an attempt in memory."""
     kept = Stage(0, 0.0)
-    kept.groups = [StagedGroup(kept, each.task, len(each), each.size_bytes, each) for each in groups]
+    kept.groups = [StagedGroup.of(kept, each) for each in groups]
     return kept
 
 
@@ -95,7 +95,7 @@ def test_a_task_that_comes_later_gets_its_part() -> None:
 
 
 def test_a_choice_stays() -> None:
-    """What was chosen for a task is what it gets, though the epoch was computed again with other rows."""
+    """What was chosen for a task is what it gets, whatever is chosen after."""
     state = made(messages=1)
     first, second = group(1, b"a"), group(1, b"b")
     assert publish(state, sink("s"), 3, first, second) == [first]

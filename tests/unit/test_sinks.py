@@ -11,6 +11,7 @@ import pytest
 
 from tuplewire.errors import EpochTooLargeError, StageGoneError, StaleEpochError, UnknownTaskError
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.activity import Activity
@@ -158,7 +159,7 @@ def test_an_epoch_is_chosen_once() -> None:
 
     async def act(sinks: Sinks, queues: Queues) -> None:
         staged = await stage(sinks, "0a", b"1", epoch=2)
-        assert sinks.check(SINK, 2, [staged]) == [TASK]
+        assert sinks.check(SINK, 2, [staged], NOBODY) == [TASK]
         assert (await sinks.publish(SINK, 2, [staged], NOBODY)).chosen == 1
         assert (await sinks.publish(SINK, 2, [staged], NOBODY)).chosen == 0
         assert queues.consume() == [b"1"]
@@ -177,7 +178,7 @@ def test_another_run_takes_over_before_it_publishes() -> None:
         assert (await sinks.publish(SINK, 1, [first], By("one", taken_over=True))).chosen == 1
         again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
         await stage(sinks, "1a", b"left")
-        assert sinks.take_over(SINK, 1, "two", [again, other])[0] == {TASK}
+        assert sinks.take_over(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
         progress = await sinks.publish(SINK, 1, [again, other], By("two"))
         assert progress.chosen == 1
         assert queues.consume() == [b"1", b"2"]
@@ -185,6 +186,64 @@ def test_another_run_takes_over_before_it_publishes() -> None:
         assert sinks.snapshot().memory_bytes == 0
 
     run(act)
+
+
+ROWS = TaskContent(3, 3, sum(b"123"))
+
+
+@pytest.mark.parametrize("rows", [[b"1", b"2", b"4"], [b"1", b"2"], [b"1", b"23"], [b"1", b"2", b"3", b""]])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewhere: bool) -> None:
+    """An old checkpoint has the same epoch with new rows: nothing is published, and nothing is lost."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        known = By("two", taken_over=True, published_tasks={TASK: ROWS} if elsewhere else {})
+        if not elsewhere:
+            await publish_rows(sinks, queues)
+        attempt = await stage(sinks, "0b", *rows)
+        if not elsewhere:
+            with pytest.raises(StaleEpochError, match="with other messages: 3 of 3 bytes"):
+                sinks.take_over(SINK, 1, "two", [attempt])
+        with pytest.raises(StaleEpochError, match="choose another checkpointLocation"):
+            sinks.check(SINK, 1, [attempt], known)
+        with pytest.raises(StaleEpochError, match="Nothing was published"):
+            await sinks.publish(SINK, 1, [attempt], known)
+        assert queues.consume() == []
+        assert staged_here(sinks)
+
+    run(act, receive_queue_messages=10)
+
+
+def test_the_same_rows_in_another_order_are_the_same() -> None:
+    """A query that is computed again may have them in other partitions and groups."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        await publish_rows(sinks, queues)
+        attempts = [await stage(sinks, "0b", b"3"), await stage(sinks, "1b", b"2", b"1")]
+        got, _ = sinks.take_over(SINK, 1, "two", attempts)
+        assert got == {TASK: ROWS}
+        assert (await sinks.publish(SINK, 1, attempts, By("two"))).chosen == 0
+        assert queues.consume() == []
+
+    run(act, receive_queue_messages=10)
+
+
+def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
+    """A worker of which nobody knows what it published, but only to which tasks."""
+
+    async def act(sinks: Sinks, _queues: Queues) -> None:
+        attempt = await stage(sinks, "0b", b"x")
+        known = By("two", taken_over=True, published_tasks={TASK: TaskContent()})
+        assert (await sinks.publish(SINK, 1, [attempt], known)).chosen == 0
+
+    run(act)
+
+
+async def publish_rows(sinks: Sinks, queues: Queues) -> None:
+    """Publish ROWS as the run "one", and consume them."""
+    first = await stage(sinks, "0a", b"1", b"2", b"3")
+    await sinks.publish(SINK, 1, [first], By("one", taken_over=True))
+    assert queues.consume() == [b"1", b"2", b"3"]
 
 
 def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> None:

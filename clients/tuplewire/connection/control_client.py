@@ -18,10 +18,12 @@ from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
+from tuplewire.session.departure import TaskContent
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.codec import plain_frame
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
+from tuplewire.wire.translate import contents_to_wire
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
@@ -188,17 +190,17 @@ class ControlClient:
         worker_id: str = "",
         run: str = "",
         taken_over: bool = False,
-        published_tasks: Iterable[int] = (),
+        published_tasks: Mapping[int, TaskContent] | None = None,
     ) -> control_pb2.PublishResponse:
         """Choose what of an epoch is to be seen; without attempts, ask how far what was chosen is.
 
         The worker puts it into the queues as these have room, each task's once. check: choose nothing, and
         ask only whether all of it could be. worker_id: as for stage. run: names the run of the sink's query;
         a worker that has not heard of it chooses nothing, unless it was taken_over (see take_over).
-        published_tasks: tasks that have the epoch from other workers.
+        published_tasks: what tasks got that have the epoch from other workers.
 
-        Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError and
-        WrongWorkerError.
+        Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError, also for a task
+        that got other messages of the epoch, and WrongWorkerError.
         """
         request = control_pb2.PublishRequest(
             topology=topology,
@@ -209,7 +211,8 @@ class ControlClient:
             check=check,
             run=run,
             taken_over=taken_over,
-            published_tasks=published_tasks,
+            published_tasks=published_tasks or (),
+            published_contents=contents_to_wire(published_tasks or {}),
         )
         response: control_pb2.PublishResponse = self._call("Publish", request)
         return response

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+_ADLER_BASE = 65_521
 _MOST_REMEMBERED = 1000
 """So many workers are remembered, those that ended last."""
+
+
+class TaskContent(NamedTuple):
+    """What a task got of an epoch, in whatever order; 0 messages: it is not known.
+
+    size_bytes: of payloads, keys and headers. checksum: the sum of these bytes, modulo 65,521.
+    """
+
+    messages: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
+
+    def plus(self, other: TaskContent) -> TaskContent:
+        """Return both together."""
+        return TaskContent(
+            self.messages + other.messages,
+            self.size_bytes + other.size_bytes,
+            (self.checksum + other.checksum) % _ADLER_BASE,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SinkEpoch:
     """The last epoch of a sink, as far as a worker has had to do with it.
 
-    owner, name: whose sink it is, and its name. tasks: those that have the epoch. run: the run of the sink's
-    query that published last.
+    owner, name: whose sink it is, and its name. tasks: what those got that have the epoch. run: the run of
+    the sink's query that published last.
     """
 
     owner: str
     name: str
     epoch: int
-    tasks: frozenset[int]
+    tasks: Mapping[int, TaskContent]
     run: str
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.events import event_logger
+from tuplewire.session.departure import TaskContent
 from tuplewire.spark.stages import AWAY, Patience, SinkWorkers, Warnings
 from tuplewire.spark.task_workers import At
 from tuplewire.wire.control_pb2 import PublishResponse, StagedAttempt, TakeOverResponse
+from tuplewire.wire.translate import contents_from_wire
 
 logger = event_logger(__name__)
 
@@ -58,7 +60,9 @@ class Publisher(SinkWorkers):
                 left[at] = answer
         if unknown:
             # A worker that knows this run has had another epoch of it: no earlier run has this one.
-            earlier: set[int] = set() if left else self._take_over(sink, epoch, chosen, run)
+            earlier: dict[int, TaskContent] = {} if left else self._take_over(sink, epoch, chosen, run)
+            for at in unknown if earlier else ():  # before anything is published anywhere
+                self._ask(at, sink, epoch, chosen[at], run, check=True, published_tasks=earlier)
             for at in unknown:
                 left[at] = self._ask(at, sink, epoch, chosen[at], run, published_tasks=earlier)
         published = sum(each.chosen for each in left.values())
@@ -82,9 +86,9 @@ class Publisher(SinkWorkers):
         run: str = "",
         *,
         check: bool = False,
-        published_tasks: Collection[int] | None = None,
+        published_tasks: Mapping[int, TaskContent] | None = None,
     ) -> PublishResponse:
-        """Publish at a worker. published_tasks: what earlier runs have published; None: it is not known."""
+        """Publish at a worker. published_tasks: what tasks got by earlier runs; None: it is not known."""
         address, worker_id = at
         patience = Patience(self._seconds)
         while True:
@@ -98,15 +102,15 @@ class Publisher(SinkWorkers):
                     worker_id=worker_id,
                     run=run,
                     taken_over=published_tasks is not None,
-                    published_tasks=published_tasks or (),
+                    published_tasks=published_tasks,
                 )
             except AWAY as error:
                 self._bear(patience, error, address)
 
     def _take_over(
         self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]], run: str
-    ) -> set[int]:
-        """Make this run known to all workers; return the tasks that have the epoch by an earlier one.
+    ) -> dict[int, TaskContent]:
+        """Make this run known to all workers; return what tasks got that have the epoch by an earlier one.
 
         An earlier driver may have died while it published, and a task may have moved since. Its worker of
         that time knows, or those to which that one has said goodbye.
@@ -138,7 +142,11 @@ class Publisher(SinkWorkers):
             for at in asked:
                 with suppress(UnreachableError):
                     answers.append(self._take_over_at(self._control(at[0]), at, sink, epoch, chosen, run))
-        return {task for answer in answers for task in answer.published_tasks}
+        return {
+            task: content
+            for answer in answers
+            for task, content in contents_from_wire(answer.published_tasks, answer.published_contents).items()
+        }
 
     def _take_over_at(
         self,

@@ -1,3 +1,4 @@
+from tuplewire.wire import messaging_pb2 as _messaging_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -530,7 +531,7 @@ class StagedAttempt(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., attempt: _Optional[str] = ..., messages: _Optional[int] = ..., pieces: _Optional[int] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "check", "run", "taken_over", "published_tasks")
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "check", "run", "taken_over", "published_tasks", "published_contents")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -540,6 +541,7 @@ class PublishRequest(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     topology: str
     sink: str
     epoch: int
@@ -549,7 +551,8 @@ class PublishRequest(_message.Message):
     run: str
     taken_over: bool
     published_tasks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., check: bool = ..., run: _Optional[str] = ..., taken_over: bool = ..., published_tasks: _Optional[_Iterable[int]] = ...) -> None: ...
+    published_contents: _containers.RepeatedCompositeFieldContainer[_messaging_pb2.TaskContent]
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., check: bool = ..., run: _Optional[str] = ..., taken_over: bool = ..., published_tasks: _Optional[_Iterable[int]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("chosen", "waiting", "waiting_tasks", "moved_tasks", "tasks", "unknown_run")
@@ -584,12 +587,14 @@ class TakeOverRequest(_message.Message):
     def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., run: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ...) -> None: ...
 
 class TakeOverResponse(_message.Message):
-    __slots__ = ("published_tasks", "former_workers")
+    __slots__ = ("published_tasks", "former_workers", "published_contents")
     PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
     FORMER_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     published_tasks: _containers.RepeatedScalarFieldContainer[int]
     former_workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
-    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., former_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ...) -> None: ...
+    published_contents: _containers.RepeatedCompositeFieldContainer[_messaging_pb2.TaskContent]
+    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., former_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
 
 class TapRequest(_message.Message):
     __slots__ = ("tasks", "sample", "most_per_second", "most_bytes")

@@ -167,7 +167,8 @@ class ControlServicer(object):
     def Publish(self, request, context):
         """Publish puts the chosen attempts of an epoch into the queues of their tasks, in the order of their
         partitions and as these have room, and throws away what was staged for this epoch and earlier ones, and was
-        not chosen. Each task gets an epoch of a sink once, however often it is published, and whatever is chosen.
+        not chosen. Each task gets an epoch of a sink once, however often it is published. Where the attempts have
+        other messages for it than it got, the request is refused with STALE_EPOCH, and nothing is chosen.
 
         It is called until nothing waits any more; what was chosen goes on by itself meanwhile. An attempt that is
         not here as it was staged is refused with STAGE_GONE, and then nothing is chosen.

@@ -316,18 +316,30 @@ class Successor(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., entry_workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SinkEpoch(_message.Message):
-    __slots__ = ("owner", "sink", "epoch", "tasks", "run")
+    __slots__ = ("owner", "sink", "epoch", "tasks", "run", "contents")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
     owner: str
     sink: str
     epoch: int
     tasks: _containers.RepeatedScalarFieldContainer[int]
     run: str
-    def __init__(self, owner: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ...) -> None: ...
+    contents: _containers.RepeatedCompositeFieldContainer[TaskContent]
+    def __init__(self, owner: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., contents: _Optional[_Iterable[_Union[TaskContent, _Mapping]]] = ...) -> None: ...
+
+class TaskContent(_message.Message):
+    __slots__ = ("messages", "bytes", "checksum")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    bytes: int
+    checksum: int
+    def __init__(self, messages: _Optional[int] = ..., bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class WatchReleases(_message.Message):
     __slots__ = ("tasks",)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tuplewire.errors import MalformedError
 from tuplewire.group import check_task, flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
-from tuplewire.session.departure import Departure, SinkEpoch, Successor
+from tuplewire.session.departure import Departure, SinkEpoch, Successor, TaskContent
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.session.rejection import MAX_REASON, Answer, Rejection
 from tuplewire.wire import messaging_pb2 as pb
@@ -99,11 +99,30 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
     )
 
 
+def contents_to_wire(tasks: Mapping[int, TaskContent]) -> list[pb.TaskContent]:
+    """Return what tasks got of an epoch as it travels beside their ids."""
+    return [
+        pb.TaskContent(messages=each.messages, bytes=each.size_bytes, checksum=each.checksum)
+        for each in tasks.values()
+    ]
+
+
+def contents_from_wire(tasks: Iterable[int], contents: Iterable[pb.TaskContent]) -> dict[int, TaskContent]:
+    """Return what tasks got of an epoch, by task."""
+    got = (TaskContent(each.messages, each.bytes, each.checksum) for each in contents)
+    return {task: next(got, TaskContent()) for task in tasks}
+
+
 def departure_to_wire(departure: Departure) -> pb.Departure:
     """Return what a worker has left behind as it travels."""
     sinks = [
         pb.SinkEpoch(
-            owner=each.owner, sink=each.name, epoch=each.epoch, tasks=sorted(each.tasks), run=each.run
+            owner=each.owner,
+            sink=each.name,
+            epoch=each.epoch,
+            tasks=each.tasks,
+            run=each.run,
+            contents=contents_to_wire(each.tasks),
         )
         for each in departure.sinks
     ]
@@ -127,7 +146,7 @@ def departure_to_wire(departure: Departure) -> pb.Departure:
 def departure_from_wire(departure: pb.Departure) -> Departure:
     """Return what a worker says of itself, or of another, that is gone."""
     sinks = tuple(
-        SinkEpoch(each.owner, each.sink, each.epoch, frozenset(each.tasks), each.run)
+        SinkEpoch(each.owner, each.sink, each.epoch, contents_from_wire(each.tasks, each.contents), each.run)
         for each in departure.sinks
     )
     successors = {

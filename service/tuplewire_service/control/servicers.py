@@ -18,6 +18,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 from tuplewire_service.control.metric_reports import MetricReports, read_report
 from tuplewire_service.control.names import distinct, in_turns
 from tuplewire_service.control.status_messages import (
@@ -155,13 +156,14 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Choose attempts of an epoch, or look how far it is."""
         sink, names = self._named(request, context)
+        published = contents_from_wire(request.published_tasks, request.published_contents)
+        by = By(request.run, request.taken_over, published)
         if request.check:
-            tasks = self._worker.check_staged(sink, request.epoch, names)
+            tasks = self._worker.check_staged(sink, request.epoch, names, by)
             moved = [each for each in tasks if each not in self._worker.router.queues]
             return pb.PublishResponse(tasks=tasks, moved_tasks=moved)
         if request.run:
             check_id("run", request.run)
-        by = By(request.run, request.taken_over, request.published_tasks)
         progress = await self._worker.publish(sink, request.epoch, names, by)
         return pb.PublishResponse(
             chosen=progress.chosen,
@@ -176,7 +178,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         check_id("run", request.run)
         tasks, former = self._worker.take_over(sink, request.epoch, request.run, names)
         return pb.TakeOverResponse(
-            published_tasks=sorted(tasks), former_workers=map(assigned_worker_to_wire, former)
+            published_tasks=tasks,
+            published_contents=contents_to_wire(tasks),
+            former_workers=map(assigned_worker_to_wire, former),
         )
 
     def _named(

@@ -7,11 +7,11 @@ Pure state.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.errors import StaleEpochError
-from tuplewire.session.departure import SinkEpoch
+from tuplewire.session.departure import SinkEpoch, TaskContent
 from tuplewire.session.pieces import LENGTH_BYTES
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
@@ -26,13 +26,13 @@ _SHOWN_TASKS = 10
 class LastEpoch:
     """The last epoch of a sink: -1 if none is known.
 
-    run: of the sink's query, which has published last. tasks: those that have the epoch, wherever they got
-    it. attempts: those that were chosen here. waiting: how many of their messages are not in queues yet.
+    run: of the sink's query, which has published last. tasks: what those got that have the epoch, wherever
+    they got it. attempts: those that were chosen here. waiting: how many of their messages are not in queues.
     """
 
     number: int
     run: str = ""
-    tasks: set[int] = field(default_factory=set)
+    tasks: dict[int, TaskContent] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
     waiting: int = 0
 
@@ -110,12 +110,34 @@ class Publications:
         last = self._last.get(sink[0], {}).get(sink[1])
         return last is not None and last.run == run
 
-    def take_over(self, sink: Sink, epoch: int, run: str) -> frozenset[int]:
-        """Make a run known; return the tasks that have an epoch already, by an earlier run."""
+    def compare(
+        self, sink: Sink, epoch: int, stages: Iterable[Stage], published: Mapping[int, TaskContent]
+    ) -> dict[int, TaskContent]:
+        """Return what was staged for each task.
+
+        Raises StaleEpochError where a task has the epoch with other messages, here or by `published`.
+        """
+        last = self._of(sink, epoch)
+        before = {**published, **(last.tasks if last is not None else {})}
+        staged = _contents(stages)
+        for task, now in staged.items():
+            got = before.get(task, now)
+            if got.messages and got != now:
+                raise StaleEpochError(
+                    f"sink {sink[1]!r}: task {task} has got epoch {epoch} already, with other messages: "
+                    f"{got.messages} of {got.size_bytes} bytes in all, and now there are {now.messages} of "
+                    f"{now.size_bytes}. Nothing was published. The query's checkpoint is older than what was "
+                    "published, or it computes other rows each time: go on from a newer checkpoint, or "
+                    "choose another checkpointLocation"
+                )
+        return staged
+
+    def take_over(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
+        """Make a run known; return what tasks got that have an epoch already, by an earlier run."""
         last = self._last.get(sink[0], {}).get(sink[1]) or LastEpoch(-1)
         last.run = run
         self._remember(sink, last)
-        return frozenset(last.tasks if last.number == epoch else ())
+        return dict(last.tasks if last.number == epoch else {})
 
     def choose(
         self,
@@ -124,19 +146,21 @@ class Publications:
         attempts: Iterable[str],
         stages: Iterable[Stage],
         run: str = "",
-        published: Iterable[int] = (),
+        published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
         """Publish what was staged, in this order, but for tasks that have the epoch.
 
-        run: that publishes. published: tasks that have got the epoch elsewhere. Returns how many messages
+        run: that publishes. published: what tasks have got elsewhere of the epoch. Returns how many messages
         were chosen, and the groups that are left out.
         """
         last = self._of(sink, epoch) or LastEpoch(epoch)
         last.run = run
-        last.tasks.update(published)
+        last.tasks.update(published or {})
         self._remember(sink, last)
         last.attempts.update(attempts)
         before = last.tasks.copy()
+        stages = list(stages)
+        last.tasks = _contents(stages) | before
         chosen = 0
         left_out: list[StagedGroup] = []
         for stage in stages:
@@ -144,7 +168,6 @@ class Publications:
                 if staged.task in before:
                     left_out.append(staged)
                     continue
-                last.tasks.add(staged.task)
                 self._lines.setdefault(staged.task, _Line()).waiting.append((staged, last))
                 self._ready[staged.task] = None
                 chosen += staged.messages
@@ -176,7 +199,7 @@ class Publications:
                     continue
                 room -= len(last.tasks)
                 if room >= 0:
-                    found.append(SinkEpoch(owner, name, last.number, frozenset(last.tasks), last.run))
+                    found.append(SinkEpoch(owner, name, last.number, dict(last.tasks), last.run))
         return found
 
     def learn(self, sinks: Iterable[SinkEpoch]) -> None:
@@ -185,9 +208,9 @@ class Publications:
             sink = each.owner, each.name
             last = self._last.get(each.owner, {}).get(each.name)
             if last is None or last.number < each.epoch:
-                self._remember(sink, LastEpoch(each.epoch, each.run, set(each.tasks)))
+                self._remember(sink, LastEpoch(each.epoch, each.run, dict(each.tasks)))
             elif last.number == each.epoch:
-                last.tasks.update(each.tasks)
+                last.tasks = {**each.tasks, **last.tasks}
 
     def unpublished(self) -> dict[int, int]:
         """Return for each task how many chosen messages are not in its queue."""
@@ -255,3 +278,13 @@ class Publications:
             self.on_room()
         elif not line.unreleased_messages:
             del self._lines[task]
+
+
+def _contents(stages: Iterable[Stage]) -> dict[int, TaskContent]:
+    """Return what each task gets of attempts."""
+    found: dict[int, TaskContent] = {}
+    for stage in stages:
+        for each in stage.groups:
+            content = TaskContent(each.messages, each.group_bytes, each.checksum)
+            found[each.task] = found.get(each.task, TaskContent()).plus(content)
+    return found

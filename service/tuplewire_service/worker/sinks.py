@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import cast
 
@@ -14,7 +14,7 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StageGoneError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
-from tuplewire.session.departure import SinkEpoch
+from tuplewire.session.departure import SinkEpoch, TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
@@ -40,12 +40,12 @@ _FORMER_SECONDS = 600.0
 class By:
     """Who publishes: a run of the sink's query; empty: nobody else publishes the epoch, ever.
 
-    taken_over: whether it is known that no earlier run has the epoch, but for published_tasks.
+    taken_over: whether it is known that no earlier run has the epoch, but for published_tasks: what they got.
     """
 
     run: str = ""
     taken_over: bool = False
-    published_tasks: Sequence[int] = ()
+    published_tasks: Mapping[int, TaskContent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,7 @@ class Sinks:
             if self._log_rate.due("file"):
                 logger.error("staging.unusable", extra={"reason": str(error)})  # noqa: TRY400 - it says all
             raise
-        entries = [
-            StagedGroup(stage, group.task, len(group), group.size_bytes, None, *place)
-            for group, place in zip(groups, places, strict=True)
-        ]
+        entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
         if not self._staging.written(stage, entries):
             raise StageGoneError("the attempt was dropped while a piece of it was written: run it again")
 
@@ -143,10 +140,10 @@ class Sinks:
         """Drop what an attempt has staged; without an attempt, what was not chosen of the epoch."""
         self._staging.discard(sink, epoch, attempt)
 
-    def check(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[int]:
+    def check(self, sink: Sink, epoch: int, names: Iterable[AttemptName], by: By) -> list[int]:
         """Return the tasks of attempts; raise what publish would raise."""
         stages = self._staging.find(sink, epoch, self._new(sink, epoch, names))
-        return sorted({staged.task for stage in stages for staged in stage.groups})
+        return sorted(self._publications.compare(sink, epoch, stages, by.published_tasks))
 
     def _new(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before; StaleEpochError: see Publications."""
@@ -155,13 +152,13 @@ class Sinks:
 
     def take_over(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
-    ) -> tuple[frozenset[int], list[AssignedWorker]]:
+    ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
         """Make a run known, and drop what other runs have staged; raises what publish raises.
 
-        Returns the tasks that have the epoch already, and workers that have left the assignment lately.
+        Returns what tasks got that have the epoch already, and workers that have left the assignment lately.
         """
         new = self._new(sink, epoch, names)
-        self._staging.find(sink, epoch, new)
+        self._publications.compare(sink, epoch, self._staging.find(sink, epoch, new), {})
         self._staging.keep_only(sink, epoch, {each.attempt for each in new})
         return self._publications.take_over(sink, epoch, run), self._former_workers()
 
@@ -191,13 +188,14 @@ class Sinks:
 
         Raises:
             StageGoneError: An attempt is not here as it was staged, or nothing was chosen before.
-            StaleEpochError: See Publications.
+            StaleEpochError: See Publications, check and compare.
         """
         new = self._new(sink, epoch, names)
         chosen = 0
         if new:
             if by.run and not by.taken_over and not self._publications.knows(sink, by.run):
                 return EpochProgress(unknown_run=True)
+            self.check(sink, epoch, new, by)
             stages = self._staging.choose(sink, epoch, new)
             attempts = [each.attempt for each in new]
             chosen, left_out = self._publications.choose(

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+from zlib import adler32
 
 from tuplewire.errors import (
     EpochTooLargeError,
@@ -25,6 +26,8 @@ Sink = tuple[str, str]
 """Whose it is, and its name: another owner's of the same name is another; see IAccess."""
 IDLE_SECONDS = 60.0
 """Without a new piece for so long, an attempt goes out of the way of another one of its partition."""
+_SUM = 0xFFFF
+"""The half of Adler-32 that is the sum of the bytes, in whatever order."""
 _ENTRY_BYTES = 200
 """What is kept in memory for a group in a file."""
 _INDEX_SHARE = 4
@@ -67,8 +70,16 @@ class StagedGroup:
     messages: int
     group_bytes: int
     group: TaskGroup | None
+    checksum: int
     offset: int = 0
     length: int = 0
+
+    @classmethod
+    def of(cls, stage: Stage, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
+        """Describe a group in memory, or (place) at an offset of the file, with a length."""
+        checksum = adler32(group.header_data, adler32(group.data, 0) & _SUM) & _SUM
+        kept = group if place is None else None
+        return cls(stage, group.task, len(group), group.size_bytes, kept, checksum, *(place or ()))
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +200,7 @@ class Staging:
             self._grow(stage, _ENTRY_BYTES * len(groups), size)
         else:
             self._grow(stage, size, 0)
-            self._keep(stage, [StagedGroup(stage, g.task, len(g), g.size_bytes, g) for g in groups])
+            self._keep(stage, [StagedGroup.of(stage, group) for group in groups])
         return room, stage
 
     def written(self, stage: Stage, groups: Sequence[StagedGroup]) -> bool:

@@ -15,6 +15,7 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import TaskContent
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.tracing import active
 from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
@@ -276,14 +277,14 @@ class Worker:
         """See Sinks.discard."""
         self._sinks.discard(sink, epoch, attempt)
 
-    def check_staged(self, sink: Sink, epoch: int, names: Sequence[AttemptName]) -> list[int]:
+    def check_staged(self, sink: Sink, epoch: int, names: Sequence[AttemptName], by: By) -> list[int]:
         """See Sinks.check; raises what publish raises."""
         self._check_sinks(goes_on=True)
-        return self._sinks.check(sink, epoch, names)
+        return self._sinks.check(sink, epoch, names, by)
 
     def take_over(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
-    ) -> tuple[frozenset[int], list[AssignedWorker]]:
+    ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
         """See Sinks.take_over; raises what publish raises."""
         self._check_sinks(goes_on=True)
         return self._sinks.take_over(sink, epoch, run, names)
