@@ -13,7 +13,6 @@ with tuplewire.local() as worker, worker.client() as client:
     client.send(42, b"x"); client.flush(30)
     with client.recv([42], timeout=30) as batches: assert next(batches).payloads == [b"x"]'
     [shell]='import tuplewire_service.command.cli as cli; assert cli.main(["completion", "bash"]) == 0'
-    [top]='import tuplewire_service.command.top_view'
     [otel]='import tuplewire.tracing; tuplewire.tracing.enable(flush_at_exit=False); assert tuplewire.tracing.active()'
     [zmq]='from tuplewire_service.messaging.zmq import ZmqContext'
     [notebook]='import cloudpickle'
@@ -28,7 +27,7 @@ import tuplewire.topology, tuplewire.v1.messaging_pb2_grpc'
 passed=() absent=() failed=()
 for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
     python=$(find_python "$version") || { absent+=("$version"); continue; }
-    for extra in base service shell top otel zmq notebook spark demo; do
+    for extra in base service shell otel zmq notebook spark demo; do
         fresh=$(mktemp -d)
         if "$python" -m venv "$fresh" &&
             "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check \

@@ -88,7 +88,6 @@ class BaseClient(Live):
         self._worker_id = worker_id
         self._client_id = client_id
         self._incarnation = incarnation
-        self._keywords: Any = settings
         self._settings = SessionSettings.of(**settings)
         self._credentials = credentials
         self._forget()

@@ -16,7 +16,7 @@ from tuplewire.batch import TaskMessageBatch
 from tuplewire.config import checked_timeout
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
-from tuplewire.errors import ClosedError, MessageError, ProtocolVersionError
+from tuplewire.errors import ClosedError, MessageError
 from tuplewire.message import TaskMessage
 from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.session.rejection import MAX_AFTER_SECONDS
@@ -89,7 +89,6 @@ class BaseSubscription(Live):
 
         Raises:
             MessageError: There is no such message that is not acknowledged, or `after` is no such time.
-            ProtocolVersionError: The worker is of an earlier release, which takes no rejections.
         """
         place = self._seen if index is None else index
         groups = [] if self._current is None else self._current.groups
@@ -100,10 +99,6 @@ class BaseSubscription(Live):
             )
         if not 0 <= after <= MAX_AFTER_SECONDS:
             raise MessageError(f"after is {after}: it is a time from 0 to {MAX_AFTER_SECONDS} seconds")
-        if not self._receiver.takes_rejections:
-            raise ProtocolVersionError(
-                f"the worker at {self._receiver.address} takes no rejections: bring it to this release"
-            )
         wait = self._receiver.rejects_wait
         self._rejected[place] = Rejected(place, after, reason, wait)
         if wait:

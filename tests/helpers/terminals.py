@@ -1,16 +1,14 @@
-"""A program on a terminal: what it draws, and the keys that are pressed."""
+"""A program on a terminal: what it draws."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import pty
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +26,6 @@ class OnTerminal:
     before: list[Any]
     """The terminal's settings before it began."""
     _seen: bytearray = field(default_factory=bytearray)
-    _pressed_at: float = -math.inf
 
     def seen(self) -> bytes:
         """Return all that it has drawn so far."""
@@ -36,13 +33,6 @@ class OnTerminal:
             while chunk := os.read(self.controller, 65536):
                 self._seen += chunk
         return bytes(self._seen)
-
-    def pressed(self, keys: bytes) -> bool:
-        """Press keys, each second anew: what comes while a program asks for its terminal may get lost."""
-        if time.monotonic() - self._pressed_at > 1:
-            self._pressed_at = time.monotonic()
-            os.write(self.controller, keys)
-        return True
 
     def ended(self) -> bool:
         """Whether it has; what it draws is read meanwhile."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
         with one_worker("w9", directory=tmp_path, port=port) as stranger:
             assign(stranger, 1, {stranger: [1]})
             client = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
-            consumer = stack.enter_context(copy(client))
+            consumer = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
             subscription = consumer.recv([1], timeout=30)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= 2)
             client.send(numbered(1, range(50)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+import signal
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,14 +14,10 @@ from helpers import eventually
 from helpers.program import Threads
 from helpers.terminals import on_terminal
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
-from textual.widgets import DataTable, Static
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
-from tuplewire_service.command.cli import main
-from tuplewire_service.command.cluster_tables import TABLES
-from tuplewire_service.command.top_view import TaskScreen, TopView
 from tuplewire_service.control.cluster_looks import ClusterLooks
 from tuplewire_service.control.cluster_rows import cluster_rows
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
@@ -151,85 +146,12 @@ def test_without_a_terminal_it_says_what_to_do() -> None:
     assert run_command("top", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
 
 
-def test_without_textual_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The live view alone needs it."""
-    monkeypatch.setitem(sys.modules, "textual.app", None)
-    monkeypatch.delitem(sys.modules, "tuplewire_service.command.top_view")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["top", "127.0.0.1:1"]) == 1
-    assert "pip install 'tuplewire[top]'" in capsys.readouterr().err
-
-
-def test_keys_lead_through_the_view(cluster: Cluster) -> None:
-    """Tables, sorting, the filter, a task by itself, and back."""
-
-    async def lead() -> None:
-        looks = ClusterLooks(ControlClient(cluster.near.address), ControlClient)
-        looks.look(30)
-        view = TopView(looks, 0.1)
-        with looks:
-            async with view.run_test(size=(160, 40)) as pilot:
-
-                async def until(condition: Callable[[], bool]) -> None:
-                    async with asyncio.timeout(20):
-                        while not condition():
-                            await pilot.pause(0.05)
-
-                def lines() -> list[list[str]]:
-                    table = view.screen_stack[0].query_one("#table", DataTable)
-                    return [[str(cell) for cell in table.get_row_at(n)] for n in range(table.row_count)]
-
-                def title(number: int) -> str:
-                    columns = view.screen_stack[0].query_one("#table", DataTable).ordered_columns
-                    return str(columns[number].label)
-
-                await until(lambda: bool(lines()) and lines()[0][0] == str(SLOW_TASK) and lines()[0][7] != "")
-                assert title(7) == "blocks v"
-                assert lines()[0][8].startswith("worker-0")
-                await pilot.press("enter")
-                await until(lambda: isinstance(view.screen, TaskScreen))
-                said = view.screen.query_one("#task", Static)
-                await until(lambda: f"task {SLOW_TASK} at worker-1" in str(said.content))
-                assert "consumer    sleeps" in str(said.content)
-                await pilot.press("escape")
-                await until(lambda: not isinstance(view.screen, TaskScreen))
-                for table in TABLES[:5]:
-                    await pilot.press(table.name[0])
-                    await until(
-                        lambda table=table: (
-                            len(lines()) > 0  # type: ignore[misc]
-                            and len(lines()[0]) == len(table.columns)
-                        )
-                    )
-                await pilot.press("w", "r")
-                await until(lambda: [line[0] for line in lines()] == ["worker-1", "worker-0"])
-                await pilot.press("greater_than_sign")
-                assert title(1).startswith("state")
-                assert title(1).endswith("^")
-                await pilot.press("t", "slash", *"sleeps", "enter")
-                await until(lambda: [line[0] for line in lines()] == [str(SLOW_TASK)])
-                await pilot.press("space")
-                await until(lambda: "paused" in str(view.query_one("#summary", Static).content))
-                await pilot.press("q")
-
-    _run(lead())
-
-
-def _run(leading: Awaitable[None]) -> None:
-    async def run() -> None:
-        await leading
-
-    asyncio.run(run())
-
-
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
-    """It draws, ends by a key, and leaves the terminal as it was; other keys have tests of their own."""
-    command = [*COMMAND, "top", cluster.near.address, "--interval=0.2"]
+    """It draws what fits, as a filter leaves it; Ctrl-C ends it, and the terminal is as it was."""
+    command = [*COMMAND, "top", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
-        eventually(lambda: b"holds up senders" in shown.seen(), 60, "the culprit is drawn")
-        eventually(lambda: shown.pressed(b"q") and shown.ended(), 60, "it ends")
-        assert shown.process.returncode == 0
+        eventually(lambda: shown.seen().count(b"holds up senders") > 1, 60, "the culprit is drawn again")
+        eventually(lambda: re.search(rb"\n%d +worker-1 " % SLOW_TASK, shown.seen()) is not None, 60)
+        shown.process.send_signal(signal.SIGINT)
+        eventually(shown.ended, 60, "it ends")
         assert shown.as_before()

@@ -117,7 +117,6 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
     "rich": ("tuplewire_service.command",),
-    "textual": ("tuplewire_service.command.top_view",),
     "opentelemetry": ("tuplewire.tracing", "tuplewire.topology.running.traced", "tuplewire.spark.traced"),
     "prometheus_client": (
         "tuplewire_service.admin",

@@ -129,11 +129,6 @@ class Receiver(Resumable):
         return None
 
     @property
-    def takes_rejections(self) -> bool:
-        """Whether the worker, or the last one that let us in, knows what a rejection is."""
-        return self._window.takes_rejections
-
-    @property
     def rejects_wait(self) -> bool:
         """Whether later messages of a task wait for one that is rejected."""
         return self._settings.reject_order is RejectOrder.WAIT
@@ -244,7 +239,6 @@ class Receiver(Resumable):
             self._window.opened(
                 subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
             )
-            self._window.takes_rejections = subscribed.takes_rejections
             self._not_let_in = False
             self._known, self._said_goodbye = told, False
         self._progress.set()

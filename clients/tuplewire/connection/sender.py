@@ -17,7 +17,7 @@ from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.stream import ClientStream, Dial
-from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
+from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason
@@ -218,10 +218,6 @@ class Sender(LoopSendingEnd, Resumable):
             raise ProtocolVersionError(
                 f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
                 "bring both to one release"
-            )
-        if self.receiver_id and welcome.receiver_id != self.receiver_id:  # of a release that does not compare
-            raise WrongWorkerError(
-                f"{self.address} is worker {welcome.receiver_id!r}, not {self.receiver_id!r}"
             )
         self._hear(welcome.departures)
         self.opened(opened_from_wire(welcome), loads_from_wire(welcome.load))

@@ -130,8 +130,6 @@ class ConsumeWindow:
         """What the last subscribe has said to be received, until it is answered."""
         self.worker_incarnation = 0
         """The incarnation of the worker that the sequences belong to; 0 before the first connection."""
-        self.takes_rejections = True
-        """Whether the worker knows what a rejection is."""
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Continue over a new stream, after these (task, sequence) pairs.

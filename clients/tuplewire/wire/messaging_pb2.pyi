@@ -464,18 +464,16 @@ class Subscribe(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., only_reads: bool = ..., subscription: _Optional[int] = ..., max_response_bytes: _Optional[int] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks", "takes_rejections")
+    __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
-    TAKES_REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     worker_incarnation: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
-    takes_rejections: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., takes_rejections: bool = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("tasks",)

@@ -42,7 +42,6 @@ _ZSH_COMPLETES = "(( $+functions[compdef] )) || { autoload -Uz compinit && compi
 _EXTRA_OF = {
     "argcomplete": "shell",
     "prometheus_client": "service",
-    "textual": "top",
     "zmq": "zmq",
     "pyspark": "spark",
     "pyarrow": "spark",

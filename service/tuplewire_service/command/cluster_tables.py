@@ -68,7 +68,7 @@ class Column:
 class Table:
     """A table of one kind of rows.
 
-    name: that of the rows in ClusterRows. sort: the title of the column by which it is sorted at first. then:
+    name: that of the rows in ClusterRows. sort: the title of the column by which it is sorted. then:
     that of the one that decides between equals.
     """
 
@@ -77,37 +77,24 @@ class Table:
     sort: str
     then: str
 
-    def column(self, title: str) -> Column:
-        """Return the column of a title."""
-        return next(each for each in self.columns if each.title == title)
-
-    def rows(
-        self, cluster: ClusterRows, wanted: str = "", sort: str = "", *, turned: bool = False
-    ) -> list[Any]:
-        """Return the rows that have a text in some cell, sorted.
-
-        sort: a column's title; numbers begin with the largest, and texts with the first. turned: the other
-        way round.
-        """
+    def rows(self, cluster: ClusterRows, wanted: str = "") -> list[Any]:
+        """Return the rows that have a text in some cell, the largest numbers first."""
         rows: Iterable[Any] = getattr(cluster, self.name)
         if wanted:
             low = wanted.lower()
             rows = [row for row in rows if any(low in column.cell(row).lower() for column in self.columns)]
-        by, then = self.column(sort or self.sort).name, self.column(self.then).name
-        return sorted(
-            rows,
-            key=lambda row: (*_rank(getattr(row, by), turned=turned), *_rank(getattr(row, then))),
-        )
+        names = {column.title: column.name for column in self.columns}
+        by, then = names[self.sort], names[self.then]
+        return sorted(rows, key=lambda row: (*_rank(getattr(row, by)), *_rank(getattr(row, then))))
 
 
-def _rank(value: Any, *, turned: bool = False) -> tuple[int, Any]:
-    """Return by what a value is sorted: what is not known comes last, always."""
+def _rank(value: Any) -> tuple[int, Any]:
+    """Return by what a value is sorted: what is not known comes last."""
     if value is None:
         return 2, 0
     if isinstance(value, str):
-        return 1, [ord(each) * (-1 if turned else 1) for each in value]
-    size = value if isinstance(value, int | float) else len(value)
-    return 0, size if turned else -size
+        return 1, value
+    return 0, -(value if isinstance(value, int | float) else len(value))
 
 
 TABLES = (
@@ -237,27 +224,3 @@ TABLES = (
         "held up",
     ),
 )
-
-
-def task_lines(cluster: ClusterRows, worker: str, task: int) -> list[str]:
-    """Return all that is known of one task, for people."""
-    row = next((each for each in cluster.tasks if (each.worker, each.task) == (worker, task)), None)
-    if row is None:
-        return [f"task {task} is not at {worker}, or the worker does not answer"]
-    lines = [
-        f"task {task} at {worker}",
-        "",
-        f"in          {number_of(row.received_rate)} messages/s, {row.received_messages:,} in all",
-        f"out         {number_of(row.acknowledged_rate)} messages/s, {row.acknowledged_messages:,} in all",
-        f"waiting     {row.queued_messages:,} messages, {size_of(row.queued_bytes)}, {row.load:.0%} full",
-        f"oldest      {_age(row.oldest_seconds) or 'none'}",
-    ]
-    holds = f"{row.blocking:.0%} of the last seconds, senders at {', '.join(row.blocked_workers)}"
-    lines.append(f"holds up    {holds if row.blocking else 'nobody'}")
-    consumers = [each for each in cluster.consumers if each.worker == worker and task in each.tasks]
-    lines += [
-        f"consumer    {each.consumer} {each.who} at {each.address or 'the worker'}, for "
-        f"{time_of(each.seconds)}, {len(each.tasks)} tasks, {each.outstanding_messages:,} unacknowledged"
-        for each in consumers
-    ] or ["consumer    it is not listed" if row.subscribed else "consumer    none"]
-    return lines

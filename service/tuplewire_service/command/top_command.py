@@ -7,14 +7,25 @@ import dataclasses
 import json
 import sys
 import time
-from typing import Any
+from contextlib import nullcontext
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tuplewire.errors import ConfigError
+from tuplewire.shown import shown
 from tuplewire_service.command.parsers import ADDRESS_VARIABLE, add_access, add_command, control_of, seconds
+from tuplewire_service.command.terminal import console_of, write_table, write_text
 from tuplewire_service.process.stop import EXIT_OK
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tuplewire_service.control.cluster_rows import ClusterRows
 
 _MOST_LINES = 40
 """Rows of one table that --once prints."""
+_SHARE = 6
+"""On a terminal a table gets one line of so many."""
 
 
 def add_top_command(commands: Any) -> None:
@@ -24,7 +35,7 @@ def add_top_command(commands: Any) -> None:
     )
     parser.description = (
         "Show what a whole cluster does now, from any of its workers: who is slow, whom that holds up, what "
-        "flows, who is connected. On a terminal it is live; its last line names the keys."
+        "flows, who is connected. On a terminal it is live, until Ctrl-C; elsewhere use --once or --json."
     )
     parser.add_argument(
         "address",
@@ -44,7 +55,8 @@ def add_top_command(commands: Any) -> None:
 def _top(arguments: argparse.Namespace) -> int:
     if arguments.interval <= 0:
         raise ConfigError(f"--interval must be more than 0, not {arguments.interval:g}")
-    if not (arguments.once or arguments.json or (sys.stdin.isatty() and sys.stdout.isatty())):
+    console = None if arguments.once or arguments.json else console_of(sys.stdout)
+    if console is None and not (arguments.once or arguments.json):
         raise ConfigError("the live view needs a terminal: use --once, or --json")
     first = control_of(arguments)
     from tuplewire_service.control.cluster_looks import ClusterLooks
@@ -53,41 +65,44 @@ def _top(arguments: argparse.Namespace) -> int:
     def connect(address: str) -> Any:
         return control_of(argparse.Namespace(**{**vars(arguments), "address": address}))
 
-    live = not (arguments.once or arguments.json)
-    if live:
-        from tuplewire_service.command.top_view import TopView
-    with ClusterLooks(first, connect) as looks:
+    with ClusterLooks(first, connect) as looks, console.screen() if console else nullcontext():
         looks.look(arguments.timeout)
-        if live:
-            if TopView(looks, arguments.interval, arguments.filter).run():
-                raise KeyboardInterrupt
-            return EXIT_OK
         while True:
             time.sleep(arguments.interval)
             rows = cluster_rows(looks.look(arguments.timeout))
             if arguments.json:
                 print(json.dumps(dataclasses.asdict(rows)), flush=True)
+            elif console is None:
+                _print(sys.stdout, rows, arguments.filter, _MOST_LINES)
             else:
-                _print(rows, arguments.filter)
+                _draw(console, rows, arguments.filter)
             if arguments.once:
                 return EXIT_OK
 
 
-def _print(rows: Any, wanted: str) -> None:
-    from tuplewire.shown import shown
+def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
+    """Show as much as fits, in place of what is on the screen: of each table, those rows that matter most."""
+    text = StringIO()
+    _print(text, rows, wanted, max(3, console.height // _SHARE))
+    lines = [line[: console.width] for line in text.getvalue().splitlines()[: console.height - 1]]
+    console.clear()
+    console.print("\n".join(lines), end="")
+
+
+def _print(stream: TextIO, rows: ClusterRows, wanted: str, most: int) -> None:
+    """Write each table that has rows with a text, most of its rows at most."""
     from tuplewire_service.command.cluster_tables import TABLES
-    from tuplewire_service.command.terminal import write_table, write_text
 
     for sentence in rows.blocking:
-        write_text(sys.stdout, f"{shown(sentence)}\n")
+        write_text(stream, f"{shown(sentence)}\n")
     for table in TABLES:
         found = table.rows(rows, wanted)
         if not found:
             continue
         # Columns that say nothing of any row only make the lines longer.
         columns = [each for each in table.columns if any(map(each.cell, found))]
-        write_text(sys.stdout, f"\n{table.name}\n")
-        lines = [[column.cell(row) for column in columns] for row in found[:_MOST_LINES]]
-        write_table(sys.stdout, [column.title for column in columns], lines)
-        if len(found) > _MOST_LINES:
-            write_text(sys.stdout, f"and {len(found) - _MOST_LINES} more; --json has all of them\n")
+        write_text(stream, f"\n{table.name}\n")
+        lines = [[column.cell(row) for column in columns] for row in found[:most]]
+        write_table(stream, [column.title for column in columns], lines)
+        if len(found) > most:
+            write_text(stream, f"and {len(found) - most} more; --json has all of them\n")

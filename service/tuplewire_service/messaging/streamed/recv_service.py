@@ -271,7 +271,6 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
             worker_id=subscription.worker_id,
             worker_incarnation=subscription.worker_incarnation,
             tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
-            takes_rejections=True,
         )
     )
 
