@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tuplewire.errors import ConfigError
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment, load_assignment
+from tuplewire.errors import ConfigError, StaleAssignmentError
+from tuplewire_service.worker.assignment import MAX_VERSION, AssignedWorker, Assignment, load_assignment
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
 TWO = AssignedWorker("two", "[::1]:6701", (1,))
@@ -116,3 +116,40 @@ def test_no_file(tmp_path: Path) -> None:
         load_assignment(missing)
     with pytest.raises(ConfigError, match="Is a directory"):
         load_assignment(tmp_path)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_succeeds_an_assignment(*, force: bool) -> None:
+    """A newer version; the same one changes nothing, and another of the same version is refused."""
+    known = Assignment(5, "t", (ONE,))
+    assert Assignment(6, "t", (TWO,)).succeeds(known, "t", force=force)
+    assert not Assignment(5, "t", (ONE,)).succeeds(known, "t", force=force)
+    for other in (Assignment(5, "t", (TWO,)), Assignment(4, "t", (ONE,))):
+        with pytest.raises(StaleAssignmentError):
+            other.succeeds(known, "t", force=force)
+
+
+@pytest.mark.parametrize("known", [None, Assignment(5, "t", (ONE,))])
+def test_a_version_that_jumps_needs_force(known: Assignment | None) -> None:
+    """It may be a slip, and would shut out all that come later."""
+    far = Assignment(MAX_VERSION, "t", (ONE,))
+    with pytest.raises(ConfigError, match="too far ahead"):
+        far.succeeds(known, "t", force=False)
+    assert far.succeeds(known, "t", force=True)
+
+
+def test_the_last_version() -> None:
+    """There is none after it."""
+    with pytest.raises(ConfigError, match=f"at most {MAX_VERSION}"):
+        Assignment(MAX_VERSION + 1, "t", (ONE,))
+
+
+@pytest.mark.parametrize("task", [True, 1.0, "1", None])
+def test_a_task_id_is_a_number(task: Any, tmp_path: Path) -> None:
+    """And no boolean, which Python takes for one."""
+    path = tmp_path / "assignment.json"
+    form = Assignment(3, "t", (ONE,)).to_json()
+    form["workers"][0]["tasks"] = [0, task]
+    path.write_text(json.dumps(form))
+    with pytest.raises(ConfigError, match="task id"):
+        load_assignment(path)

@@ -82,3 +82,17 @@ def test_a_task_that_is_assigned_later_is_found() -> None:
         bad.sort_out(*GOOD)
     known.add(2)
     assert bad.sort_out(*GOOD)[2] == []
+
+
+def test_new_tasks_are_looked_up_once() -> None:
+    """And none is where all are known."""
+    asked: list[set[int]] = []
+
+    def known(tasks: set[int]) -> set[int]:
+        asked.append(set(tasks))
+        return set(tasks)
+
+    sorting = BadRows("fail", 7, 4, known)
+    for _ in range(2):
+        sorting.sort_out(*GOOD)
+    assert asked == [{1, 2}]

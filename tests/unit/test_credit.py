@@ -176,3 +176,27 @@ def test_counts_what_came_and_what_is_done_with() -> None:
         granted.received([group(2, 1, size=1), group(1, 9, size=1)])
     assert (granted.received_messages, granted.received_bytes) == (4, 31)
     assert (granted.released_messages, granted.released_bytes) == (2, 20)
+
+
+def test_a_session_is_idle_when_every_message_is_released() -> None:
+    """Of all its tasks."""
+    granted = book()
+    idle = [granted.idle]
+    granted.received([group(1, 1), group(2, 2)])
+    idle.append(granted.idle)
+    granted.released(1, 1, 10)
+    granted.released(2, 1, 10)
+    idle.append(granted.idle)
+    granted.released(2, 1, 10)
+    idle.append(granted.idle)
+    assert idle == [True, False, False, True]
+
+
+def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
+    """Nobody else waits for them."""
+    granted = book()
+    granted.received([group(1, 1)])
+    assert not granted.widened()
+    granted.received([group(1, 7)])
+    assert granted.widened()
+    assert [each.flow for each in granted.take_changes()] == [1]

@@ -205,3 +205,36 @@ def test_remove_takes_out_what_is_left() -> None:
     assert taken(log) == []
     log.append(TaskGroup.of(1, [b"g"]))
     assert taken(log) == [(7, "g")]
+
+
+def test_the_age_is_that_of_the_oldest_message() -> None:
+    """Handed out or not; what nobody has timed counts as accepted now, and so does the future."""
+    log = DeliveryLog()
+    assert log.age(10_000_000) == 0
+    log.append(TaskGroup.of(1, [b"a"]).accepted(1_000_000))
+    log.append(TaskGroup.of(1, [b"b"]))
+    assert log.age(3_000_000) == 2
+    taken(log)
+    assert log.age(3_000_000) == 2
+    assert log.age(500_000) == 0
+    log.progress(1, 1)
+    assert log.age(3_000_000) == 0
+
+
+def test_what_may_have_come_before_is_marked() -> None:
+    """A queue asks that of each group, with its token, as it hands it out."""
+    log = filled("a", "b")
+    marked = log.take(PLENTY, PLENTY, PLENTY, lambda group, of: group.data == b"b" and of == "b")
+    assert [each.group.redelivered for each in marked] == [False, True]
+
+
+def test_the_oldest_message_stands_alone() -> None:
+    """Whoever rejects it leaves the others of its group where they are."""
+    log = filled("abc")
+    assert log.oldest() is None
+    taken(log)
+    found = log.oldest()
+    assert found is not None
+    assert found[0].data == b"a"
+    assert log.progress(1, 3) == [Done("abc", 1, 1)]
+    assert log.queued_messages == 2

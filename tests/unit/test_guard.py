@@ -263,3 +263,28 @@ def test_worker_ends_once_its_name_is_no_workers() -> None:
         files.worker_names = ("others.example",)
         guarded.refresh()
     assert [type(each) for each in ended] == [UnauthenticatedError]  # it has not shown a token either
+
+
+def test_a_tap_shows_what_a_client_may_receive() -> None:
+    """All tasks only to whoever may tap all; and only of its topology."""
+
+    def tapping(tasks: str) -> Access:
+        granted = PermissionRule((), (), (), NOTHING, NOTHING, frozenset(), TaskRanges.parse(tasks))
+        return guard(tls=False, rules=[granted]).admit(UNIX)
+
+    tapping("1-9").tap("t", [1, 9])
+    tapping("*").tap("t", [])
+    for tasks, wanted in (("1-9", []), ("1-9", [1, 10]), ("", [1])):
+        with pytest.raises(PermissionDeniedError, match="tap"):
+            tapping(tasks).tap("t", wanted)
+
+
+def test_who_sees_whom() -> None:
+    """Everybody itself; whoever may assign or drain, and everybody where there are no rules, all."""
+    token = [TOKEN]
+    access = guard(tls=False, tokens=token, rules=[rule()]).admit(SHOWN)
+    assert access.sees(access.owner)
+    assert not access.sees("somebody else")
+    for method in ("assign", "drain"):
+        assert guard(tls=False, rules=[rule(control=frozenset({method}))]).admit(UNIX).sees("anybody")
+    assert guard(tls=False).admit(UNIX).sees("anybody")

@@ -146,3 +146,19 @@ def test_groups_with_and_without_stay_apart() -> None:
     ):
         assert same.encoded_headers() == headed.encoded_headers()
         assert same.size_bytes == headed.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("lengths", "data", "says"),
+    [
+        (b"\1\0\0\0", b"", "says 1 bytes of headers and holds 0"),
+        (b"", b"x", "0 bytes of header_lengths for 1 messages"),
+        (b"\1\0\0\0" * 2, b"xx", "8 bytes of header_lengths for 1 messages"),
+        (b"\2\0\0\0", b"x", "says 2 bytes of headers and holds 1"),
+    ],
+)
+def test_columns_of_headers_that_do_not_fit(lengths: bytes, data: bytes, says: str) -> None:
+    """Either of them alone, too."""
+    group = TaskGroup(1, None, b"\1\0\0\0", b"p", header_lengths=lengths, header_data=data)
+    with pytest.raises(MalformedError, match=says):
+        group.checked()

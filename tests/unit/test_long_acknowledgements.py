@@ -360,3 +360,11 @@ def test_a_request_for_many_tasks_is_one_report() -> None:
     assert take(*few) == [few]
     assert take((1, 0), (2, 250), (3, 0)) == [[(1, 0)], [(2, 100)], [(2, 100)], [(2, 50), (3, 0)]]
     assert max(map(len, take(*[(task, 0) for task in range(1, 1001)]))) <= TURN
+
+
+def test_a_turn_counts_what_it_has_settled_before_each_rejection() -> None:
+    """Two rejections far apart are no reason to settle twice as much."""
+    scene = Scene()
+    told = tuple(Rejection(number, 80 * number, 0, "", wait=False) for number in (1, 2))
+    assert scene.consumer.progress([Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, told)])
+    assert scene.settled == [TURN]

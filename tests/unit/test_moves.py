@@ -15,7 +15,7 @@ from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import IRelayConnection
-from tuplewire_service.worker.moves import Moves
+from tuplewire_service.worker.moves import LostWorkers, Moves
 
 TASK = 1
 OWN, OTHER = 100, 200
@@ -298,3 +298,23 @@ def test_the_next_message_goes_to_the_successor_when_none_is_in_flight_to_the_ow
     move, way = moves.way(messages(2), cast("InboundSession", PROGRAM), owner)
     assert move is not None
     assert way is cast("Any", other)
+
+
+def test_which_tasks_move() -> None:
+    """Of those that were asked for, or all."""
+    moves = moving(Route())
+    assert moves.among() == [TASK]
+    assert moves.among([TASK, 2]) == [TASK]
+    assert moves.among([2]) == []
+
+
+def test_what_a_lost_worker_had_accepted() -> None:
+    """Whoever it was sent by, and by whomever it came; nothing of others, and no more once it is back."""
+    lost = LostWorkers()
+    lost.worker_is(OTHER, connected=True)
+    assert not lost.had(messages(1), WORKER)
+    lost.worker_is(OTHER, connected=False)
+    assert lost.had(messages(1), WORKER)
+    assert lost.had(messages(1, passed_on=1), From(300))
+    assert not lost.had(messages(1), PROGRAM)
+    assert not lost.had(messages(1), From(300))

@@ -96,3 +96,11 @@ def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> No
     with pytest.raises(ConfigError, match=complaint) as told:
         read_rules(file)
     assert str(file) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "everything"), [("*", True), (f"0-{MAX_TASK}", True), (f"1-{MAX_TASK}", False), ("0-9", False)]
+)
+def test_everything_is_every_task(text: str, everything: bool) -> None:  # noqa: FBT001
+    """From the first to the last."""
+    assert TaskRanges.parse(text).everything is everything

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads
+from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
 
 FIRST, SECOND = object(), object()
 
@@ -45,3 +47,57 @@ def test_expired_reports_take_no_memory() -> None:
     assert len(reported._reports) == 1000
     reported.take({2: 1.0}, 10.0)
     assert set(reported._reports) == {1, 2}
+
+
+class Clock:
+    """The time, in seconds."""
+
+    now = 100.0
+
+
+def session_of(window: Window, outbound: OutboundPressure) -> SendingPressure:
+    """Return what keeps watch over a window."""
+    session = SendingPressure(cast("Any", window), lambda: Clock.now)
+    session.tell(outbound)
+    return session
+
+
+class Window:
+    """A window as far as pressure looks at it."""
+
+    def __init__(self) -> None:
+        self.without_credit: dict[int, None] = {}
+        self.messages = self.acknowledged = 0
+
+    def waiting_tasks(self) -> set[int]:
+        """Return those with messages that were not written."""
+        return {1, 2, 3}
+
+
+def test_tasks_without_credit_are_counted_over_all_connections() -> None:
+    """As they come and go."""
+    outbound, windows = OutboundPressure(), [Window(), Window()]
+    sessions = [session_of(window, outbound) for window in windows]
+    windows[0].without_credit = {1: None, 2: None}
+    windows[1].without_credit = {3: None}
+    for each in sessions:
+        each.look(connected=True)
+        each.look(connected=True)
+    assert outbound.without_credit == 3
+    windows[0].without_credit = {}
+    sessions[0].look(connected=True)
+    assert outbound.without_credit == 1
+
+
+def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
+    """Everything that waits; by one that does, what has no credit."""
+    outbound, window = OutboundPressure(), Window()
+    session = session_of(window, outbound)
+    window.without_credit = {1: None}
+    window.messages = 1
+    assert session.blocked_tasks() == {1}
+    session.look(connected=False)
+    Clock.now += 2 * HELD_SECONDS
+    assert session.blocked_tasks() == {1, 2, 3}
+    session.opened()
+    assert session.blocked_tasks() == {1}

@@ -252,3 +252,81 @@ def test_a_peers_message_for_a_task_without_an_owner_is_refused() -> None:
         assert router.ledger().accepted == 0
 
     with_router(act)
+
+
+def test_a_message_wakes_its_consumer() -> None:
+    """Also where its task is leaving: the consumer finishes it."""
+    queues = queues_of(1)
+    consumer = Consumer(queues, 1)
+    put(queues, 1, b"a")
+    assert consumer.woken == 1
+    assert consumer.take() == [(1, b"a", False)]
+
+
+def test_a_subscription_ends_with_its_last_task() -> None:
+    """A task that moves away leaves the others where they are."""
+    queues = queues_of(1, 2)
+    consumer = Consumer(queues, 1, 2)
+    queues.assign([2])
+    assert queues.leave([1]) == []
+    assert consumer.subscription.ended is None
+    put(queues, 2, b"a")
+    assert consumer.take() == [(2, b"a", False)]
+    consumer.progress(2, 1)
+    queues.assign([])
+    queues.leave([2])
+    assert isinstance(consumer.subscription.ended, UnknownTaskError)
+
+
+def test_another_consumers_rejections_count_from_one() -> None:
+    """Its first one is not taken for one that was settled before."""
+    rejections = RejectionsWithoutTimers()
+    queues = queues_of(1, rejections=rejections)
+    put(queues, 1, b"a")
+    put(queues, 1, b"b")
+    first = Consumer(queues, 1)
+    first.take()
+    first.progress(1, 1, Rejection(1, 1, 0, "", wait=False))
+    second = Consumer(queues, 1, incarnation=2)
+    second.take()
+    second.progress(1, 2, Rejection(1, 2, 0, "", wait=False))
+    assert rejections.messages.rejections == 2
+
+
+def test_sequences_go_on_when_tasks_come_back() -> None:
+    """Each where it was, though others have had more messages meanwhile."""
+    queues = queues_of(1, 2)
+    put(queues, 1, b"a", b"b", b"c")
+    put(queues, 2, b"a")
+    queues.assign([])
+    assert [len(group) for group, _ in queues.leave([1, 2])] == [3, 1]
+    queues.assign([1, 2])
+    put(queues, 1, b"d")
+    put(queues, 2, b"b")
+    taken = Consumer(queues, 1, 2).subscription.take(MIB)
+    assert {each.group.task: each.first_sequence for each in taken} == {1: 4, 2: 2}
+
+
+def test_a_task_is_opened_once() -> None:
+    """And what waits, and what is shown, is of the tasks that were asked for."""
+    queues = queues_of(1)
+    assert not queues.open(1)
+    assert queues.open(2)
+    put(queues, 2, b"a", b"b")
+    assert queues.waiting() == {2: 2}
+    assert [each.task for each in queues.snapshot([1, 7])] == [1]
+    assert [each.task for each in queues.snapshot()] == [1, 2]
+    assert queues.changed_loads() == {1: 0, 2: 2 / SETTINGS.receive_queue_messages}
+    assert queues.changed_loads() == {2: 2 / SETTINGS.receive_queue_messages}
+    assert queues.held(7) is None
+
+
+def test_the_consumer_with_the_most_comes_first() -> None:
+    """Who holds up what, for people."""
+    queues = queues_of(1, 2)
+    few, many = Consumer(queues, 1), Consumer(queues, 2)
+    put(queues, 1, b"a")
+    put(queues, 2, b"a", b"b")
+    few.take()
+    many.take()
+    assert [(each.tasks, each.outstanding_messages) for each in queues.consumers()] == [((2,), 2), ((1,), 1)]

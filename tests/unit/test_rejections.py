@@ -141,3 +141,28 @@ def test_a_letter_without_a_receiver_waits() -> None:
     _, sent, _, seconds = with_rejections(DEAD, holder_known=False)
     assert sent == 0
     assert seconds > 0.2
+
+
+def test_copies_that_are_sent_are_settled() -> None:
+    """A copy that comes again counts as a message of its own, so the original is acknowledged."""
+
+    async def main() -> None:
+        ledger = Ledger()
+        sent: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
+        rejections = Rejections(
+            WorkerSettings(worker_id="w", topology="t", reject_limit=5),
+            ledger,
+            sent.put_nowait,
+            lambda _: True,
+        )
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"a", b"b"]), Sender())
+        log.take(1000, MIB, MIB)
+        for number in (1, 2):
+            rejections.reject(1, log, Rejection(number, number, 0.0, "", wait=False))
+        assert ledger.acknowledged == 0
+        assert len(await sent.get()) == 2
+        assert ledger.acknowledged == 2
+        rejections.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tuplewire.group import TaskGroup
+from tuplewire.session.delivery import Done
+from tuplewire.session.departure import Departure
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -82,5 +86,55 @@ def test_forwarded_messages_go_before_those_that_a_peer_gives_back(monkeypatch: 
             ("waits", THERE.peer, (1,)),
             ("renewed", THERE.peer),
         ]
+
+    with_router(act)
+
+
+def test_what_is_done_with_is_timed() -> None:
+    """From its acceptance until its consumer has acknowledged it; what was rejected is not."""
+
+    def act(router: Router) -> None:
+        accepted = time.time_ns() // 1000 - 2_000_000
+        done = Done(Program(), 3, 3, accepted)
+        router._done(0, [done, replace(done, rejected=True), replace(done, accepted_micros=0)])
+        assert sum(router.end_to_end.counts) == 3
+        assert 5 < router.end_to_end.seconds < 60
+        assert router._ledger.acknowledged == 6
+
+    with_router(act)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("draining", [False, True])
+def test_who_is_told_of_a_departure(*, leaves: bool, draining: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that drains and leaves messages connects to everybody; no other one does."""
+
+    def act(router: Router) -> None:
+        asked: list[bool] = []
+        monkeypatch.setattr(type(router), "leaves_messages", leaves)
+        monkeypatch.setattr(router, "_draining", lambda: draining)
+        to_connect = router.table.to_connect
+
+        def recorded(successors: Any, *, everyone: bool) -> Any:
+            asked.append(everyone)
+            return to_connect(successors, everyone=everyone)
+
+        monkeypatch.setattr(router.table, "to_connect", recorded)
+        router.refresh()
+        assert asked == [draining and leaves]
+
+    with_router(act)
+
+
+def test_news_of_workers_that_have_left_is_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sinks are known here, and the connections are looked at."""
+
+    def act(router: Router) -> None:
+        done: list[Any] = []
+        router.on_sinks = done.append
+        monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
+        router.workers_left([Departure(7)])
+        assert done == [(), "refreshed"]
+        assert 7 in router.departures
 
     with_router(act)

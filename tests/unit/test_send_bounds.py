@@ -7,6 +7,7 @@ from helpers.sending import Sending, payloads
 
 from tuplewire.errors import MessageTooLargeError
 from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason
 
 
@@ -94,3 +95,16 @@ def test_frames_keep_to_the_receivers_limit() -> None:
     frames = sending.frames()
     assert all(frame.size_bytes <= 1000 for frame in frames)
     assert sum(frame.messages for frame in frames) == 1000
+
+
+def test_flows_that_are_not_used_leave_nothing() -> None:
+    """Neither themselves, nor that their tasks had any."""
+    sending = Sending()
+    for task in range(10):
+        sending.offer(task)
+    frames = sending.frames()
+    sending.update(frames[-1].sequence, grants=tuple(Grant(task, 1000, 1000, 1) for task in range(10)))
+    sending.window.close_unused()
+    assert sorted(sending.window.close_unused()) == list(range(10))
+    assert not sending.window._flows
+    assert not sending.window._flows_to

@@ -291,3 +291,11 @@ def test_a_start_counts_for_its_own_incarnation() -> None:
     assert next_offset(Offset({1: at(10)}), now, tails(now), max_messages=5).offsets[1].sequence == 15
     earlier = Offset({1: at(1000, worker=WORKER - 1)})
     assert next_offset(earlier, now, tails(now)).offsets[1].sequence == 25
+
+
+@pytest.mark.parametrize(("max_bytes", "end"), [(100, 10), (99, 9), (50, 5), (1, 1)])
+def test_a_micro_batch_is_bounded_in_bytes(max_bytes: int, end: int) -> None:
+    """By the mean size of what waits; at least one message."""
+    start = Offset({1: at(0)})
+    now = {1: held(0, 10)}
+    assert next_offset(start, now, tails(now), max_bytes=max_bytes).offsets[1].sequence == end

@@ -1,0 +1,36 @@
+"""Balances: that they add up, and what people see of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.session.departure import Departure
+from tuplewire.session.ledger import LedgerSnapshot
+
+ONE = LedgerSnapshot(10, 5, {"closed": 2, "rejected": 1}, 2)
+OTHER = LedgerSnapshot(100, 50, {"closed": 20, "expired": 10}, 20)
+
+
+def test_balances_are_added() -> None:
+    """Each part by itself."""
+    both = ONE + OTHER
+    assert both == LedgerSnapshot(110, 55, {"closed": 22, "expired": 10, "rejected": 1}, 22)
+    assert both.balanced
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_balance_says_whether_it_adds_up(missing: int) -> None:
+    """In text, and in a notebook."""
+    balance = LedgerSnapshot(10 + missing, 5, {"closed": 3, "expired": 0}, 2)
+    assert balance.balanced is (not missing)
+    assert ("!=" in str(balance)) is bool(missing)
+    page = balance._repr_html_()
+    assert ("DOES NOT BALANCE" in page) is bool(missing)
+    assert "expired" not in page
+
+
+def test_what_is_lost_with_a_worker() -> None:
+    """What it held for the tasks, and what it had on its way to anybody."""
+    departure = Departure(1, {1: 5, 2: 7, 3: 11}, others=100)
+    assert departure.lost([1, 3]) == 116
+    assert Departure(1).lost([1]) == 0
