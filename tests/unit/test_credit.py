@@ -200,3 +200,12 @@ def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
     granted.received([group(1, 7)])
     assert granted.widened()
     assert [each.flow for each in granted.take_changes()] == [1]
+
+
+def test_task_0_is_a_task_like_any_other() -> None:
+    """Its sender is held to its credit, and not told of each release."""
+    granted = book(wants_releases=False)
+    granted.received([group(0, 4)])
+    assert not granted.released(0, 1, 10)
+    with pytest.raises(CreditExceededError):
+        granted.received([group(0, 9)])

@@ -10,6 +10,8 @@ import pytest
 from tuplewire.batch import TaskMessageBatch, as_groups
 from tuplewire.dead_letters import again, dead_letter
 from tuplewire.group import TaskGroup
+from tuplewire.wire.codec import decode_send_request, encode_frame, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 FULL = TaskGroup(
     3,
@@ -60,3 +62,23 @@ def test_a_time_of_acceptance_is_set_once() -> None:
     group = TaskGroup.of(3, [b"p"])
     assert group.at(1, 30).accepted_micros == 30
     assert group.at(1, 30).at(2, 40).accepted_micros == 30
+
+
+def test_what_leaves_a_queue_has_its_route() -> None:
+    """How often it was forwarded since it last waited counts no more; new messages get their entry worker."""
+    forwarded = FULL.passed_on(2)
+    assert forwarded.unqueued_hops
+    left = forwarded.out_of_queue(0)
+    assert (left.unqueued_hops, left.flow) == (0, forwarded.flow)
+    group = TaskGroup.of(3, [b"p"])
+    assert group.out_of_queue(0) is group
+    assert group.out_of_queue(9).forwarded == 9
+
+
+def test_every_field_travels() -> None:
+    """From worker to worker."""
+    frame = decode_send_request(encode_frame(1, [[FULL]], accepted_micros=[FULL.accepted_micros]))
+    assert isinstance(frame, OpaqueFrame)
+    [arrived] = groups_of(frame)
+    for name in (field.name for field in fields(TaskGroup)):
+        assert getattr(arrived, name) == getattr(FULL, name), name

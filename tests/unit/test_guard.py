@@ -288,3 +288,15 @@ def test_who_sees_whom() -> None:
     for method in ("assign", "drain"):
         assert guard(tls=False, rules=[rule(control=frozenset({method}))]).admit(UNIX).sees("anybody")
     assert guard(tls=False).admit(UNIX).sees("anybody")
+
+
+def test_a_worker_whose_name_is_taken_away_is_one_no_more() -> None:
+    """It is found out when its stream is looked at again."""
+    names = ["*.workers.example"]
+    guarded = Guard(Policy(topology="t", tls=True, worker_names=lambda: tuple(names), client_names=()))
+    access = guarded.admit(WORKER)
+    as_worker(access)
+    access.renew()
+    names[:] = ["*.others.example"]
+    with pytest.raises(RefusedError):
+        access.renew()

@@ -80,3 +80,10 @@ def test_a_subscription_shows_what_it_waits_for() -> None:
         assert repr(batches).startswith("<Subscription 127.0.0.1:1 tasks=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...]")
         assert "not connected: " in repr(batches)
     assert repr(batches).endswith(" closed>")
+
+
+def test_a_small_batch_is_shown_whole() -> None:
+    """Its table says how many there are, and not that these are the first."""
+    page = TaskMessageBatch.from_columns([1, 2], [b"a", b"b"])._repr_html_()
+    assert "2 messages, 2 bytes" in page
+    assert "the first" not in page

@@ -104,3 +104,11 @@ def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> No
 def test_everything_is_every_task(text: str, everything: bool) -> None:  # noqa: FBT001
     """From the first to the last."""
     assert TaskRanges.parse(text).everything is everything
+
+
+def test_a_line_with_too_many_dots_is_named(tmp_path: Path) -> None:
+    """Python's reader of TOML takes very long for it."""
+    file = tmp_path / "permissions.toml"
+    file.write_text("[[client]]\nsend = '" + "." * 1001 + "'\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 2 has more than 1000 dots"):
+        read_rules(file)

@@ -168,3 +168,33 @@ def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPa
     for name in ("second", "third"):
         state.choose(sink(name), 1, ["a"], [])
     assert state.waiting(sink("waits"), 1) is not None
+
+
+def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
+    """A sink that a run has taken over, and that has published nothing, stands at 0."""
+    state = made()
+    assert state.take_over(sink("s"), 7, "run") == {}
+    state.check(sink("s"), MOST_AHEAD)
+    with pytest.raises(StaleEpochError, match="too far ahead"):
+        state.check(sink("s"), MOST_AHEAD + 1)
+
+
+def test_the_sink_that_published_last_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts when it did so last, not when it began."""
+    monkeypatch.setattr(publications, "MAX_REMEMBERED", 6)
+    state = made()
+    publish(state, sink("a"), 1, group(1, b"x"))
+    publish(state, sink("b"), 1, group(1, b"x"))
+    publish(state, sink("a"), 2, group(1, b"x"))
+    publish(state, sink("c"), 1, group(1, b"x"))
+    assert publish(state, sink("a"), 2, group(1, b"x")) == []
+    assert len(publish(state, sink("b"), 1, group(1, b"x"))) == 1
+
+
+def test_few_bytes_are_read_from_files_at_a_time() -> None:
+    """None once there were enough bytes; whoever takes them asks again."""
+    state = made()
+    attempt = Stage(0, 0.0)
+    attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(5)]
+    state.choose(sink("s"), 1, ["a"], [attempt])
+    assert [len(state.take(15)) for _ in range(4)] == [2, 2, 1, 0]

@@ -81,3 +81,14 @@ def test_what_a_session_leaves() -> None:
     book.released(1, 2, 2)
     book.released(2, 3, 3)
     assert book.outstanding() == [(1, 3, 3)]
+
+
+def test_others_hear_of_room_when_it_is_much() -> None:
+    """A quarter of the queue since they heard last, in messages or in bytes."""
+    made = shares()
+    made.leave(7, 80, 900)
+    assert not made.released(7, 1, 100)
+    assert not made.released(7, 1, 149)
+    assert made.released(7, 1, 1)
+    assert not made.released(7, 24, 10)
+    assert made.released(7, 1, 0)

@@ -13,6 +13,7 @@ import pytest
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
+from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -31,6 +32,17 @@ class Program:
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Take no note."""
+
+
+class Counting(Program):
+    """The same, which counts what is released."""
+
+    released = 0
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Count the messages."""
+        del task, size_bytes
+        self.released += messages
 
 
 def with_router(act: Callable[[Router], None]) -> None:
@@ -138,3 +150,44 @@ def test_news_of_workers_that_have_left_is_acted_on(monkeypatch: pytest.MonkeyPa
         assert 7 in router.departures
 
     with_router(act)
+
+
+def test_a_worker_that_is_assigned_again_is_not_dead() -> None:
+    """It may answer at the same address."""
+
+    def act(router: Router) -> None:
+        router._dead.add(THERE.peer)
+        router.update(Assignment(2, "t", (HERE, THERE)))
+        assert not router._dead
+
+    with_router(act)
+
+
+def test_nothing_is_released_once_the_end_begins() -> None:
+    """Its senders would take it for consumed."""
+
+    def act(router: Router) -> None:
+        program = Counting()
+        settled = Settled(program, 1, 3, 3, None)
+        router._released([settled])
+        router._closing = True
+        router._released([settled])
+        assert program.released == 3
+
+    with_router(act)
+
+
+def test_the_end_counts_what_it_drops() -> None:
+    """What is queued, and what a sink had chosen and not published."""
+
+    async def main() -> None:
+        context = LocalContext()
+        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: True)
+        router.update(Assignment(1, "t", (HERE,)))
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x", b"y"])], Program()))
+        await router.close(0.1, (), {0: 5})
+        balance = router.ledger()
+        assert (balance.accepted, balance.dropped["shutdown"], balance.balanced) == (7, 7, True)
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())

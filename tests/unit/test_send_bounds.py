@@ -108,3 +108,27 @@ def test_flows_that_are_not_used_leave_nothing() -> None:
     assert sorted(sending.window.close_unused()) == list(range(10))
     assert not sending.window._flows
     assert not sending.window._flows_to
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_nothing_is_sent_beyond_the_credit(task: int) -> None:
+    """With more credit the rest goes, and nobody counts as without it any more."""
+    sending = Sending(opened=False)
+    sending.open(initial=2)
+    sending.offer(task, 5)
+    assert payloads(sending.frames()) == bytes(range(2))
+    assert list(sending.window.without_credit) == [task]
+    sending.update(1, grants=(Grant(task, 5, 1000, 0),))
+    assert payloads(sending.frames()) == bytes(range(2, 5))
+    assert not sending.window.without_credit
+
+
+def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
+    """Whichever way its messages came."""
+    sending = Sending()
+    group = TaskGroup.of(1, [b"a", b"b"])
+    sending.offer_groups(group.at(5, 0).passed_on(7), group.at(9, 0).passed_on(7).passed_on(8))
+    sending.offer_groups(group.at(3, 0))
+    assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
+    sending.offer_groups(group.at(1, 0).passed_on(7).passed_on(8).passed_on(9))
+    assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}

@@ -299,3 +299,10 @@ def test_a_micro_batch_is_bounded_in_bytes(max_bytes: int, end: int) -> None:
     start = Offset({1: at(0)})
     now = {1: held(0, 10)}
     assert next_offset(start, now, tails(now), max_bytes=max_bytes).offsets[1].sequence == end
+
+
+def test_a_query_that_has_read_everything_is_no_loss() -> None:
+    """It stands at the tail."""
+    check_held(Offset({1: at(5)}), {1: held(5, 5)})
+    with pytest.raises(DataLossError):
+        check_held(Offset({1: at(6)}), {1: held(5, 5)})
