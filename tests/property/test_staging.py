@@ -90,7 +90,7 @@ class Sink(RuleBasedStateMachine):
             return
         if room is Room.DISK:
             stage.file = File()
-            kept = StagedGroup(stage, group.task, len(group), group.size_bytes, None, len(self.disk), 1)
+            kept = StagedGroup.of(stage, group, (len(self.disk), 1))
             self.disk.append(group)
             assert self.staging.written(stage, [kept])
         if room in {Room.MEMORY, Room.DISK}:

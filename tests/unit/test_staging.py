@@ -53,9 +53,7 @@ def staged(
     room, kept = state.admit(SINK, epoch, name(partition, attempt), piece, groups, now)
     if room is Room.DISK:
         kept.file = kept.file or File()
-        state.written(
-            kept, [StagedGroup(kept, each.task, len(each), each.size_bytes, None, 0, 1) for each in groups]
-        )
+        state.written(kept, [StagedGroup.of(kept, each, (0, 1)) for each in groups])
     return room, kept
 
 
