@@ -85,7 +85,7 @@ _HOP = 1 << 32
 _UNQUEUED_HOP = 1 << 56
 """It has this added, too, for each hop since the messages last waited in the queue of their task's worker."""
 MAX_FRAME_GROUPS = 1000
-"""The most groups of a frame. Each costs its receiver some 10 us, in which it does nothing for others."""
+"""The most groups of a frame. The receiver spends about 10 us on each, and serves no other session then."""
 MAX_UNQUEUED_HOPS = 16
 """More of these have no other reason than assignments that contradict each other. A move takes a few."""
 

@@ -26,7 +26,7 @@ _MOST_SHOWN = 10
 
 
 class Live:
-    """An object whose connection belongs to this process; a copy elsewhere would lose messages unnoticed."""
+    """An object with a connection of this process. A copy in another process would lose messages silently."""
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         raise TypeError(

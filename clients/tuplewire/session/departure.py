@@ -12,7 +12,7 @@ _MOST_REMEMBERED = 1000
 
 
 class TaskContent(NamedTuple):
-    """What a task got of an epoch, in whatever order; 0 messages: it is not known.
+    """The messages of a task in an epoch, regardless of their order; 0 messages: not known.
 
     size_bytes: of payloads, keys and headers. checksum: the sum of these bytes, modulo 65,521.
     """
@@ -34,8 +34,8 @@ class TaskContent(NamedTuple):
 class SinkEpoch:
     """The last epoch of a sink, as far as a worker has had to do with it.
 
-    owner, name: whose sink it is, and its name. tasks: what those got that have the epoch. run: the run of
-    the sink's query that published last.
+    owner, name: whose sink it is, and its name. tasks: the content of those that have the epoch. run: the
+    run of the sink's query that published last.
     """
 
     owner: str

@@ -1,8 +1,8 @@
 """A queue of groups that takes little memory however small they are.
 
-A group of one message costs about 300 bytes beside its payload. So the middle of a long queue is kept as
-runs, in which small groups are packed into shared columns: about 50 bytes a message (docs/how-to/tune.md).
-The two ends are kept as they are, for speed.
+A group of one message costs about 300 bytes in addition to its payload. So the middle of a long queue is
+kept as runs, in which small groups are packed into shared columns: about 50 bytes a message
+(docs/how-to/tune.md). The two ends are kept as they are, for speed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EntryQueue:
         return bool(self._tail or self._head or self._runs)
 
     def __iter__(self) -> Iterator[HeldEntry]:
-        """Yield the entries there are now; the queue may change meanwhile."""
+        """Yield the present entries; the queue may change during the iteration."""
         return _entries((list(self._head), *self._runs, list(self._tail)))
 
     def append(self, entry: HeldEntry) -> None:
@@ -123,7 +123,7 @@ class EntryQueue:
         self._tail.clear()
 
     def move_after(self, sequence: int, to: EntryQueue, *, redelivered: bool) -> None:
-        """Put all messages after a sequence in front of another queue, which goes on after them.
+        """Put all messages after a sequence in front of another queue, which continues after them.
 
         redelivered: mark them. Runs move as they are, so that a long queue takes no long time.
         """

@@ -100,7 +100,7 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
 
 
 def contents_to_wire(tasks: Mapping[int, TaskContent]) -> list[pb.TaskContent]:
-    """Return what tasks got of an epoch as it travels beside their ids."""
+    """Return the content of tasks in an epoch as wire messages, in the order of the tasks."""
     return [
         pb.TaskContent(messages=each.messages, bytes=each.size_bytes, checksum=each.checksum)
         for each in tasks.values()
@@ -108,7 +108,7 @@ def contents_to_wire(tasks: Mapping[int, TaskContent]) -> list[pb.TaskContent]:
 
 
 def contents_from_wire(tasks: Iterable[int], contents: Iterable[pb.TaskContent]) -> dict[int, TaskContent]:
-    """Return what tasks got of an epoch, by task."""
+    """Return the content of tasks in an epoch, by task."""
     got = (TaskContent(each.messages, each.bytes, each.checksum) for each in contents)
     return {task: next(got, TaskContent()) for task in tasks}
 

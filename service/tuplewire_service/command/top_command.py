@@ -1,4 +1,4 @@
-"""`tuplewire top`: what a whole cluster does now, again and again."""
+"""`tuplewire top`: the present state of a whole cluster, redrawn at an interval."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_LINES = 40
 """Rows of one table that --once prints."""
 _SHARE = 6
-"""On a terminal a table gets one line of so many."""
+"""A table gets one of this many lines of the terminal, and at least three."""
 
 
 def add_top_command(commands: Any) -> None:
@@ -81,7 +81,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
-    """Show as much as fits, in place of what is on the screen: of each table, those rows that matter most."""
+    """Redraw the screen with the most important rows of each table, as many as fit."""
     text = StringIO()
     _print(text, rows, wanted, max(3, console.height // _SHARE))
     lines = [line[: console.width] for line in text.getvalue().splitlines()[: console.height - 1]]

@@ -158,7 +158,7 @@ class ReceivingEnd(ABC):
             known = self.source, self.worker_number, self.wants_releases
             ended = self._ended_sessions.setdefault(known, _EndedSession(*known, self._on_left))
             for inbound in self._inbounds.values():
-                inbound.end = ended  # queued messages know their inbound, and would keep this session
+                inbound.end = ended  # queued messages refer to it, and would keep this session alive
             self._inbounds.clear()  # they know the session: it would wait for Python to look for cycles
             return self.leave()
 
@@ -179,7 +179,7 @@ class ReceivingEnd(ABC):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _EndedSession:
-    """What sessions that have ended leave while messages of theirs are queued; equal ones share it."""
+    """Replaces ended sessions as long as their messages are queued. Equal sessions share one."""
 
     source: str
     worker_number: int
@@ -196,7 +196,7 @@ class _EndedSession:
 class _Inbound:
     """Where a session's batches come from; those that came by another worker have an inbound of their own.
 
-    Each message in a queue knows one, so it is small, and lets go of a session that ends.
+    Every queued message refers to one. So it is small, and drops its reference to a session that ends.
     """
 
     __slots__ = ("_came_by", "end")
@@ -241,7 +241,7 @@ class Leases(Generic[_End]):
         self._sessions: dict[SessionKey, _End] = {}
         self._sharing: dict[SessionKey, _End] = {}
         self.ended: WeakValueDictionary[tuple[str, int, bool], _EndedSession] = WeakValueDictionary()
-        """What is left of sessions that have ended, by source, worker_number and wants_releases."""
+        """Replacements of ended sessions, by source, worker_number and wants_releases."""
         self._on_gone = on_gone
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ class Publications:
     def compare(
         self, sink: Sink, epoch: int, stages: Iterable[Stage], published: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
-        """Return what was staged for each task.
+        """Return the staged content of each task.
 
         Raises StaleEpochError where a task has the epoch with other messages, here or by `published`.
         """
@@ -133,7 +133,7 @@ class Publications:
         return staged
 
     def take_over(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
-        """Make a run known; return what tasks got that have an epoch already, by an earlier run."""
+        """Make a run known; return the content of tasks that have the epoch already, from an earlier run."""
         last = self._last.get(sink[0], {}).get(sink[1]) or LastEpoch(-1)
         last.run = run
         self._remember(sink, last)
@@ -150,8 +150,8 @@ class Publications:
     ) -> tuple[int, list[StagedGroup]]:
         """Publish what was staged, in this order, but for tasks that have the epoch.
 
-        run: that publishes. published: what tasks have got elsewhere of the epoch. Returns how many messages
-        were chosen, and the groups that are left out.
+        run: that publishes. published: the content of tasks that have the epoch from other workers. Returns
+        how many messages were chosen, and the groups that are left out.
         """
         last = self._of(sink, epoch) or LastEpoch(epoch)
         last.run = run
@@ -281,7 +281,7 @@ class Publications:
 
 
 def _contents(stages: Iterable[Stage]) -> dict[int, TaskContent]:
-    """Return what each task gets of attempts."""
+    """Return the content of each task in some attempts."""
     found: dict[int, TaskContent] = {}
     for stage in stages:
         for each in stage.groups:

@@ -20,7 +20,7 @@ from tuplewire.session.rejection import Rejection
 from tuplewire_service.messaging.base import InboundSession
 
 _COPY_BYTES = 512
-"""What a copy takes beside its payload and headers."""
+"""Memory for a copy in addition to its payload and headers."""
 _ROOM = 0.5
 """Once full, the copies to a task have room again when they take no more than this share of it."""
 

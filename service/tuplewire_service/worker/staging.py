@@ -27,7 +27,7 @@ Sink = tuple[str, str]
 IDLE_SECONDS = 60.0
 """Without a new piece for so long, an attempt goes out of the way of another one of its partition."""
 _SUM = 0xFFFF
-"""The half of Adler-32 that is the sum of the bytes, in whatever order."""
+"""The half of Adler-32 that is the sum of the bytes, regardless of their order."""
 _ENTRY_BYTES = 200
 """What is kept in memory for a group in a file."""
 _INDEX_SHARE = 4

@@ -219,7 +219,7 @@ class _Probe:
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
-    """Return a consumer's cursors by task; others have turns of the loop in between."""
+    """Return a consumer's cursors by task; other sessions get turns of the event loop in between."""
     cursors: dict[int, Cursor] = {}
     taken = 0
     for each in subscribe.tasks:
