@@ -1,11 +1,12 @@
-"""Balances: that they add up, and what people see of them."""
+"""Balances, which add up, and the departures of workers, which account for the rest."""
 
 from __future__ import annotations
 
 import pytest
 
-from tuplewire.session.departure import Departure
+from tuplewire.session.departure import Departure, SinkEpoch, Successor, TaskContent
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.wire.translate import departure_from_wire, departure_to_wire
 
 ONE = LedgerSnapshot(10, 5, {"closed": 2, "rejected": 1}, 2)
 OTHER = LedgerSnapshot(100, 50, {"closed": 20, "expired": 10}, 20)
@@ -34,3 +35,12 @@ def test_what_is_lost_with_a_worker() -> None:
     departure = Departure(1, {1: 5, 2: 7, 3: 11}, others=100)
     assert departure.lost([1, 3]) == 116
     assert Departure(1).lost([1]) == 0
+
+
+def test_a_departure_travels_whole() -> None:
+    """With the content of the tasks in a sink's last epoch: the next worker compares by it."""
+    contents = {5: TaskContent(3, 30, 65_520), 1: TaskContent(1, 0, 0)}
+    sinks = (SinkEpoch("me", "s", 7, contents, "run"), SinkEpoch("me", "t", 0, {}, "other"))
+    successors = {(1, 9): Successor("w", "h:1", 8), (2, 9): Successor("w", "h:1", 8)}
+    departure = Departure(4, {1: 5}, 6, sinks, successors)
+    assert departure_from_wire(departure_to_wire(departure)) == departure
