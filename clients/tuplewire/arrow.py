@@ -24,23 +24,17 @@ def groups_from_arrow(
     tasks: SupportsIndex | pa.Array,
     payloads: pa.Array,
     source: SupportsIndex | None,
-    keys: pa.Array | None = None,
-    headers: pa.Array | None = None,
+    encoded: pa.Array | None = None,
 ) -> list[TaskGroup]:
     """Return a group for each task, in the order of the task ids, in order within each.
 
     tasks: one id, or integers of any width. payloads: binary or strings of any layout. Both may be chunked,
-    sliced or dictionary-encoded. keys, headers: see encode_columns.
+    sliced or dictionary-encoded. encoded: keys and headers; see encoded_from_arrow.
 
     Raises MalformedError for nulls, a wrong type, columns of different length or 2 GiB of payload and more,
     and InvalidTaskError for ids outside 0 to 2^31-1.
     """
     payloads = _payload_column(payloads)
-    encoded = encode_columns(
-        None if keys is None else _flat(keys, "key"),
-        None if headers is None else _flat(headers, "headers"),
-        len(payloads),
-    )
     sender = None if source is None else check_task(source)
     if not isinstance(tasks, pa.Array | pa.ChunkedArray):
         task = check_task(tasks)
@@ -69,6 +63,12 @@ def groups_from_arrow(
         groups.append(_group(task, sender, payloads.slice(start, end - start), some))
         start = end
     return groups
+
+
+def encoded_from_arrow(keys: pa.Array | None, headers: pa.Array | None, count: int) -> pa.Array | None:
+    """Return the keys and headers of so many messages as they travel; see encode_columns."""
+    key = None if keys is None else _flat(keys, "key")
+    return encode_columns(key, None if headers is None else _flat(headers, "headers"), count)
 
 
 def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:

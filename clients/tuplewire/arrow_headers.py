@@ -11,25 +11,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MalformedError
-from tuplewire.headers import decode_headers
+from tuplewire.headers import TOMBSTONE, decode_headers, encode_headers
 
 KEY = pa.binary()
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The types of the columns, which are those of Spark's Kafka connector."""
 
 # pyarrow loads pandas for pa.scalar(), which takes as long as all else that a Spark process loads for us.
-_EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
+EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _SHORT = 128
 """A length below this takes one byte on the wire."""
 
 
-def encode_columns(keys: pa.Array | None, headers: pa.Array | None, count: int) -> pa.Array | None:
+def encode_columns(
+    keys: pa.Array | None, headers: pa.Array | None, count: int, tombstones: pa.Array | None = None
+) -> pa.Array | None:
     """Return each message's key and headers, encoded; None if no message has any.
 
     keys: binary or strings; null: the message has none. headers: lists of structs of a name and a value, in
-    this order, whatever they are called; null: none. None: no such column.
+    this order, whatever they are called; null: none. None: no such column. tombstones: true where the header
+    TOMBSTONE is added.
 
-    Raises MalformedError for other types, columns of another length, and nulls within headers.
+    Raises MalformedError for other types, columns of another length, and headers without a name.
     """
     parts = []
     for column, name, encode in ((keys, "key", _encoded_keys), (headers, "headers", _encoded_headers)):
@@ -39,19 +42,30 @@ def encode_columns(keys: pa.Array | None, headers: pa.Array | None, count: int) 
             raise MalformedError(f"{len(column)} {name} and {count} payloads: the columns differ in length")
         if column.null_count < count:
             parts.append(encode(column))
+    if tombstones is not None and pc.any(tombstones).as_py():
+        entry = pa.array([encode_headers(None, [(TOMBSTONE, b"")])], pa.binary())
+        parts.append(pc.if_else(tombstones, entry[0], EMPTY))
     if not parts:
         return None
-    encoded = _joined(*parts) if len(parts) > 1 else parts[0]
+    encoded = pc.binary_join_element_wise(*parts, EMPTY)
     return encoded if pc.max(pc.binary_length(encoded)).as_py() else None
 
 
 def _encoded_keys(keys: pa.Array) -> pa.Array:
     keys = _binary(keys, "key", "binary or string")
     tagged = _joined(_lengths(keys, b"\x0a"), keys)
-    return pc.if_else(keys.is_valid(), tagged, _EMPTY)
+    return pc.if_else(keys.is_valid(), tagged, EMPTY)
 
 
-def _encoded_headers(headers: pa.Array) -> pa.Array:
+def without_names(headers: pa.Array) -> pa.Array:
+    """Return for each message whether one of its headers has no name: true, or null for no."""
+    names = _names_and_values(headers)[1]
+    rows = pc.list_parent_indices(headers).filter(names.is_null())
+    return pc.is_in(pa.array(range(len(headers)), rows.type), value_set=rows)
+
+
+def _names_and_values(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return the headers as lists, and the names and values of all of them."""
     kind = headers.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
     if pa.types.is_map(kind):
@@ -62,23 +76,23 @@ def _encoded_headers(headers: pa.Array) -> pa.Array:
             f"the headers column must be lists of structs of a name (string) and a value (binary), not {kind}"
         )
     names, values = elements.flatten()
-    for part, what in ((elements, "header"), (names, "header's name"), (values, "header's value")):
-        if part.null_count:
-            raise MalformedError(
-                f"the headers column has {part.null_count} {what}(s) that are null; filter or fill them first"
-            )
     names = _binary(names, "headers", "named by strings")
-    values = _binary(values, "headers", "of binary or string values")
-    fields = _joined(_field(names, b"\x0a"), _field(values, b"\x12"))
+    return headers, names, _binary(values, "headers", "of binary or string values")
+
+
+def _encoded_headers(headers: pa.Array) -> pa.Array:
+    headers, names, values = _names_and_values(headers)
+    if names.null_count:
+        raise MalformedError(
+            f"the headers column has {names.null_count} header(s) without a name; filter or fill them first"
+        )
+    # Absent is null for a value, and empty for a name, as protobuf has it.
+    named = pc.if_else(pc.equal(names, EMPTY), EMPTY, _joined(_lengths(names, b"\x0a"), names))
+    fields = _joined(named, pc.fill_null(_joined(_lengths(values, b"\x12"), values), EMPTY))
     written = _joined(_lengths(fields, b"\x12"), fields)
     sizes = pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
-    return pc.binary_join(pa.ListArray.from_arrays(offsets, written), _EMPTY)
-
-
-def _field(values: pa.Array, tag: bytes) -> pa.Array:
-    """Return an encoded field for each value; an empty one is left out, as protobuf does."""
-    return pc.if_else(pc.equal(values, _EMPTY), _EMPTY, _joined(_lengths(values, tag), values))
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, written), EMPTY)
 
 
 def _lengths(values: pa.Array, tag: bytes) -> pa.Array:
@@ -98,7 +112,7 @@ def _varint(value: int) -> bytes:
 
 
 def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(left, right, _EMPTY)
+    return pc.binary_join_element_wise(left, right, EMPTY)
 
 
 def _binary(column: pa.Array, name: str, wanted: str) -> pa.Array:

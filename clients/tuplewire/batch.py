@@ -109,9 +109,10 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         keys: binary or strings; null where a message has none. headers: lists of structs of name and value,
         as Spark has them from Kafka; null where a message has none.
         """
-        from tuplewire.arrow import groups_from_arrow
+        from tuplewire.arrow import encoded_from_arrow, groups_from_arrow
 
-        return cls.from_groups(groups_from_arrow(tasks, payloads, source, keys, headers))
+        encoded = encoded_from_arrow(keys, headers, len(payloads))
+        return cls.from_groups(groups_from_arrow(tasks, payloads, source, encoded))
 
     def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
         """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary), in this order.

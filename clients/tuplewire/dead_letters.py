@@ -13,7 +13,7 @@ from typing import Self
 from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup
 from tuplewire.headers import decode_headers, encode_headers
-from tuplewire.message import ReadHeaders, TaskMessage
+from tuplewire.message import Headers, ReadHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
 """The header of a message that comes again: how often consumers have rejected it, in decimal digits."""
@@ -53,15 +53,15 @@ def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros
     time = datetime.fromtimestamp(now_micros / 1e6, UTC).isoformat()
     source = "" if group.source is None else str(group.source)
     facts = {REASON: reason, SOURCE: source, TASK: str(group.task), COUNT: str(count), TIME: time}
-    told = [(name, value.encode(errors="replace")) for name, value in facts.items() if value]
-    return replace(_with_headers(group, key, [*_others(headers), *told]), task=task)
+    told = ((name, value.encode(errors="replace")) for name, value in facts.items() if value)
+    return replace(_with_headers(group, key, (*_others(headers), *told)), task=task)
 
 
-def _others(headers: ReadHeaders) -> list[tuple[str, bytes]]:
+def _others(headers: ReadHeaders) -> list[tuple[str, bytes | None]]:
     return [each for each in headers if each[0] != REJECTED and not each[0].startswith(DEAD)]
 
 
-def _with_headers(group: TaskGroup, key: bytes | None, headers: list[tuple[str, bytes]]) -> TaskGroup:
+def _with_headers(group: TaskGroup, key: bytes | None, headers: Headers) -> TaskGroup:
     encoded = encode_headers(key, headers)
     return replace(group, header_lengths=len(encoded).to_bytes(4, "little"), header_data=encoded)
 
@@ -88,7 +88,7 @@ class DeadMessage:
     def read(cls, letter: TaskMessage, *, redelivered: bool = False) -> Self | None:
         """Read one; None for a message that is no dead letter."""
         try:
-            told = dict(letter.headers)
+            told = {name: value or b"" for name, value in letter.headers}
         except MalformedError:
             return None
         task = _number(told.get(TASK))

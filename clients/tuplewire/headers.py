@@ -15,9 +15,12 @@ from tuplewire.errors import MalformedError, MessageError
 from tuplewire.group import as_bytes
 from tuplewire.wire.messaging_pb2 import MessageHeader, MessageHeaders
 
+TOMBSTONE = "tuplewire-tombstone"
+"""The header of a message that was a key and a null in Spark, as Kafka's users delete by key."""
+
 
 def encode_headers(key: Any, headers: Any) -> bytes:
-    """Return a message's key (None: it has none) and headers (pairs of a str and bytes), encoded.
+    """Return a message's key (None: it has none) and headers (pairs of a str and bytes or None), encoded.
 
     Raises MessageError, which says what is wrong, for a key or a value that is not bytes and the like.
     """
@@ -42,10 +45,12 @@ def encode_headers(key: Any, headers: Any) -> bytes:
 def _header(name: Any, value: Any) -> MessageHeader:
     if not isinstance(name, str):
         raise MessageError(f"a header's name is a str, not {type(name).__name__}: {name!r}")
+    if value is None:
+        return MessageHeader(name=name)
     return MessageHeader(name=name, value=as_bytes(value, f"the value of the header {name!r}"))
 
 
-def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes], ...]]:
+def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
     """Return key and headers; MalformedError for bytes that are none, which another program has sent."""
     if not encoded:
         return None, ()
@@ -57,7 +62,7 @@ def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes
             "sent the message, its payload can be read"
         ) from error
     key = read.key if read.HasField("key") else None
-    return key, tuple((header.name, header.value) for header in read.headers)
+    return key, tuple((each.name, each.value if each.HasField("value") else None) for each in read.headers)
 
 
 def header_column(

@@ -13,9 +13,9 @@ SHUTDOWN_TASK = -1
 """The task id of Storm's shutdown notice; it ends a receive loop and never crosses a session."""
 
 _MAX_SERIALIZED_TASK = 2**15 - 1
-Headers: TypeAlias = Iterable[tuple[str, bytes]]
+Headers: TypeAlias = Iterable[tuple[str, bytes | None]]
 """Names and values, in an order that is kept; a name may come more than once."""
-ReadHeaders: TypeAlias = tuple[tuple[str, bytes], ...]
+ReadHeaders: TypeAlias = tuple[tuple[str, bytes | None], ...]
 """The same as it was read."""
 
 

@@ -258,12 +258,8 @@ def test_columns_without_any_cost_nothing() -> None:
         ({"keys": pa.array([b"k"])}, "1 key and 4 payloads: the columns differ in length"),
         ({"headers": pa.array([b"k"] * 4)}, "the headers column must be lists of structs of a name"),
         ({"headers": pa.array([[1]] * 4)}, "the headers column must be lists of structs of a name"),
-        ({"headers": headers_of([[(None, b"")]] * 4)}, r"4 header's name\(s\) that are null; filter or fill"),
-        (
-            {"headers": headers_of([[("a", None)]] * 4)},
-            r"4 header's value\(s\) that are null",
-        ),
-        ({"headers": headers_of([[None]] * 4)}, r"4 header\(s\) that are null; filter or fill them first"),
+        ({"headers": headers_of([[(None, b"")]] * 4)}, r"4 header\(s\) without a name; filter or fill"),
+        ({"headers": headers_of([[None]] * 4)}, r"4 header\(s\) without a name; filter or fill them first"),
         (
             {
                 "headers": pa.array(

@@ -41,7 +41,7 @@ def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> Non
         (
             1,
             b"12345",
-            "the message has more than 4 bytes, the worker's max_message_bytes (task 1, mess",
+            "the message has more than 4 bytes, with its key and headers: the worker's max_message_bytes (t",
         ),
         (None, b"a", "the task is null (task None, message 'a')"),
         (-1, b"\xff", "a task id is from 0 to 2147483647 (task -1, message '\\\\\\\\xff')"),

@@ -28,6 +28,13 @@ def test_they_are_what_was_given(key: bytes | None, headers: tuple[tuple[str, by
     assert (again, hash(again), again.key, again.headers) == (message, hash(message), key, headers)
 
 
+def test_a_value_may_be_null() -> None:
+    """It is not the same as an empty one."""
+    headers = (("a", None), ("b", b""))
+    assert TaskMessage(1, b"", headers=headers).headers == headers
+    assert MessageHeader(name="b", value=b"") in MessageHeaders.FromString(encode_headers(None, headers)).headers
+
+
 def test_any_bytes_and_any_iterable() -> None:
     """Keys and values are copied to bytes, and headers are read once."""
     value = bytearray(b"v")
@@ -43,7 +50,8 @@ def test_any_bytes_and_any_iterable() -> None:
         ({"key": 7}, "a key is bytes, not int"),
         ({"headers": {"a": b"1"}}, r"headers are pairs, not a dict; pass list\(headers.items\(\)\)"),
         ({"headers": [("a", "1")]}, "the value of the header 'a' is bytes, not str; encode it first"),
-        ({"headers": [("a", None)]}, "the value of the header 'a' is bytes, not NoneType"),
+        ({"headers": [("a", 7)]}, "the value of the header 'a' is bytes, not int"),
+        ({"headers": [(None, b"1")]}, "a header's name is a str, not NoneType"),
         ({"headers": [(b"a", b"1")]}, "a header's name is a str, not bytes: b'a'"),
         ({"headers": ["ab", b"c"]}, "the value of the header 'a' is bytes, not str"),
         ({"headers": [("a", b"1", b"2")]}, r"headers are pairs of a name \(str\) and a value \(bytes\), not"),

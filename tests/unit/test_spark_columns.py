@@ -96,6 +96,51 @@ def test_keys_and_headers_are_written(
     assert found == {b"a": (first, (("n", b"1"),)), b"b": (second, ())}
 
 
+def written(column: pa.Array, **more: pa.Array) -> TaskMessageBatch:
+    """Return what rows to task 5 become."""
+    tasks = pa.array([5] * len(column), pa.int32())
+    rows = pa.RecordBatch.from_pydict({"task": tasks, "message": column, **more})
+    return TaskMessageBatch.from_groups(groups_of(router("direct"), rows))
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_null_with_a_key_comes_back_as_one(kind: pa.DataType, headers: bool) -> None:  # noqa: FBT001
+    """As Kafka's users delete by key; its other headers, null ones among them, stay as they were."""
+    pairs = pa.array([[("n", None), ("m", b"")], None, [("n", b"1")]], HEADERS)
+    sent = written(pa.array([None, None, "x"], kind), key=pa.array([b"a", b"", b"c"]), headers=pairs)
+    assert [message.headers[-1:] for message in sent][:2] == [(("tuplewire-tombstone", b""),)] * 2
+    read = read_batch([Delivery(1, group) for group in sent.groups], headers=headers)
+    assert read.column("message").to_pylist() == [None, None, b"x"]
+    assert read.column("key").to_pylist() == [b"a", b"", b"c"]
+    if headers:
+        assert read.column("headers").to_pylist() == pairs.to_pylist()
+    else:
+        assert "headers" not in read.schema.names
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"key": pa.array([b"k" * 996, b"k" * 997])}, None),
+        ({"key": pa.array([b"k", b"k" * 998])}, "the message has more than 1000 bytes, with its key"),
+        ({"headers": pa.array([[("n", b"v" * 999)], []], HEADERS)}, "the message has more than 1000 bytes"),
+        ({"headers": pa.array([[("n", b"v")], [(None, b"v")]], HEADERS)}, "a header has no name"),
+        ({"headers": pa.array([[("n", b"v")], [None]], HEADERS)}, "a header has no name"),
+        ({"key": pa.array([None, b"k"])}, "the message is null"),
+    ],
+)
+def test_rows_are_measured_as_they_travel(more: dict[str, pa.Array], why: str | None) -> None:
+    """With key and headers: what passes here is not refused by any later limit, and the other way round."""
+    messages = pa.array([None if why == "the message is null" else b"", b""])
+    if why is None:
+        sizes = [size for group in written(messages, **more).groups for size in group.message_sizes()]
+        assert max(sizes) == 1000
+        return
+    with pytest.raises(BadRowsError, match=why):
+        written(messages, **more)
+
+
 @pytest.mark.parametrize("other", [2_000_000, 1_500_000])
 def test_timestamps_are_those_of_sending(other: int) -> None:
     """Whole milliseconds, the same wherever a batch of them begins; null where none is told."""

@@ -25,15 +25,20 @@ _HOMES = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make `.format("tuplewire")` known to a session, for reading and writing, batch and streaming.
+    """Make `.format("tuplewire")` known to a session and to the calling thread.
 
-    Only needed where Spark does not find it by itself: when the package has come by --py-files or
-    addArtifact, and not by pip. Does no harm otherwise. Raises NeedsSparkError with Spark 3.5.
+    Spark finds the format by itself where the package was installed by pip, but only in the program's first
+    thread: call this in every other thread that reads or writes, and where the package has come by --py-files
+    or addArtifact. It does no harm elsewhere, and logs `spark.other_python` where Spark runs another Python
+    than this program. Raises NeedsSparkError with Spark 3.5.
     """
     from pyspark.errors import AnalysisException
 
     from tuplewire.spark.data_source import TuplewireDataSource
+    from tuplewire.spark.releases import use_in_this_thread
 
+    if not is_remote(spark):
+        use_in_this_thread(spark)
     try:
         spark.dataSource.register(TuplewireDataSource)
     except AnalysisException as error:

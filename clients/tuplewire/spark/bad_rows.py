@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,18 +48,21 @@ class BadRows:
         return self.rows if isinstance(self.policy, int) else self.rows - self.count
 
     def sort_out(
-        self, tasks: pa.Array, batch: pa.RecordBatch
+        self, tasks: pa.Array, batch: pa.RecordBatch, wrong: Mapping[str, pa.Array] | None = None
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
         """Return the tasks and rows that can be sent, and what goes to the task for bad rows.
+
+        batch: see columns.as_sent. wrong: which rows are bad for other reasons, by reason.
 
         Raises BadRowsError if there are bad rows, and the policy is to fail. What the batches before this one
         had is up to the caller: nobody may have seen it.
         """
         first, self.rows = self.rows, self.rows + len(tasks)
         messages = batch.column("message")
-        if self._all_good(tasks, messages):
+        sizes = _wire_bytes(batch)
+        if not wrong and self._all_good(tasks, sizes):
             return tasks, batch, []
-        reasons = self._reasons(tasks.cast(pa.int64()), messages)
+        reasons = self._reasons(tasks.cast(pa.int64()), sizes) | dict(wrong or {})
         bad = pa.array([False] * len(tasks))
         for mask in reasons.values():
             bad = pc.or_(bad, mask)
@@ -88,10 +91,10 @@ class BadRows:
         stories = [story(row) | {"message": _shortened(messages[row], _KEPT_BYTES)} for row in rows]
         return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in stories]
 
-    def _all_good(self, tasks: pa.Array, messages: pa.Array) -> bool:
-        if tasks.null_count or messages.null_count:
+    def _all_good(self, tasks: pa.Array, sizes: pa.Array) -> bool:
+        if tasks.null_count or sizes.null_count:
             return False
-        if (pc.max(pc.binary_length(messages)).as_py() or 0) > self.max_message_bytes:
+        if (pc.max(sizes).as_py() or 0) > self.max_message_bytes:
             return False
         return self._all_known(tasks)
 
@@ -102,15 +105,14 @@ class BadRows:
             self._known |= self.known(new)
         return there <= self._known
 
-    def _reasons(self, tasks: pa.Array, messages: pa.Array) -> dict[str, pa.Array]:
+    def _reasons(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
         self._all_known(tasks)
         known = pa.array(self._known, pa.int64())
         limit = self.max_message_bytes
         masks = {
-            "the message is null": pc.is_null(messages),
-            f"the message has more than {limit} bytes, the worker's max_message_bytes": pc.greater(
-                pc.binary_length(messages), limit
-            ),
+            "the message is null": pc.is_null(sizes),
+            f"the message has more than {limit} bytes, with its key and headers: the worker's "
+            "max_message_bytes": pc.greater(sizes, limit),
             "the task is null": pc.is_null(tasks),
             f"a task id is from {MIN_TASK} to {MAX_TASK}": pc.or_(
                 pc.less(tasks, MIN_TASK), pc.greater(tasks, MAX_TASK)
@@ -118,6 +120,14 @@ class BadRows:
             "the task is not in the assignment": pc.invert(pc.is_in(tasks, value_set=known)),
         }
         return {reason: pc.fill_null(mask, False) for reason, mask in masks.items()}
+
+
+def _wire_bytes(batch: pa.RecordBatch) -> pa.Array:
+    """Return how large each message is for every limit on the way; null for one that is null."""
+    sizes = pc.binary_length(batch.column("message")).cast(pa.int64())
+    if "encoded" not in batch.schema.names:
+        return sizes
+    return pc.add(sizes, pc.fill_null(pc.binary_length(batch.column("encoded")), 0).cast(pa.int64()))
 
 
 def _shortened(message: pa.Scalar, most: int) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.arrow import key_and_headers, record_batch, repeated
-from tuplewire.arrow_headers import HEADERS, KEY
+from tuplewire.arrow_headers import EMPTY, HEADERS, KEY, encode_columns, without_names
+from tuplewire.headers import TOMBSTONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,25 +28,30 @@ _ARROW_SCHEMA = pa.schema(
     ]
 )
 _ARROW_SCHEMA_WITH_HEADERS = _ARROW_SCHEMA.append(pa.field("headers", HEADERS))
-TRAVELLING = ("key", "headers")
-"""The columns of rows to write that travel with a message, where there are any."""
+_MARK = TOMBSTONE.encode()
 
 
 def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
     """Return messages of one task that follow each other, in the columns of read_schema.
 
+    The message of a tombstone is null; see tuplewire.headers.
+
     Raises MalformedError for what another program has sent in place of a key and headers.
     """
     groups = [delivery.group for delivery in deliveries]
     columns = record_batch(groups)
-    key, pairs = key_and_headers(groups, headers=headers)
+    message = columns.column("message")
+    if any(_MARK in group.header_data for group in groups):
+        key, pairs, message = _with_tombstones(groups, message)
+    else:
+        key, pairs = key_and_headers(groups, headers=headers)
     count = columns.num_rows
     before = deliveries[0].first_sequence - 1
     sequences = pc.cumulative_sum(repeated([before + 1, 1], [1, count - 1], pa.int64()))
     return pa.RecordBatch.from_arrays(
         [
             columns.column("task"),
-            columns.column("message"),
+            message,
             columns.column("source"),
             sequences,
             _timestamps(groups),
@@ -56,7 +62,40 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
     )
 
 
-def travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return keys, headers and messages: null where the header says so, without that header."""
+    key, pairs = key_and_headers(groups)
+    read: list[Any] = [] if pairs is None else [each or [] for each in pairs.to_pylist()]
+    marked = pa.array([any(pair["key"] == TOMBSTONE for pair in each) for each in read])
+    left = [[pair for pair in each if pair["key"] != TOMBSTONE] or None for each in read]
+    return key, pa.array(left, HEADERS), pc.if_else(marked, pa.nulls(len(message), message.type), message)
+
+
+def as_sent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+    """Return rows to write as they travel, and which of them cannot, by reason.
+
+    The columns are `message` and, where there is one for keys or headers, `encoded`. A null message with a
+    key is a tombstone; see tuplewire.headers.
+    """
+    key, headers = _travelling(batch, "key"), _travelling(batch, "headers")
+    message = batch.column("message")
+    if key is None and headers is None:
+        return pa.RecordBatch.from_pydict({"message": message}), {}
+    wrong: dict[str, pa.Array] = {}
+    if headers is not None and pc.any(nameless := without_names(headers)).as_py():
+        wrong["a header has no name"] = nameless
+        rows = pa.array(range(len(headers)))
+        headers = headers.take(pc.if_else(nameless, pa.nulls(len(rows), rows.type), rows))
+    tombstones = None
+    if key is not None and message.null_count:
+        tombstones = pc.and_(message.is_null(), key.is_valid())
+        message = pc.if_else(tombstones, EMPTY.cast(message.type), message)
+    encoded = encode_columns(key, headers, len(message), tombstones)
+    columns = {"message": message, "encoded": pa.nulls(len(message), KEY) if encoded is None else encoded}
+    return pa.RecordBatch.from_pydict(columns), wrong
+
+
+def _travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     """Return the column of keys or of headers of rows to write; None if there is none that travels."""
     if name not in batch.schema.names:
         return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.events import event_logger
 from tuplewire.session.departure import TaskContent
-from tuplewire.spark.stages import AWAY, Patience, SinkWorkers, Warnings
+from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, Patience, SinkWorkers
 from tuplewire.spark.task_workers import At
 from tuplewire.wire.control_pb2 import PublishResponse, StagedAttempt, TakeOverResponse
 from tuplewire.wire.translate import contents_from_wire
@@ -17,7 +18,9 @@ from tuplewire.wire.translate import contents_from_wire
 logger = event_logger(__name__)
 
 _SHOWN_TASKS = 10
-_FIRST_WARNING_SECONDS = 10.0
+_WAIT_SECONDS = 5.0
+"""So long a commit waits for room. Spark cannot interrupt a commit: query.stop() and a cancelled job wait for
+its end. The workers keep what still waits then, and go on. See docs/how-to/spark.md."""
 _FORMER_SECONDS = 2.0
 """So long a worker has to answer that no assignment has any more."""
 
@@ -43,9 +46,10 @@ class Publisher(SinkWorkers):
     ) -> int:
         """Have an epoch published; return how many messages were not published before.
 
-        run: names the run of the query; empty: nobody else publishes the epoch, ever. Waits until all of it
-        is in the tasks' queues, as long as that takes. Each task gets an epoch once, whoever publishes it
-        again, and wherever the task is by then, while the workers live or end in good order.
+        run: names the run of the query; empty: nobody else publishes the epoch, ever. Waits some seconds for
+        room in the tasks' queues. The workers hold what finds none, and put it there as consumers make room.
+        Each task gets an epoch once, whoever publishes it again, and wherever the task is by then, while the
+        workers live or end in good order.
 
         Raises StageGoneError if a worker has lost what was staged, and what keeps a worker out of reach once
         the timeout has passed. Then other workers may have their part.
@@ -66,16 +70,19 @@ class Publisher(SinkWorkers):
             for at in unknown:
                 left[at] = self._ask(at, sink, epoch, chosen[at], run, published_tasks=earlier)
         published = sum(each.chosen for each in left.values())
-        warnings = Warnings(_FIRST_WARNING_SECONDS)
+        deadline = time.monotonic() + _WAIT_SECONDS
         while left := {at: each for at, each in left.items() if each.waiting}:
-            if warnings.due():
-                tasks = sorted(task for each in left.values() for task in each.waiting_tasks)
-                waiting = sum(each.waiting for each in left.values())
-                about = {"sink": sink, "epoch": epoch, "waiting": waiting, "tasks": tasks[:_SHOWN_TASKS]}
-                reason = "no room in the queues of these tasks"
-                logger.warning("sink.waits", extra={**about, "reason": reason})
+            if time.monotonic() > deadline:
+                self._tell(sink, epoch, left.values())
+                break
             left = {at: self._ask(at, sink, epoch) for at in left}
         return published
+
+    def _tell(self, sink: str, epoch: int, left: Collection[PublishResponse]) -> None:
+        tasks = sorted(task for each in left for task in each.waiting_tasks)[:_SHOWN_TASKS]
+        about = {"sink": sink, "epoch": epoch, "waiting": sum(each.waiting for each in left), "tasks": tasks}
+        reason = f"no room in the queues of these tasks; the workers go on when there is. {NEEDS_A_SLOT}"
+        logger.warning("sink.waits", extra={**about, "reason": reason})
 
     def _ask(
         self,

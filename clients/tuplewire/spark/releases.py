@@ -7,18 +7,24 @@ another way here, or NeedsSparkError. data_source_api has the same for the class
 from __future__ import annotations
 
 import inspect
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TopologyError
+from tuplewire.events import event_logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+logger = event_logger(__name__)
+
+_OTHER = "set PYSPARK_PYTHON to this program's Python before the session starts, or install tuplewire in both"
 _ADMISSION = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
 """Options of readStream that take a Spark which asks a source for so much and no more."""
 _TIME_ZONE = "UTC"
@@ -91,6 +97,23 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone=_TIME_ZONE)
     return to_arrow_schema(schema)  # before 4.3, always in UTC
+
+
+def use_in_this_thread(spark: SparkSession) -> None:
+    """Let the calling thread find what a session has registered; say where Spark runs another Python.
+
+    The JVM looks formats up in the session of the thread that calls it. A new thread of a program has none.
+    """
+    session: Any = spark
+    try:
+        kind = session._get_j_spark_session_class(session._jvm)
+    except AttributeError:  # before 4.1
+        kind = session._jvm.SparkSession
+    kind.setActiveSession(session._jsparkSession)
+    python = shutil.which(spark.sparkContext.pythonExec)
+    if python != sys.executable:
+        extra = {"spark": python, "program": sys.executable, "reason": _OTHER}
+        logger.warning("spark.other_python", extra=extra)
 
 
 def inheritable_thread(

@@ -8,13 +8,14 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from tuplewire.arrow import groups_from_arrow
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.config import MIB
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.spark.bad_rows import BadRows
-from tuplewire.spark.columns import TRAVELLING, travelling
+from tuplewire.spark.columns import as_sent
 from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
 from tuplewire.topology.load_aware import LoadAwareShuffle
@@ -53,7 +54,7 @@ class RowRouter:
             self._shuffle = shuffle(options.tasks, partition)
 
     def checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that can be sent: `task`, `message` and, where they travel, `key` and `headers`.
+        """Yield the rows that can be sent: `task`, `message`, and `encoded` where there are keys or headers.
 
         Raises BadRowsError for rows that cannot, unless the option badRows says otherwise. Those that go to a
         task come after the others of their batch.
@@ -61,20 +62,17 @@ class RowRouter:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            tasks, rows, bad = self._bad.sort_out(self._tasks(batch), batch)
-            columns = {"task": tasks, "message": rows.column("message")}
-            columns |= {name: column for name in TRAVELLING if (column := travelling(rows, name)) is not None}
-            yield pa.RecordBatch.from_pydict(columns)
+            tasks, rows, bad = self._bad.sort_out(self._tasks(batch), *as_sent(batch))
+            yield rows.append_column("task", tasks)
             if bad and isinstance(self._options.bad_rows, int):
                 to = pa.array([self._options.bad_rows] * len(bad), pa.int32())
                 yield pa.RecordBatch.from_pydict({"task": to, "message": pa.array(bad, pa.binary())})
 
     def groups(self, rows: pa.RecordBatch) -> tuple[TaskGroup, ...]:
         """Return checked rows as messages, in order within each task."""
-        key, headers = (rows.column(name) if name in rows.schema.names else None for name in TRAVELLING)
-        return TaskMessageBatch.from_arrow(
-            rows.column("task"), rows.column("message"), self._options.source, keys=key, headers=headers
-        ).groups
+        encoded = rows.column("encoded") if "encoded" in rows.schema.names else None
+        groups = groups_from_arrow(rows.column("task"), rows.column("message"), self._options.source, encoded)
+        return TaskMessageBatch.from_groups(groups).groups
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options

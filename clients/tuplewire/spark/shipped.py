@@ -135,7 +135,8 @@ def _settle_in() -> None:
 
 def _version(module: str) -> str:
     try:
-        version: str = import_module(module).__version__
+        found = import_module(module)
     except ImportError as error:
         return f"none ({error})"
-    return version
+    # A folder of that name is a package without a version: Spark's jar has a google/protobuf.
+    return getattr(found, "__version__", f"none ({module} is a folder of something else)")

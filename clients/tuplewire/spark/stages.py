@@ -34,6 +34,10 @@ _SETTINGS = SessionSettings()
 _LEAST_CALL_SECONDS = 2.0
 """A worker takes a moment to answer that something waits, whatever the user's timeout is."""
 _WARNING_SECONDS = 60.0
+_LOOK_SECONDS = 5.0
+"""So long a task waits for room before it says so."""
+NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
+"""A write's tasks may hold all of them: then neither goes on. See docs/how-to/spark.md."""
 AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
 """A worker may be back soon, or its tasks elsewhere."""
 
@@ -91,10 +95,10 @@ class Patience:
 
 
 class Warnings:
-    """Says when a wait is to be logged: after some seconds, and then each minute."""
+    """Says when a wait is to be logged: at once, and then each minute."""
 
-    def __init__(self, first: float) -> None:
-        self._due = time.monotonic() + first
+    def __init__(self) -> None:
+        self._due = time.monotonic()
 
     def due(self) -> bool:
         """Whether it is time to say it."""
@@ -240,7 +244,7 @@ class AttemptStage(SinkWorkers):
         """Send the next piece to a worker; to others if it has none of ours and takes none."""
         address, worker_id = at
         piece = self._pieces[at]
-        patience, warnings = Patience(self._seconds), Warnings(0.0)
+        patience, warnings = Patience(self._seconds), Warnings()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         what = self._topology, self._sink, self._epoch, self._partition, self.attempt
         while True:
@@ -265,7 +269,7 @@ class AttemptStage(SinkWorkers):
                 break
             if warnings.due():
                 about = {"sink": self._sink, "epoch": self._epoch, "worker": worker_id}
-                reason = "no room to stage"
+                reason = f"no room to stage: the tasks' queues are full. {NEEDS_A_SLOT}"
                 logger.warning("sink.waits", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.messages += sum(map(len, piece.groups))
@@ -273,20 +277,21 @@ class AttemptStage(SinkWorkers):
         piece.groups, piece.size_bytes = [], 0
 
 
-def wait_for_room(address: str, seconds: float, attempt: Callable[[], object]) -> None:
+def wait_for_room(address: str, seconds: float, attempt: Callable[[float], object]) -> None:
     """Try to hand messages over until there is room for them, as long as the worker answers.
 
-    attempt: raises BufferFullError or FlushTimeoutError if there was none in a while. Raises UnreachableError
-    once the worker does not answer within so many seconds.
+    attempt: takes how long to try, and raises BufferFullError or FlushTimeoutError if there was no room.
+    Raises UnreachableError once the worker does not answer within so many seconds.
     """
-    warnings = Warnings(0.0)
+    warnings = Warnings()
     while True:
         try:
-            attempt()
+            attempt(min(seconds, _LOOK_SECONDS))
         except (BufferFullError, FlushTimeoutError) as error:
             with ControlClient(address, max(seconds, _LEAST_CALL_SECONDS)) as control:
                 control.load([0])
             if warnings.due():
-                logger.warning("sink.waits", extra={"worker": address, "reason": str(error)})
+                reason = f"{error}. {NEEDS_A_SLOT}"
+                logger.warning("sink.waits", extra={"worker": address, "reason": reason})
         else:
             return

@@ -130,9 +130,9 @@ class _Sink(Shipped):
                     checked = held_back(checked)
                 groups = (group for rows in sliced(checked) for group in router.groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
-                    send = partial(client.send, TaskMessageBatch.from_groups([piece]))
-                    wait_for_room(address, options.timeout, partial(send, timeout=options.timeout))
-                wait_for_room(address, options.timeout, partial(client.flush, options.timeout))
+                    batch = TaskMessageBatch.from_groups([piece])
+                    wait_for_room(address, options.timeout, partial(_send, client, batch))
+                wait_for_room(address, options.timeout, client.flush)
             except BaseException:
                 client.close(timeout=0)  # what was not sent yet is the next attempt's
                 raise
@@ -215,6 +215,10 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Throw away what was staged, where that is possible; in the driver."""
         _discard(self._options, batchId, messages)
+
+
+def _send(client: Client, batch: TaskMessageBatch, seconds: float) -> None:
+    client.send(batch, timeout=seconds)
 
 
 def _traced() -> AbstractContextManager[None]:

@@ -187,7 +187,7 @@ def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
         if each.message.key is not None:
             lines.append(f"key      {each.message.key.decode(errors='backslashreplace')}")
         lines += [
-            f"header   {name}: {value.decode(errors='backslashreplace')}"
+            f"header   {name}: {(value or b'').decode(errors='backslashreplace')}"
             for name, value in each.message.headers
         ]
         payload = each.message.payload

@@ -51,7 +51,7 @@ class Beside(TypedDict, total=False):
     """What goes with a payload, as keywords of `send`."""
 
     key: bytes
-    headers: list[tuple[str, bytes]]
+    headers: list[tuple[str, bytes | None]]
 
 
 def read_messages(
@@ -110,10 +110,10 @@ def _bytes_of(value: Any) -> bytes:
     return encoded
 
 
-def _header_of(pair: Any) -> tuple[str, bytes]:
+def _header_of(pair: Any) -> tuple[str, bytes | None]:
     if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
         raise TypeError
-    return pair[0], _bytes_of(pair[1])
+    return pair[0], None if pair[1] is None else _bytes_of(pair[1])
 
 
 def writer_of_messages(
@@ -144,7 +144,9 @@ def as_json(message: TaskMessage) -> dict[str, Any]:
         if message.key is not None:
             fields["key"] = _as_value(message.key)
         if message.headers:
-            fields["headers"] = [[name, _as_value(value)] for name, value in message.headers]
+            fields["headers"] = [
+                [name, None if value is None else _as_value(value)] for name, value in message.headers
+            ]
     return fields
 
 

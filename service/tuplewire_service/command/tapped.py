@@ -42,7 +42,7 @@ def _key_and_headers(message: pb.TappedMessage) -> dict[str, str]:
         return {"headers": f"({message.headers_bytes} bytes that are none)"}
     found = {} if key is None else {"key": _text(key)}
     if headers:
-        found["headers"] = ",".join(f"{name}:{_text(value)}" for name, value in headers)
+        found["headers"] = ",".join(f"{name}:{_text(value or b'')}" for name, value in headers)
     return found
 
 
@@ -109,5 +109,7 @@ def tapped_as_json(message: pb.TappedMessage) -> str:
     if key is not None:
         fields["key"] = base64.b64encode(key).decode()
     if headers:
-        fields["headers"] = [[name, base64.b64encode(value).decode()] for name, value in headers]
+        fields["headers"] = [
+            [name, None if value is None else base64.b64encode(value).decode()] for name, value in headers
+        ]
     return json.dumps(fields)

@@ -1,0 +1,96 @@
+"""What waits for room in a queue ends when Spark ends it, and what was accepted comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.restartable import RestartableWorker
+from helpers.topology import TOPOLOGY, assignment_file, collect, numbers, queued
+from helpers.traffic import client_of
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tuplewire.spark import register
+
+pytestmark = pytest.mark.spark
+
+TASK = 1
+QUEUE = 50
+SECONDS = 60
+STOPS_WITHIN = 10
+
+
+@pytest.fixture
+def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
+    """Run a worker whose queue is soon full."""
+    file = tmp_path / "assignment.json"
+    flags = ["--drain-seconds=1", f"--receive-queue-messages={QUEUE}"]
+    with RestartableWorker("w", tmp_path, file, flags) as running:
+        assignment_file(tmp_path, 1, {running.endpoint: [TASK]})
+        running.wait_ready()
+        yield running
+
+
+def options(worker: RestartableWorker, guarantee: str) -> dict[str, str]:
+    """Return the options of a sink."""
+    where = {"address": worker.endpoint.address, "topology": TOPOLOGY, "timeout": "60"}
+    return {**where, "deliveryGuarantee": guarantee}
+
+
+@pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
+def test_a_query_stops_while_nobody_consumes(
+    guarantee: str, spark: SparkSession, worker: RestartableWorker, tmp_path: Path
+) -> None:
+    """It has stopped in time. What it has committed comes once, in order."""
+    commits = tmp_path / "checkpoint" / "commits"
+    query = (
+        spark.readStream.format("rate")
+        .option("rowsPerSecond", "200")
+        .load()
+        .selectExpr(f"{TASK} as task", "lpad(value, 12, '0') as message")
+        .writeStream.format("tuplewire")
+        .options(**options(worker, guarantee))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    eventually(lambda: queued(worker.endpoint, TASK) >= QUEUE, SECONDS, "the queue is full")
+    time.sleep(1)  # no condition shows that a commit or a task waits now
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < STOPS_WITHIN
+    assert query.exception() is None
+    if guarantee == "exactlyOnce":
+        assert len(list(commits.glob("[0-9]*"))) >= 1, "a commit ends, though nobody consumes"
+
+
+@pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
+def test_a_cancelled_write_ends_while_nobody_consumes(
+    guarantee: str, spark: SparkSession, worker: RestartableWorker
+) -> None:
+    """With exactlyOnce the worker has all rows by then, and gives them out as there is room."""
+    rows = spark.range(500).selectExpr(f"{TASK} as task", "lpad(id, 12, '0') as message")
+    ended = threading.Event()
+    where = options(worker, guarantee)
+
+    def write() -> None:
+        register(spark)
+        spark.sparkContext.setJobGroup("waits", "a write that waits", interruptOnCancel=True)
+        with contextlib.suppress(PySparkException):
+            rows.coalesce(1).write.format("tuplewire").mode("append").options(**where).save()
+        ended.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    eventually(lambda: queued(worker.endpoint, TASK) >= QUEUE, SECONDS, "the queue is full")
+    spark.sparkContext.cancelJobGroup("waits")
+    assert ended.wait(STOPS_WITHIN)
+    thread.join()
+    if guarantee == "exactlyOnce":
+        with client_of(worker.endpoint.address) as client, client.recv([TASK]) as batches:
+            assert numbers(collect(batches, 500)) == list(range(500))
