@@ -91,7 +91,6 @@ def test_services() -> None:
         "Stage",
         "Publish",
         "TakeOver",
-        "GetEntries",
         "Tap",
         "GetDebug",
         "SetLogging",
@@ -99,6 +98,8 @@ def test_services() -> None:
         "TellTopology",
         "ReportMetrics",
     ]
+    source = control_pb2.DESCRIPTOR.services_by_name["Source"]
+    assert [method.name for method in source.methods] == ["Poll", "Read", "Acknowledge"]
 
 
 def shape(message: Any) -> dict[str, tuple[object, ...]]:

@@ -107,9 +107,16 @@ def _value(field: Any, rng: random.Random, number: int) -> Any:
 
 UNARY = [
     method
-    for method in pb.DESCRIPTOR.services_by_name["Control"].methods
+    for service in ("Control", "Source")
+    for method in pb.DESCRIPTOR.services_by_name[service].methods
     if not method.server_streaming and method.name != "Drain"
 ]
+
+
+def called(plane: DataPlane, method: str) -> Any:
+    """Return a method of one of the services."""
+    services = plane._control, plane._source
+    return next(getattr(each, method) for each in services if method in vars(type(each)))
 
 
 @pytest.mark.parametrize("distinct", [False, True])
@@ -128,7 +135,7 @@ def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: b
         async def measured(request: Message = request, work: Work = work) -> None:
             sys.setprofile(work)
             try:
-                await getattr(plane._control, method.name)(request, Caller())
+                await called(plane, method.name)(request, Caller())
             except (RefusedError, MessageError):
                 pass
             finally:
@@ -142,11 +149,12 @@ def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: b
     ("name", "request_"),
     [
         ("GetLoad", pb.GetLoadRequest(tasks=range(MOST_NAMES + 1))),
-        ("GetEntries", pb.GetEntriesRequest(incarnations=range(MOST_NAMES + 1))),
-        ("GetEntries", pb.GetEntriesRequest(tasks=[pb.TaskSpan()] * (MOST_NAMES + 1))),
+        ("Poll", pb.PollRequest(incarnations=range(MOST_NAMES + 1))),
+        ("Poll", pb.PollRequest(tasks=[pb.PolledTask()] * (MOST_NAMES + 1))),
+        ("Acknowledge", pb.AcknowledgeRequest(tasks=[pb.AcknowledgedTask()] * (MOST_NAMES + 1))),
     ],
 )
 def test_too_many_names_are_refused(plane: DataPlane, name: str, request_: Message) -> None:
     """The error says how many are allowed."""
     with pytest.raises(MessageError, match="100000 are allowed: ask in parts"):
-        plane.loop.run(getattr(plane._control, name)(request_, Caller()), 60)
+        plane.loop.run(called(plane, name)(request_, Caller()), 60)

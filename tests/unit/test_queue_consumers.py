@@ -208,7 +208,7 @@ def test_held_messages_begin_after_the_acknowledged_ones() -> None:
         consumer.progress(1, acknowledged)
         found = queues.held(1)
         assert found is not None
-        assert (found.first, sum(len(each.group) for each in found.held)) == (
+        assert (found.acknowledged_sequence + 1, sum(len(each.group) for each in found.held)) == (
             acknowledged + 1,
             3 - acknowledged,
         )

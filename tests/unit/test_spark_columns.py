@@ -24,7 +24,6 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.spark.bad_rows import BadRows, BadRowsError
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
-from tuplewire.spark.fetch import within
 from tuplewire.spark.options import GroupingName, sink_options
 from tuplewire.spark.row_router import RowRouter, sliced
 from tuplewire.topology.grouping import fields
@@ -151,7 +150,7 @@ def test_timestamps_are_those_of_sending(other: int) -> None:
     ]
     expected = [1_500_000, 1_500_000, 1_500_000, other, None]
     for start in range(5):
-        column = read_batch(within(sent, start, 5)).column("timestamp")
+        column = read_batch([part for each in sent if (part := each.within(start, 5))]).column("timestamp")
         assert column.cast(pa.int64()).to_pylist() == expected[start:]
 
 
@@ -161,7 +160,8 @@ def test_timestamps_are_those_of_sending(other: int) -> None:
 )
 def test_within(start: int, end: int, left: bytes) -> None:
     """What comes before a range or after it is cut off."""
-    found = within([delivery(1, b"a", b"b"), delivery(3, b"c", b"d")], start, end)
+    frame = [delivery(1, b"a", b"b"), delivery(3, b"c", b"d")]
+    found = [part for each in frame if (part := each.within(start, end))]
     assert b"".join(each.group.data for each in found) == left
     if found:
         assert found[0].first_sequence == start + 1

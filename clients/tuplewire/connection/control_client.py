@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -21,7 +21,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.session.departure import TaskContent
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.codec import plain_frame
-from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.control_pb2_grpc import ControlStub, SourceStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire.wire.translate import contents_to_wire
 
@@ -37,6 +37,8 @@ class ControlClient:
     several threads. Every call raises UnreachableError when nobody answers in that time, and RefusedError
     (the subclass for the worker's error code) when it says no.
     """
+
+    channel_options: Sequence[tuple[str, Any]] = DIRECT
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class ControlClient:
             identity = self._dialler.identity()
             connection = self._connection
             if connection is None or connection.identity is not identity:
-                channel = self._dialler.blocking_channel(self.address, DIRECT, timeout)
+                channel = self._dialler.blocking_channel(self.address, self.channel_options, timeout)
                 # Other threads' calls may be under way on the one before, which goes with the last of them.
                 self._connection = connection = _Connection(channel, identity)
             return connection
@@ -103,19 +105,6 @@ class ControlClient:
         response = self._call("GetAssignment", control_pb2.GetAssignmentRequest())
         self.max_message_bytes = response.max_message_bytes
         return response.assignment if response.HasField("assignment") else None
-
-    def entries(
-        self, last: Mapping[int, int], incarnations: Iterable[int] = ()
-    ) -> control_pb2.GetEntriesResponse:
-        """Return how the unacknowledged messages of tasks are numbered by their entry workers.
-
-        last: for each task the sequence up to which; 0: all. incarnations: of workers that may have ended, of
-        which the answer tells those that did so in good order.
-        """
-        spans = [control_pb2.TaskSpan(task=task, last=sequence) for task, sequence in last.items()]
-        request = control_pb2.GetEntriesRequest(tasks=spans, incarnations=incarnations)
-        response: control_pb2.GetEntriesResponse = self._call("GetEntries", request)
-        return response
 
     def update_assignment(self, assignment: control_pb2.Assignment, *, force: bool = False) -> bool:
         """Put an assignment in force; False when that version was in force already.
@@ -258,7 +247,7 @@ class ControlClient:
         )
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
-        with _mapped_errors(self.address, lambda: "the tap has ended", hint):
+        with mapped_errors(self.address, lambda: "the tap has ended", hint):
             call = uninterrupted(lambda: connection.control.Tap(request, metadata=metadata))
             try:
                 yield from call
@@ -273,7 +262,7 @@ class ControlClient:
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
         files: dict[str, bytearray] = {}
-        with _mapped_errors(self.address, lambda: f"no bundle within {timeout:g} s", hint):
+        with mapped_errors(self.address, lambda: f"no bundle within {timeout:g} s", hint):
             request = control_pb2.GetDebugRequest()
             pieces = partial(connection.control.GetDebug, request, timeout=timeout, metadata=metadata)
             for piece in uninterrupted(lambda: list(pieces())):
@@ -336,9 +325,7 @@ class ControlClient:
                 seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
             return False
 
-        with _mapped_errors(
-            self.address, lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"
-        ):
+        with mapped_errors(self.address, lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"):
             if not uninterrupted(serves):
                 raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
 
@@ -360,14 +347,14 @@ class ControlClient:
                     raise
                 time.sleep(_POLL_SECONDS)
 
-    def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
+    def _call(self, method: str, request: Any, timeout: float | None = None, service: str = "control") -> Any:
         timeout = timeout or self.timeout
         connection = self._connected(timeout)
         metadata = self._dialler.metadata(self.address)
         try:
             hint = self._dialler.hint(self.address)
-            with _mapped_errors(self.address, lambda: f"no answer within {timeout:g} s", hint):
-                call = partial(getattr(connection.control, method), request)
+            with mapped_errors(self.address, lambda: f"no answer within {timeout:g} s", hint):
+                call = partial(getattr(getattr(connection, service), method), request)
                 return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
         except UnreachableError:
             with self._lock:
@@ -383,11 +370,12 @@ class _Connection:
         self.channel = channel
         self.identity = identity
         self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
+        self.source: Any = SourceStub(channel)  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _mapped_errors(address: str, on_deadline: Callable[[], str], hint: str = "") -> Iterator[None]:
+def mapped_errors(address: str, on_deadline: Callable[[], str], hint: str = "") -> Iterator[None]:
     """Turn gRPC's errors into ours; on_deadline: what a passed deadline means here. hint: see error_of."""
     try:
         yield

@@ -27,6 +27,21 @@ class Delivery:
     first_sequence: int
     group: TaskGroup
 
+    @property
+    def last(self) -> int:
+        """The sequence of the last."""
+        return self.first_sequence + len(self.group) - 1
+
+    def within(self, after: int, last: int) -> Delivery | None:
+        """Return those messages that come after a sequence, and not after `last`."""
+        first = max(after + 1, self.first_sequence)
+        stop = min(last, self.last) + 1
+        if stop - first == len(self.group):
+            return self
+        if first >= stop:
+            return None
+        return Delivery(first, self.group.slice(first - self.first_sequence, stop - self.first_sequence))
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -138,6 +153,29 @@ class DeliveryLog:
             self._marks.append((entry.last, size))
             deliveries.append(Delivery(entry.first, entry.group))
         return deliveries
+
+    def read(self, after: int, last: int, max_bytes: int) -> list[Delivery]:
+        """Return unacknowledged messages after a sequence, up to `last`; nothing moves.
+
+        max_bytes: as for take().
+        """
+        found: list[Delivery] = []
+        for entry in chain(self._delivered.after(after), self._waiting.after(after)):
+            delivery = Delivery(entry.first, entry.group).within(after, last)
+            if delivery is None:
+                if entry.first > last:
+                    break
+                continue
+            group = delivery.group
+            count = min(starting_within(group, max_bytes), most_messages(group, max_bytes))
+            if count < len(group):
+                found.append(Delivery(delivery.first_sequence, group.slice(0, count)))
+                break
+            found.append(delivery)
+            max_bytes -= wire_bytes(group)
+            if max_bytes <= 0 or len(found) == MAX_FRAME_GROUPS:
+                break
+        return found
 
     def progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Done]:
         """Move the cursors as the consumer says; return the newly acknowledged messages.

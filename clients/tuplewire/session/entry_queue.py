@@ -79,6 +79,14 @@ class EntryQueue:
         """Yield the present entries; the queue may change during the iteration."""
         return _entries((list(self._head), *self._runs, list(self._tail)))
 
+    def after(self, sequence: int) -> Iterator[HeldEntry]:
+        """Yield the present entries as iteration does, but for runs that end at or before a sequence."""
+        runs = [*self._runs, list(self._tail)]
+        skipped = 0
+        while skipped + 1 < len(runs) and runs[skipped + 1] and _first_of(runs[skipped + 1]) <= sequence + 1:
+            skipped += 1
+        return _entries((list(self._head), *runs[skipped:]))
+
     def append(self, entry: HeldEntry) -> None:
         """Add an entry at the end."""
         self._tail.append(entry)

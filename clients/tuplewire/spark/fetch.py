@@ -10,32 +10,29 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     DrainingError,
     NotLocalError,
     NotReadyError,
-    SequenceGapError,
     SupersededError,
     UnknownTaskError,
     UnreachableError,
     WrongWorkerError,
 )
 from tuplewire.events import event_logger
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions
-from tuplewire.spark.recv_stream import RecvStream, cursor_to
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.worker_client import WorkerClient
+from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
 _SESSION = SessionSettings()
 """The defaults: the format has no options for a session."""
-_TWIN_SECONDS = 0.1
 _POLL_SECONDS = 0.05
 _RETRIED = (
     UnreachableError,
@@ -69,10 +66,11 @@ class _Place:
 
     def take(self, frame: Sequence[Delivery]) -> Iterator[list[Delivery]]:
         """Return what of a frame is to be read, and pass over it."""
-        last = frame[-1].first_sequence + len(frame[-1].group) - 1
+        last = frame[-1].last
         while self._next < len(self.spans) and self.spans[self._next][0] <= last:
             span = self.spans[self._next]
-            if deliveries := within(frame, max(self.position, span[0] - 1), span[1]):
+            after = max(self.position, span[0] - 1)
+            if deliveries := [part for each in frame if (part := each.within(after, span[1]))]:
                 yield deliveries
             if span[1] > last:
                 break
@@ -83,8 +81,7 @@ class _Place:
 class RangeReader:
     """Iterates over the messages of a range, as Arrow batches, through broken connections and moves.
 
-    Any number of attempts may read the same range; the worker serves one at a time, the newest first, and
-    the others wait until that one has finished or is gone. Where the task has moved, its messages are found
+    Any number of attempts may read the same range at once. Where the task has moved, its messages are found
     by the numbers of their entry workers. They are numbered on within the range.
     """
 
@@ -107,7 +104,6 @@ class RangeReader:
         """
         options, wanted = self._options, self._wanted
         place = self._planned()
-        superseded = False
         at = options.address, options.topology, [wanted.task], options.timeout
         with HeldTasks(*at, others=self._others) as tasks:
             while self._read < wanted.messages:
@@ -115,14 +111,9 @@ class RangeReader:
                     if place is None:
                         place = self._find(tasks)
                         continue
-                    if superseded:
-                        self._wait_for_twin(place)
-                        superseded = False
                     yield from self._stream(place, tasks)
                     if place.position >= place.end:
                         place = None
-                except SequenceGapError:
-                    superseded = True
                 except _RETRIED:
                     assert place is not None  # noqa: S101 - _find() raises none of them
                     if self._has_moved(tasks, place):
@@ -189,22 +180,18 @@ class RangeReader:
 
     def _stream(self, place: _Place, tasks: HeldTasks) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
-        cursor = cursor_to(wanted.task, place.runs.first - 1, place.position, place.end)
-        at = place.address, place.worker_id
-        with RecvStream(*at, self._options.topology, place.worker, [cursor], only_reads=True) as stream:
-            start = stream.starts[wanted.task]
-            if stream.worker != place.worker:
-                raise NotLocalError(f"the worker at {place.address} has been restarted")
-            if start > place.position:
-                # What leaves a queue is released there, before all workers know of the move.
-                if self._has_moved(tasks, place) is not False:
-                    raise NotLocalError(f"task {wanted.task} has left the worker at {place.address}")
-                gone = [(max(first, place.position + 1), min(last, start)) for first, last in place.spans]
-                place.position = start
-                why = "has another consumer, which has acknowledged them (a task has one consumer)"
-                self._lost(count(span for span in gone if span[0] <= span[1]), why)
-            for frame in stream.frames():
+        request = pb.ReadRequest(
+            topology=self._options.topology,
+            receiver_id=place.worker_id,
+            incarnation=place.worker,
+            task=wanted.task,
+            after_sequence=place.position,
+            last_sequence=place.end,
+        )
+        with WorkerClient(place.address) as worker:
+            for frame in worker.read(request):
                 self._succeeded()
+                self._pass_over(place, frame[0].first_sequence - 1, tasks)
                 for deliveries in place.take(frame):
                     first = wanted.start + self._read + 1
                     numbered = []
@@ -213,6 +200,22 @@ class RangeReader:
                         first += len(each.group)
                     self._read = first - wanted.start - 1
                     yield self._batch(numbered)
+        self._pass_over(place, place.end, tasks)
+
+    def _pass_over(self, place: _Place, last: int, tasks: HeldTasks) -> None:
+        """Give up messages of a place up to a sequence, which are not there any more."""
+        if last <= place.position:
+            return
+        # What leaves a queue is released there, before all workers know of the move.
+        if self._has_moved(tasks, place) is not False:
+            raise NotLocalError(f"task {self._wanted.task} has left the worker at {place.address}")
+        gone = count(
+            (max(first, place.position + 1), min(end, last))
+            for first, end in place.spans
+            if end > place.position and first <= last
+        )
+        place.position = last
+        self._lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
 
     def _batch(self, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
         from tuplewire.spark.columns import read_batch  # which the driver's process has no use for
@@ -231,44 +234,19 @@ class RangeReader:
         logger.warning("spark.data_lost", extra={"reason": text})
         self._read += messages
 
-    def _wait_for_twin(self, place: _Place) -> None:
-        """Wait until the attempt that has superseded this one has finished; Spark may end this one first."""
-        with ControlClient(place.address) as control:
-            while any(each.subscribed for each in control.status().tasks if each.task == self._wanted.task):
-                time.sleep(_TWIN_SECONDS)
-        self._succeeded()
-
 
 def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str) -> None:
     """Tell the workers that a query is done with the messages up to these offsets, for good.
 
-    An offset at a worker that has the task no more is passed over. What was read by this module needs no
-    reading again; what the worker has given to others meanwhile is fetched and thrown away.
+    An offset at a worker that has the task no more is passed over. Raises UnreachableError, and
+    SupersededError where a task has a consumer.
     """
-    by_worker: dict[tuple[str, str, int], list[Cursor]] = {}
+    by_worker: dict[tuple[str, str, int], dict[int, int]] = {}
     for task, each in held.items():
         offset = offsets[task]
         if offset.worker == each.worker and each.acknowledged < offset.sequence:
-            end = offset.sequence
-            cursors = by_worker.setdefault((each.address, each.worker_id, each.worker), [])
-            cursors.append(cursor_to(task, end, end, end))
-    for (address, worker_id, worker), cursors in by_worker.items():
-        with RecvStream(address, worker_id, topology, worker, cursors) as stream:
-            if stream.worker == worker:
-                for _ in stream.frames():
-                    pass
-                stream.acknowledge()
-
-
-def within(deliveries: Sequence[Delivery], start: int, end: int) -> list[Delivery]:
-    """Return those messages that come after start and not after end."""
-    found = []
-    for each in deliveries:
-        first = max(start + 1, each.first_sequence)
-        stop = min(end + 1, each.first_sequence + len(each.group))
-        if stop - first == len(each.group):
-            found.append(each)
-        elif first < stop:
-            part = each.group.slice(first - each.first_sequence, stop - each.first_sequence)
-            found.append(Delivery(first, part))
-    return found
+            at = each.address, each.worker_id, each.worker
+            by_worker.setdefault(at, {})[task] = offset.sequence
+    for (address, worker_id, incarnation), ends in by_worker.items():
+        with WorkerClient(address) as worker:
+            worker.acknowledge(topology, worker_id, incarnation, ends)

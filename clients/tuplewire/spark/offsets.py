@@ -74,7 +74,7 @@ class Held:
     """What a worker holds of a task: the messages after `acknowledged`, up to `tail`.
 
     worker: its incarnation. congested: whether the queue is nearly full. begin: the sequence after which the
-    task's messages begin there.
+    task's messages begin there. consumer: who is subscribed, if anybody.
     """
 
     address: str
@@ -85,6 +85,7 @@ class Held:
     size_bytes: int
     congested: bool = False
     begin: int = 0
+    consumer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

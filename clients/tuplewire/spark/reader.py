@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.errors import RefusedError, SupersededError, UnreachableError
 from tuplewire.events import event_logger
 from tuplewire.spark.data_source_api import (
     DataSourceReader,
@@ -47,8 +47,8 @@ from tuplewire.tracing import active
 
 logger = event_logger(__name__)
 
-_POLL_SECONDS = 0.02
-_IDLE_SECONDS = 0.2
+_IDLE_SECONDS = 0.4
+"""So long one question about news waits. A query with several sources asks them one after the other."""
 _ALL = 2**62
 
 
@@ -91,6 +91,11 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
             while True:
                 held = tasks.look()
+                for task, each in held.items():
+                    if each.consumer:
+                        raise SupersededError(
+                            f"task {task} has a consumer, {each.consumer!r}: .read needs a task without one"
+                        )
                 start = initial_offset(held)
                 end = Offset(tails(held))
                 wanted = {task: each.sequence for task, each in changed(start, end).items()}
@@ -114,6 +119,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
+        self._quiet: dict[int, Held] = {}
+        """What there was at the last look, if nothing of it was to be read."""
         self._end = Offset({})
         """Where the micro-batch ends that was planned last."""
         self._last_batch = time.monotonic()
@@ -164,8 +171,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
+            wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
+            held = self._tasks.look(self._quiet, wait)
             now = time.monotonic()
-            held = self._tasks.look()
             begin = stands.of_tasks(held)
             self._check_former(stands, held)
             self._held = held
@@ -180,12 +188,12 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_bytes=max_bytes,
             )
             if end is not begin and (numbers := self._numbered(stands, begin, end, held)):
-                self._last_batch, self._end = now, numbers
+                self._last_batch, self._end, self._quiet = now, numbers, {}
                 return numbers.to_json()
+            self._quiet = held
             if self._target is not None or now > deadline:
                 self._end = begin
                 return start
-            time.sleep(_POLL_SECONDS)
 
     def _least(self, limit: ReadLimit, now: float) -> int:
         """Return with how many messages a micro-batch may begin by now."""

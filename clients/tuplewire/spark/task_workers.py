@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import ClassVar
 
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     NotReadyError,
     UnknownTaskError,
@@ -17,11 +17,13 @@ from tuplewire.errors import (
 )
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Former, Held, Standing
-from tuplewire.wire.control_pb2 import Assignment
+from tuplewire.spark.worker_client import WorkerClient
+from tuplewire.wire import control_pb2 as pb
 
 At = tuple[str, str]
 """A worker's address and id."""
 _POLL_SECONDS = 0.05
+NOTHING: Mapping[int, Held] = {}
 _MOST_OTHERS = 100
 """So many workers' addresses are tried where the first is out of reach."""
 
@@ -52,11 +54,11 @@ class TaskWorkers(ExitStack):
         self._all: dict[int, At] = {}
         self._present: dict[str, str] = {}
         """The workers of the last assignment: address to id."""
-        self._controls: dict[str, ControlClient] = {}
+        self._controls: dict[str, WorkerClient] = {}
 
-    def _control(self, address: str) -> ControlClient:
+    def _control(self, address: str) -> WorkerClient:
         if address not in self._controls:
-            control = ControlClient(address, min(self._timeout, self.CALL_SECONDS))
+            control = WorkerClient(address, min(self._timeout, self.CALL_SECONDS))
             self._controls[address] = self.enter_context(control)
             self.callback(self._controls.clear)
         return self._controls[address]
@@ -79,7 +81,7 @@ class TaskWorkers(ExitStack):
         self._all = {task: (each.address, each.worker_id) for each in workers for task in each.tasks}
         return {task: self._all[task] for task in tasks if task in self._all}
 
-    def _assignment(self) -> Assignment | None:
+    def _assignment(self) -> pb.Assignment | None:
         """Ask the worker of the option `address`, and the others that are known where it does not answer."""
         try:
             return self._assignment_of(self._address)
@@ -89,7 +91,7 @@ class TaskWorkers(ExitStack):
                     return self._assignment_of(address)
             raise
 
-    def _assignment_of(self, address: str) -> Assignment | None:
+    def _assignment_of(self, address: str) -> pb.Assignment | None:
         control = self._control(address)
         assignment = control.assignment()
         self.max_message_bytes = control.max_message_bytes
@@ -131,13 +133,13 @@ class HeldTasks(TaskWorkers):
         """The addresses of the workers that are known."""
         return self._others
 
-    def look(self) -> dict[int, Held]:
-        """Return what is held of each task now.
+    def look(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
+        """Return what is held of each task now; before, wait for so many seconds for more than was seen.
 
         Raises UnreachableError, NotReadyError or WrongWorkerError once the timeout has passed,
         WrongTopologyError, or UnknownTaskError for a task that the assignment does not have.
         """
-        found = self.look_at(self._tasks)
+        found = self.look_at(self._tasks, seen, wait)
         if unknown := [task for task in self._tasks if task not in found]:
             raise self._unknown(unknown)
         return found
@@ -147,64 +149,92 @@ class HeldTasks(TaskWorkers):
         self._at = {}
         return self._look(self._tasks)
 
-    def look_at(self, tasks: Collection[int]) -> dict[int, Held]:
+    def look_at(
+        self, tasks: Collection[int], seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
+    ) -> dict[int, Held]:
         """Return what is held now of those of some tasks that the assignment has. Raises what look() does."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                return self._look(tasks)
+                return self._look(tasks, seen, wait)
             except (UnreachableError, NotReadyError, WrongWorkerError):
                 self._at = {}
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_SECONDS)
 
-    def _look(self, wanted: Collection[int]) -> dict[int, Held]:
+    def _look(
+        self, wanted: Collection[int], seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
+    ) -> dict[int, Held]:
         if not self._at.keys() >= set(wanted):
             self._at |= self._assigned(wanted)
         tasks_at: dict[At, list[int]] = {}
         for task in wanted:
             if task in self._at:
                 tasks_at.setdefault(self._at[task], []).append(task)
+        polls = {at: self._poll_of(at, tasks, seen, wait) for at, tasks in tasks_at.items()}
+        if wait and len(polls) > 1:
+            self._wait_for_any(polls, wait)
         found: dict[int, Held] = {}
-        for (address, worker_id), tasks in tasks_at.items():
-            status = self._control(address).status()
-            if status.worker_id != worker_id:
-                raise WrongWorkerError(f"{address} is worker {status.worker_id!r}, not {worker_id!r}")
-            here = {each.task: each for each in status.tasks}
-            if status.assignment_version > self._version or not here.keys() >= set(tasks):
-                raise NotReadyError(f"the worker at {address} lacks some of the tasks {tasks}: they move")
-            for task in tasks:
-                each = here[task]
-                found[task] = Held(
-                    address,
-                    worker_id,
-                    status.incarnation,
+        for at, request in polls.items():
+            answer = self._control(at[0]).poll(request)
+            if answer.assignment_version > self._version or len(answer.tasks) < len(request.tasks):
+                raise NotReadyError(
+                    f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
+                )
+            for each in answer.tasks:
+                found[each.task] = Held(
+                    *at,
+                    answer.incarnation,
                     each.acknowledged_sequence,
-                    each.acknowledged_sequence + each.queued_messages,
-                    each.queued_bytes,
+                    each.last_sequence,
+                    each.bytes,
                     each.congested,
                     each.begin_sequence,
+                    each.consumer,
                 )
         return {task: found[task] for task in wanted if task in found}
+
+    def _poll_of(self, at: At, tasks: Sequence[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:
+        # A worker counts for itself: what was seen at another one says nothing.
+        known = {task: seen[task].tail for task in tasks if task in seen and seen[task].worker_id == at[1]}
+        polled = (pb.PolledTask(task=task, seen_sequence=known.get(task, 0)) for task in tasks)
+        return pb.PollRequest(
+            topology=self._topology, receiver_id=at[1], tasks=polled, wait_millis=int(wait * 1000)
+        )
+
+    def _wait_for_any(self, polls: Mapping[At, pb.PollRequest], wait: float) -> None:
+        """Wait until one of several workers has news; then ask all of them what there is."""
+        news = threading.Event()
+        calls = [self._control(address).begin_poll(request) for (address, _), request in polls.items()]
+        for call in calls:
+            call.add_done_callback(lambda _: news.set())
+        news.wait(wait)
+        for call, request in zip(calls, polls.values(), strict=True):
+            call.cancel()
+            request.wait_millis = 0
 
     def runs(self, last: Mapping[int, int], held: Mapping[int, Held]) -> dict[int, Runs]:
         """Return how messages are numbered, of those tasks that have not moved since `held` was looked at.
 
         last: for each task the sequence up to which; 0: all. Raises UnreachableError.
         """
-        tasks_at: dict[tuple[str, int], list[int]] = {}
+        tasks_at: dict[tuple[str, str, int], list[int]] = {}
         for task in last:
-            tasks_at.setdefault((held[task].address, held[task].worker), []).append(task)
+            each = held[task]
+            tasks_at.setdefault((each.address, each.worker_id, each.worker), []).append(task)
         found: dict[int, Runs] = {}
-        for (address, worker), tasks in tasks_at.items():
-            answer = self._control(address).entries({task: last[task] for task in tasks})
+        for (address, worker_id, worker), tasks in tasks_at.items():
+            polled = (pb.PolledTask(task=task, entries_to=last[task]) for task in tasks)
+            request = pb.PollRequest(topology=self._topology, receiver_id=worker_id, tasks=polled)
+            answer = self._control(address).poll(request)
             if answer.incarnation != worker:
                 continue
-            for each in answer.tasks:
-                if each.begin == held[each.task].begin:
-                    numbered = zip(each.messages, each.workers, each.entry_sequences, strict=True)
-                    found[each.task] = Runs(each.first, each.begin, tuple(numbered))
+            for there in answer.tasks:
+                if there.begin_sequence == held[there.task].begin:
+                    entries = there.entries
+                    numbered = zip(entries.messages, entries.workers, entries.entry_sequences, strict=True)
+                    found[there.task] = Runs(entries.first, there.begin_sequence, tuple(numbered))
         return found
 
     def standing(self, task: int, worker: int, address: str) -> Standing:
@@ -227,7 +257,11 @@ class HeldTasks(TaskWorkers):
             if not where:
                 continue
             try:
-                answer = self._control(where).entries({task: 1}, [worker])
+                answer = self._control(where).poll(
+                    pb.PollRequest(
+                        topology=self._topology, tasks=[pb.PolledTask(task=task)], incarnations=[worker]
+                    )
+                )
             except UnreachableError:
                 silent = silent or where in self._present
                 continue

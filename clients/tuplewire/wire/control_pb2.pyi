@@ -118,14 +118,13 @@ class SessionStatus(_message.Message):
     def __init__(self, sender_id: _Optional[str] = ..., who: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., seconds: _Optional[float] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., exhausted_tasks: _Optional[int] = ...) -> None: ...
 
 class ConsumerStatus(_message.Message):
-    __slots__ = ("consumer_id", "who", "address", "seconds", "tasks", "outstanding_messages", "only_reads", "held_tasks")
+    __slots__ = ("consumer_id", "who", "address", "seconds", "tasks", "outstanding_messages", "held_tasks")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     WHO_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    ONLY_READS_FIELD_NUMBER: _ClassVar[int]
     HELD_TASKS_FIELD_NUMBER: _ClassVar[int]
     consumer_id: str
     who: str
@@ -133,9 +132,8 @@ class ConsumerStatus(_message.Message):
     seconds: float
     tasks: _containers.RepeatedScalarFieldContainer[int]
     outstanding_messages: int
-    only_reads: bool
     held_tasks: int
-    def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., only_reads: bool = ..., held_tasks: _Optional[int] = ...) -> None: ...
+    def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., held_tasks: _Optional[int] = ...) -> None: ...
 
 class ReceiveCount(_message.Message):
     __slots__ = ("source", "messages", "batches", "bytes")
@@ -394,37 +392,61 @@ class AssignedWorker(_message.Message):
     peer_address: str
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., tasks: _Optional[_Iterable[int]] = ..., node: _Optional[str] = ..., peer_address: _Optional[str] = ...) -> None: ...
 
-class GetEntriesRequest(_message.Message):
-    __slots__ = ("tasks", "incarnations")
+class PolledTask(_message.Message):
+    __slots__ = ("task", "seen_sequence", "entries_to")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SEEN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_TO_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    seen_sequence: int
+    entries_to: int
+    def __init__(self, task: _Optional[int] = ..., seen_sequence: _Optional[int] = ..., entries_to: _Optional[int] = ...) -> None: ...
+
+class PollRequest(_message.Message):
+    __slots__ = ("topology", "receiver_id", "tasks", "incarnations", "wait_millis")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
-    tasks: _containers.RepeatedCompositeFieldContainer[TaskSpan]
+    WAIT_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    receiver_id: str
+    tasks: _containers.RepeatedCompositeFieldContainer[PolledTask]
     incarnations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskSpan, _Mapping]]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+    wait_millis: int
+    def __init__(self, topology: _Optional[str] = ..., receiver_id: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[PolledTask, _Mapping]]] = ..., incarnations: _Optional[_Iterable[int]] = ..., wait_millis: _Optional[int] = ...) -> None: ...
 
-class TaskSpan(_message.Message):
-    __slots__ = ("task", "last")
+class HeldTask(_message.Message):
+    __slots__ = ("task", "acknowledged_sequence", "last_sequence", "bytes", "congested", "begin_sequence", "consumer", "entries")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONGESTED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     task: int
-    last: int
-    def __init__(self, task: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    acknowledged_sequence: int
+    last_sequence: int
+    bytes: int
+    congested: bool
+    begin_sequence: int
+    consumer: str
+    entries: TaskEntries
+    def __init__(self, task: _Optional[int] = ..., acknowledged_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., bytes: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ..., consumer: _Optional[str] = ..., entries: _Optional[_Union[TaskEntries, _Mapping]] = ...) -> None: ...
 
 class TaskEntries(_message.Message):
-    __slots__ = ("task", "first", "begin", "messages", "workers", "entry_sequences")
-    TASK_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("first", "messages", "workers", "entry_sequences")
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    BEGIN_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ENTRY_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    task: int
     first: int
-    begin: int
     messages: _containers.RepeatedScalarFieldContainer[int]
     workers: _containers.RepeatedScalarFieldContainer[int]
     entry_sequences: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, task: _Optional[int] = ..., first: _Optional[int] = ..., begin: _Optional[int] = ..., messages: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[int]] = ..., entry_sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, first: _Optional[int] = ..., messages: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[int]] = ..., entry_sequences: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DepartedWorker(_message.Message):
     __slots__ = ("incarnation", "dropped")
@@ -434,19 +456,65 @@ class DepartedWorker(_message.Message):
     dropped: int
     def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
-class GetEntriesResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "tasks", "leaving", "departed")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+class PollResponse(_message.Message):
+    __slots__ = ("incarnation", "assignment_version", "tasks", "leaving", "departed")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     DEPARTED_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
     incarnation: int
-    tasks: _containers.RepeatedCompositeFieldContainer[TaskEntries]
+    assignment_version: int
+    tasks: _containers.RepeatedCompositeFieldContainer[HeldTask]
     leaving: _containers.RepeatedScalarFieldContainer[int]
     departed: _containers.RepeatedCompositeFieldContainer[DepartedWorker]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskEntries, _Mapping]]] = ..., leaving: _Optional[_Iterable[int]] = ..., departed: _Optional[_Iterable[_Union[DepartedWorker, _Mapping]]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., assignment_version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[HeldTask, _Mapping]]] = ..., leaving: _Optional[_Iterable[int]] = ..., departed: _Optional[_Iterable[_Union[DepartedWorker, _Mapping]]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("topology", "receiver_id", "incarnation", "task", "after_sequence", "last_sequence")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    receiver_id: str
+    incarnation: int
+    task: int
+    after_sequence: int
+    last_sequence: int
+    def __init__(self, topology: _Optional[str] = ..., receiver_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., task: _Optional[int] = ..., after_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+
+class ReadResponse(_message.Message):
+    __slots__ = ("frame",)
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    frame: _messaging_pb2.Frame
+    def __init__(self, frame: _Optional[_Union[_messaging_pb2.Frame, _Mapping]] = ...) -> None: ...
+
+class AcknowledgedTask(_message.Message):
+    __slots__ = ("task", "sequence")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    sequence: int
+    def __init__(self, task: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeRequest(_message.Message):
+    __slots__ = ("topology", "receiver_id", "incarnation", "tasks")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    receiver_id: str
+    incarnation: int
+    tasks: _containers.RepeatedCompositeFieldContainer[AcknowledgedTask]
+    def __init__(self, topology: _Optional[str] = ..., receiver_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[AcknowledgedTask, _Mapping]]] = ...) -> None: ...
+
+class AcknowledgeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetAssignmentRequest(_message.Message):
     __slots__ = ()

@@ -75,11 +75,6 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.FromString,
                 _registered_method=True)
-        self.GetEntries = channel.unary_unary(
-                '/tuplewire.v1.Control/GetEntries',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.FromString,
-                _registered_method=True)
         self.Tap = channel.unary_stream(
                 '/tuplewire.v1.Control/Tap',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.TapRequest.SerializeToString,
@@ -188,14 +183,6 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetEntries(self, request, context):
-        """GetEntries returns how the messages in tasks' queues are numbered by their entry workers, and what is known
-        of workers that are gone. A reader that has to follow a task to another worker finds its place by it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Tap(self, request, context):
         """Tap shows messages as the worker routes them, from now on: copies of a sample of them, which take nothing
         from anybody. The first response comes at once. Messages are left out, and counted, where there are more
@@ -293,11 +280,6 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.TakeOver,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.SerializeToString,
-            ),
-            'GetEntries': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetEntries,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.SerializeToString,
             ),
             'Tap': grpc.unary_stream_rpc_method_handler(
                     servicer.Tap,
@@ -558,33 +540,6 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
-    def GetEntries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tuplewire.v1.Control/GetEntries',
-            tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Tap(request,
             target,
             options=(),
@@ -736,6 +691,179 @@ class Control(object):
             '/tuplewire.v1.Control/ReportMetrics',
             tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class SourceStub(object):
+    """Source is for readers that keep track of what they have read themselves, such as Spark's queries. They take
+    nothing from anybody: what was read stays until it is acknowledged. It takes the right to receive from the tasks.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Poll = channel.unary_unary(
+                '/tuplewire.v1.Source/Poll',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.PollRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.PollResponse.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_stream(
+                '/tuplewire.v1.Source/Read',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.ReadRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.ReadResponse.FromString,
+                _registered_method=True)
+        self.Acknowledge = channel.unary_unary(
+                '/tuplewire.v1.Source/Acknowledge',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.AcknowledgeRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.AcknowledgeResponse.FromString,
+                _registered_method=True)
+
+
+class SourceServicer(object):
+    """Source is for readers that keep track of what they have read themselves, such as Spark's queries. They take
+    nothing from anybody: what was read stays until it is acknowledged. It takes the right to receive from the tasks.
+    """
+
+    def Poll(self, request, context):
+        """Poll tells what the worker holds of some tasks, and how the messages are numbered by their entry workers. A
+        reader that has to follow a task to another worker finds its place by these numbers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
+        """Read returns messages of a task, in order and in frames whose groups are numbered (Group.first_sequence). It
+        ends after the last one that was asked for, or that is there. What others acknowledge meanwhile is left out.
+
+        Refused are: a task that is not at this worker (NOT_LOCAL), another incarnation of it (NOT_LOCAL), and a task
+        that has a consumer (SUPERSEDED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Acknowledge(self, request, context):
+        """Acknowledge gives up the messages up to a sequence, for good. Tasks that are not at this worker, or not at
+        this incarnation of it, are passed over. Refused where a task has a consumer (SUPERSEDED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SourceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Poll': grpc.unary_unary_rpc_method_handler(
+                    servicer.Poll,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.PollRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.PollResponse.SerializeToString,
+            ),
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.ReadRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.ReadResponse.SerializeToString,
+            ),
+            'Acknowledge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Acknowledge,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.AcknowledgeRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.AcknowledgeResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tuplewire.v1.Source', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tuplewire.v1.Source', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Source(object):
+    """Source is for readers that keep track of what they have read themselves, such as Spark's queries. They take
+    nothing from anybody: what was read stays until it is acknowledged. It takes the right to receive from the tasks.
+    """
+
+    @staticmethod
+    def Poll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Source/Poll',
+            tuplewire_dot_v1_dot_control__pb2.PollRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.PollResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tuplewire.v1.Source/Read',
+            tuplewire_dot_v1_dot_control__pb2.ReadRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Acknowledge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Source/Acknowledge',
+            tuplewire_dot_v1_dot_control__pb2.AcknowledgeRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.AcknowledgeResponse.FromString,
             options,
             channel_credentials,
             insecure,

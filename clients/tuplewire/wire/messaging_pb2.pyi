@@ -440,7 +440,7 @@ class RejectedTask(_message.Message):
     def __init__(self, task: _Optional[int] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "only_reads", "subscription", "max_response_bytes")
+    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "subscription", "max_response_bytes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +448,6 @@ class Subscribe(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
-    ONLY_READS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     MAX_RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -458,10 +457,9 @@ class Subscribe(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
     worker_incarnation: int
     receiver_id: str
-    only_reads: bool
     subscription: int
     max_response_bytes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., only_reads: bool = ..., subscription: _Optional[int] = ..., max_response_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., subscription: _Optional[int] = ..., max_response_bytes: _Optional[int] = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")

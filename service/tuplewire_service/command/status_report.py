@@ -166,10 +166,9 @@ def _sender(session: pb.SessionStatus) -> str:
 
 
 def _consumer(consumer: pb.ConsumerStatus) -> str:
-    reads = ", only reads" if consumer.only_reads else ""
     return (
         f"consumer    {consumer.consumer_id}{_origin(consumer)}, for {time_of(consumer.seconds)}: "
-        f"{_named(consumer.tasks)}, {consumer.outstanding_messages} outstanding{reads}"
+        f"{_named(consumer.tasks)}, {consumer.outstanding_messages} outstanding"
     )
 
 

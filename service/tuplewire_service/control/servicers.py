@@ -26,7 +26,6 @@ from tuplewire_service.control.status_messages import (
     assigned_worker_to_wire,
     assignment_from_wire,
     assignment_to_wire,
-    entries_to_wire,
 )
 from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.control.told_topologies import ToldTopologies
@@ -196,30 +195,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         ]
         return (access.owner, request.sink), distinct(names, "attempts")
 
-    async def GetEntries(self, request: pb.GetEntriesRequest, _context: Context) -> pb.GetEntriesResponse:
-        """Return how messages are numbered by their entry workers, and which workers are gone."""
-        router = self._worker.router
-        spans = distinct([(each.task, each.last) for each in request.tasks], "tasks")
-        tasks = dict(spans)
-        # All at one moment; the rest in a thread, as a queue may have a million groups.
-        held = [each for each in map(router.queues.held, tasks) if each is not None]
-        leaving = [task for task in tasks if router.queues.is_leaving(task)]
-        departed = router.departures.of(distinct(request.incarnations, "workers"))
-
-        def answer() -> pb.GetEntriesResponse:
-            return pb.GetEntriesResponse(
-                worker_id=self._worker.settings.worker_id,
-                incarnation=self._worker.incarnation,
-                tasks=[entries_to_wire(each.entries(tasks[each.task], router.number)) for each in held],
-                leaving=leaving,
-                departed=[
-                    pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(tasks))
-                    for each in departed
-                ],
-            )
-
-        return await asyncio.to_thread(answer)
-
     async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
         """Show messages as they pass."""
         async with contextlib.aclosing(
@@ -325,7 +300,9 @@ class Services(grpc.GenericRpcHandler):
                     if method.response_streaming:
                         async with contextlib.aclosing(method.unary_stream(request, context)) as responses:
                             async for response in responses:
-                                await wire.write(method.response_serializer(response))
+                                if not isinstance(response, bytes):
+                                    response = method.response_serializer(response)  # noqa: PLW2901
+                                await wire.write(response)
                     else:
                         response = await method.unary_unary(request, context)
                         await wire.write(method.response_serializer(response))

@@ -18,7 +18,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.messaging.base import SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.entries import Entries
+from tuplewire_service.worker.entries import Entries, HeldOfTask
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
 
 _MOST_BLOCKING = 10
@@ -71,9 +71,10 @@ def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
     return Assignment(assignment.version, assignment.topology, tuple(workers))
 
 
-def entries_to_wire(entries: Entries) -> pb.TaskEntries:
-    """Return how messages are numbered as it travels."""
-    return _filled(pb.TaskEntries, entries)
+def held_to_wire(held: HeldOfTask, entries: Entries | None, *, congested: bool) -> pb.HeldTask:
+    """Return what is held of a task as it travels. entries: how it is numbered, where that is wanted."""
+    numbered = None if entries is None else _filled(pb.TaskEntries, entries)
+    return _filled(pb.HeldTask, held, congested=congested, entries=numbered)
 
 
 def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:

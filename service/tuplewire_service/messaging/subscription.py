@@ -22,7 +22,6 @@ class SubscribeRequest:
 
     owner: whose consumer it is; another owner's of the same id is another.
     worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
-    only_reads: whether it acknowledges nothing that it gets, so that nobody waits for it when a task leaves.
     address: where it comes from, as its transport says it; empty: it is in this process.
     subscription: tells two consumers with the same id and incarnation apart.
     """
@@ -32,7 +31,6 @@ class SubscribeRequest:
     incarnation: int
     worker_incarnation: int
     cursors: Sequence[Cursor]
-    only_reads: bool = False
     address: str = ""
     subscription: int = 0
 

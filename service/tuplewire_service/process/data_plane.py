@@ -14,12 +14,13 @@ from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
+from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server, add_SourceServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
 from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.control.servicers import ControlServicer, Services
+from tuplewire_service.control.source_servicer import SourceServicer
 from tuplewire_service.control.status_messages import add_clients, assignment_to_wire, status_to_wire
 from tuplewire_service.control.told_topologies import ToldTopologies
 from tuplewire_service.messaging.base import IContext, SessionSnapshot
@@ -97,8 +98,10 @@ class DataPlane:
             self.worker, stop, self.security.admit, self._status, debugging, self.faults, self._told
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
+        self._source = SourceServicer(self.worker, self.security.admit)
+        add_SourceServicer_to_server(self._source, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
-        self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
+        self._assignment_source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         self._watches: list[asyncio.Task[None]] = []
         state = config.state_file
         self._state = StateFile(Path(state), config.worker_id, incarnation) if state else None
@@ -109,7 +112,7 @@ class DataPlane:
     @property
     def assignment_errors(self) -> int:
         """How often the assignment file could not be used."""
-        return self._source.errors if self._source else 0
+        return self._assignment_source.errors if self._assignment_source else 0
 
     def bind(self) -> None:
         """Listen on TCP and on the Unix socket; BindError when an address is in use."""
@@ -119,8 +122,8 @@ class DataPlane:
     async def _bind(self) -> None:
         await self.worker.start(split_host_port(self._config.listen)[1], self._peers_port)
         watches = [("security files", self.security.watch())]
-        if self._source is not None:
-            watches.append(("assignment file", self._source.watch()))
+        if self._assignment_source is not None:
+            watches.append(("assignment file", self._assignment_source.watch()))
         self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
         if self._state is not None:
             keep = self._state.keep(lambda: self.worker.router.unkept_messages)

@@ -27,7 +27,9 @@ CONTROL = {
     "GetStatus": "",
     "GetLoad": "",
     "GetAssignment": "",
-    "GetEntries": "",
+    "Poll": "",
+    "Read": "",
+    "Acknowledge": "",
     "Stage": "",
     "Publish": "publish",
     "TakeOver": "publish",
@@ -37,7 +39,7 @@ CONTROL = {
     "SetLogging": "debug",
     "SetFaults": "faults",
 }
-"""What a rule must allow for a method of Control; empty: nothing (with Stage and Tap, the tasks count)."""
+"""What a rule must allow for a method; empty: nothing. With Stage, Tap and Source's, tasks count."""
 OTHER_CONTROL = "assign"
 """What it must allow for every other one, also for those that are yet to come."""
 

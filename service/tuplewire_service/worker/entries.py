@@ -16,13 +16,11 @@ from tuplewire.session.entry_queue import HeldEntry
 class Entries:
     """Runs of messages of one task, one after the other, from the sequence `first` on.
 
-    begin: the sequence after which the task's messages begin here. Of each run, messages is how many there
-    are, workers the number of its entry worker, and entry_sequences that of its first message.
+    Of each run, messages is how many there are, workers the number of its entry worker, and entry_sequences
+    that of its first message.
     """
 
-    task: int
     first: int
-    begin: int
     messages: list[int] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
     entry_sequences: list[int] = field(default_factory=list)
@@ -30,11 +28,14 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class HeldOfTask:
-    """The unacknowledged messages of a task at one moment, from the sequence `first` on; see Entries."""
+    """What is held of a task now; see HeldTask in control.proto. held: the unacknowledged messages."""
 
     task: int
-    begin: int
-    first: int
+    acknowledged_sequence: int
+    last_sequence: int
+    bytes: int
+    begin_sequence: int
+    consumer: str
     held: Iterable[HeldEntry]
 
     def entries(self, last: int, own: int) -> Entries:
@@ -42,7 +43,7 @@ class HeldOfTask:
 
         own: the number that stands for this worker. Takes about half a second for a million groups.
         """
-        entries = Entries(self.task, self.first, self.begin)
+        entries = Entries(self.acknowledged_sequence + 1)
         messages, workers, sequences = entries.messages, entries.workers, entries.entry_sequences
         worker = following = 0
         for each in self.held:

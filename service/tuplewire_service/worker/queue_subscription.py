@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import RefusedError
@@ -43,6 +44,13 @@ class Queue:
     """The number of its consumer's last rejection."""
     held_until: float = 0.0
     """Nothing is handed out before this time, by the monotonic clock; 0: nothing has kept its place."""
+    readers: set[asyncio.Event] = field(default_factory=set)
+    """Set when there is news for whoever waits; see ReceiveQueues.wait_for_news."""
+
+    def wake_readers(self) -> None:
+        """Tell those who wait that messages have come, or that the task moves."""
+        for each in self.readers:
+            each.set()
 
 
 class QueueSubscription(ISubscription):
@@ -50,7 +58,6 @@ class QueueSubscription(ISubscription):
 
     def __init__(self, queues: ReceiveQueues, wake: Callable[[], None], request: SubscribeRequest) -> None:
         """Hold none yet."""
-        self.only_reads = request.only_reads
         self.worker_id = queues.worker_id
         self.worker_incarnation = queues.incarnation
         self._queues = queues
@@ -91,7 +98,6 @@ class QueueSubscription(ISubscription):
             now - self._since,
             tuple(sorted(self._held)),
             sum(queue.log.taken - queue.log.acknowledged for queue in held),
-            request.only_reads,
         )
 
     @property

@@ -6,9 +6,12 @@ subscriber takes it over.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
@@ -92,6 +95,7 @@ class ReceiveQueues:
         for task in gone:
             queue = self._leaving[task] = self._queues.pop(task)
             queue.leaving = True
+            queue.wake_readers()
             self._rejections.messages.give_back(task)
         return gone
 
@@ -117,7 +121,7 @@ class ReceiveQueues:
             if queue is None:
                 continue
             if queue.consumer is not None:
-                if queue.log.taken > queue.log.acknowledged and not queue.consumer.only_reads:
+                if queue.log.taken > queue.log.acknowledged:
                     continue
                 queue.consumer.drop(queue)
             left += queue.log.remove()
@@ -149,11 +153,14 @@ class ReceiveQueues:
         return True
 
     def held(self, task: int) -> HeldOfTask | None:
-        """Return the unacknowledged messages of a local task, as they are now; None if it is not here."""
+        """Return what is held of a local task now; None if it is not here."""
         queue = self._queues.get(task)
         if queue is None:
             return None
-        return HeldOfTask(task, queue.begin, queue.log.acknowledged + 1, queue.log.held())
+        log, consumer = queue.log, queue.consumer_key[1] if queue.consumer is not None else ""
+        return HeldOfTask(
+            task, log.acknowledged, log.tail, log.queued_bytes, queue.begin, consumer, log.held()
+        )
 
     def waiting(self) -> dict[int, int]:
         """Return how many messages each task has here, where there are any; also of those that leave."""
@@ -170,6 +177,7 @@ class ReceiveQueues:
         queue.log.append(group, inbound)
         self._touched.add(group.task)
         queue.times.came(queue.log.tail, time.monotonic())
+        queue.wake_readers()
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
@@ -255,6 +263,61 @@ class ReceiveQueues:
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += len(delivery.group)
+
+    # --- readers: they keep track of what they have read, and are no consumers -------------------
+
+    async def wait_for_news(self, seen: Mapping[int, int], seconds: float) -> None:
+        """Wait until one of some tasks has more than was seen, by its last sequence, or is not here."""
+        news = asyncio.Event()
+        queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
+        if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
+            return
+        for queue, _ in queues:
+            queue.readers.add(news)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), seconds)
+        finally:
+            for queue, _ in queues:
+                queue.readers.discard(news)
+
+    def _unconsumed(self, task: int) -> Queue:
+        """Return the queue of a local task; SupersededError if it has a consumer."""
+        queue = self._queues.get(task)
+        if queue is None:
+            raise self.not_here(task)
+        if queue.consumer is not None:
+            raise SupersededError(
+                f"task {task} has a consumer, {queue.consumer_key[1]!r}: to read it, end that one"
+            )
+        return queue
+
+    def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
+        """Return messages of a local task that come after a sequence, up to another, for one frame.
+
+        Raises SupersededError if it has a consumer.
+        """
+        queue = self._unconsumed(task)
+        found = queue.log.read(after, last, max_bytes)
+        if found:
+            queue.times.left(found[-1].last, time.monotonic(), self.wait)
+        return found
+
+    def acknowledge(self, task: int, sequence: int) -> bool:
+        """Give up messages of a local task up to a sequence, some at a time; return whether to call again.
+
+        Raises SupersededError if it has a consumer.
+        """
+        if task not in self._queues:
+            return False
+        queue = self._unconsumed(task)
+        if queue.log.taken > queue.log.acknowledged:
+            queue.log.rewind()  # a consumer has left without acknowledging these
+        self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=_TURN_GROUPS))
+        done = queue.log.progress(queue.log.taken, queue.log.taken)
+        if done:
+            self.on_done(task, done)
+        return bool(done)
 
     # --- consumers -----------------------------------------------------------------------------
 

@@ -87,7 +87,8 @@ class Worker:
         """How many messages died with the process before this one, at most."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
-        self._congested: frozenset[int] = frozenset()
+        self.congested: frozenset[int] = frozenset()
+        """Tasks whose queues are nearly full, or were so and are not far from it."""
         self._advertise = advertise
         self._intake = Intake.ALL
         self._changing_intake = asyncio.Lock()
@@ -330,14 +331,14 @@ class Worker:
             loads.update(
                 {task: max(load, loads.get(task, 0.0)) for task, load in own.items() if task in queues}
             )
-        before, self._congested = self._congested, congested(loads, self._congested)
-        relieved = before - self._congested
+        before, self.congested = self.congested, congested(loads, self.congested)
+        relieved = before - self.congested
         if self.state is not WorkerState.READY:
             return
         if loads:
             self.servers.send_load_metrics(loads)
-        if relieved or self._congested:
-            self.servers.send_backpressure_status(self.settings.worker_id, self._congested, relieved)
+        if relieved or self.congested:
+            self.servers.send_backpressure_status(self.settings.worker_id, self.congested, relieved)
 
     def clients(self) -> tuple[Sequence[SessionSnapshot], Sequence[ConsumerSnapshot]]:
         """Return all senders and consumers, of each those first that have the most outstanding.
@@ -349,7 +350,7 @@ class Worker:
     async def shown_tasks(self, most: int) -> Sequence[int]:
         """Return those tasks that are worth a look, so many at most; see ShownTasks."""
         holding = self.times.timings().recent.blocking_seconds
-        urgent = self._congested.union(
+        urgent = self.congested.union(
             int(task) for task, where in holding if where == LOCAL and task.isdecimal()
         )
         return await self.router.queues.shown(urgent, most)
@@ -379,7 +380,7 @@ class Worker:
             redelivered_messages=router.queues.redelivered_messages,
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),
-            congested=self._congested,
+            congested=self.congested,
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
             taps=router.taps.snapshot(),

@@ -75,7 +75,6 @@ class ConsumerSnapshot(NamedTuple):
     tasks: Sequence[int]
     outstanding_messages: int
     """Messages that it has got, and not acknowledged."""
-    only_reads: bool
     """Whether it never acknowledges anything."""
 
 

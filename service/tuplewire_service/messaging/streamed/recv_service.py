@@ -102,7 +102,6 @@ class RecvService(StreamService):
             subscribe.incarnation,
             subscribe.worker_incarnation,
             list(cursors.values()),
-            subscribe.only_reads,
             peer,
             subscribe.subscription,
         )
@@ -183,7 +182,7 @@ class RecvService(StreamService):
                 asks = asking.asks(clock(), pressing=pressing)
                 for part in _fitting(deliveries, limit):
                     sequence += 1
-                    data = _frame(sequence, part, asks=asks)
+                    data = frame_of(sequence, part, asks=asks)
                     await wire.write(data)
                 if wait := pacer.wrote(len(data)):
                     await pacer.gather(wait)
@@ -297,7 +296,7 @@ def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]
         yield from _fitting(part, limit)
 
 
-def _frame(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
+def frame_of(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
     """Encode deliveries; those that follow each other within one (task, source) and time are one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []

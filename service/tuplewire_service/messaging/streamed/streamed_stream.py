@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.log_rate import LogRate
@@ -27,7 +27,6 @@ from tuplewire.errors import (
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.control_pb2 import PublishRequest, ReportMetricsRequest, StageRequest, TakeOverRequest
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 logger = event_logger(__name__)
@@ -209,11 +208,20 @@ def check_id(name: str, value: str) -> None:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
 
 
+class _Addressed(Protocol):
+    """What every message has that is for one worker."""
+
+    @property
+    def receiver_id(self) -> str: ...
+    @property
+    def topology(self) -> str: ...
+
+
 def check_receiver(
     worker_id: str,
     topology: str,
     peer: str,
-    said: pb.Hello | pb.Subscribe | PublishRequest | ReportMetricsRequest | StageRequest | TakeOverRequest,
+    said: _Addressed,
 ) -> None:
     """Raise RefusedError for a peer that means another worker; before what only that one can answer."""
     if said.receiver_id not in {"", worker_id}:

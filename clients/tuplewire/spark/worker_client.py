@@ -1,0 +1,66 @@
+"""A blocking client of what Spark's queries call at a worker: the service Source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tuplewire.config import SessionSettings
+from tuplewire.connection.control_client import ControlClient, mapped_errors
+from tuplewire.connection.grpc_channel import channel_options
+from tuplewire.session.delivery import Delivery
+from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.codec import decode_recv_response, groups_of
+
+_READ = "/tuplewire.v1.Source/Read"
+
+
+class WorkerClient(ControlClient):
+    """Talks to a worker for a query; see ControlClient. It notices a worker that hangs, as sessions do."""
+
+    channel_options = channel_options(SessionSettings())
+
+    def poll(self, request: pb.PollRequest) -> pb.PollResponse:
+        """Return what the worker holds of some tasks, after waiting as the request says.
+
+        Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
+        """
+        response: pb.PollResponse = self._call("Poll", request, self._poll_seconds(request), "source")
+        return response
+
+    def begin_poll(self, request: pb.PollRequest) -> Any:
+        """Do the same without waiting for the answer; return a gRPC future."""
+        connection = self._connected(self.timeout)
+        metadata = self._dialler.metadata(self.address)
+        return connection.source.Poll.future(request, timeout=self._poll_seconds(request), metadata=metadata)
+
+    def _poll_seconds(self, request: pb.PollRequest) -> float:
+        return self.timeout + request.wait_millis / 1000
+
+    def read(self, request: pb.ReadRequest) -> Iterator[list[Delivery]]:
+        """Yield messages of a task, frame by frame; ends where there are no more.
+
+        Raises NotLocalError, SupersededError where the task has a consumer, and what poll() raises.
+        """
+        connection = self._connected(self.timeout)
+        metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
+        method: Any = connection.channel.unary_stream(_READ, pb.ReadRequest.SerializeToString)
+        with mapped_errors(self.address, lambda: "it ends the reading", hint):
+            call = method(request, metadata=metadata)
+            try:
+                for data in call:
+                    frame: Any = decode_recv_response(data)  # a ReadResponse, too, has its frame as field 2
+                    sequences = [group.first_sequence for group in frame.groups]
+                    yield list(map(Delivery, sequences, groups_of(frame)))
+            finally:
+                call.cancel()
+
+    def acknowledge(self, topology: str, worker_id: str, incarnation: int, ends: Mapping[int, int]) -> None:
+        """Give up messages of tasks, up to these sequences; raises SupersededError and what poll() raises."""
+        tasks: Iterable[pb.AcknowledgedTask] = (
+            pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in ends.items()
+        )
+        request = pb.AcknowledgeRequest(
+            topology=topology, receiver_id=worker_id, incarnation=incarnation, tasks=tasks
+        )
+        self._call("Acknowledge", request, service="source")

@@ -1,0 +1,105 @@
+"""The service Source, from the wire to the worker's queues and back: what Spark's queries read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from tuplewire.errors import NotLocalError
+from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire import control_pb2_grpc
+from tuplewire_service.control.names import distinct
+from tuplewire_service.control.status_messages import held_to_wire
+from tuplewire_service.messaging.streamed.recv_service import frame_of
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_receiver
+from tuplewire_service.worker.worker import Worker
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_MOST_WAIT_SECONDS = 10.0
+
+
+# ruff: noqa: N802 - methods have the wire's names
+class SourceServicer(control_pb2_grpc.SourceServicer):
+    """Serves tuplewire.v1.Source for one worker; all methods run on its event loop."""
+
+    def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
+        """Serve it. admit: what the caller may receive."""
+        self._worker = worker
+        self._admit = admit
+
+    def _check(
+        self,
+        request: pb.PollRequest | pb.ReadRequest | pb.AcknowledgeRequest,
+        context: Context,
+        tasks: Iterable[int],
+    ) -> None:
+        """Raise RefusedError for a reader that means another worker, or may not receive from the tasks."""
+        settings = self._worker.settings
+        check_receiver(settings.worker_id, settings.topology, "reader", request)
+        self._admit(context).receive(request.topology, tasks)
+
+    async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
+        """Return what is held of tasks; wait for news, if that is asked for."""
+        worker, router = self._worker, self._worker.router
+        distinct([each.task for each in request.tasks], "tasks")
+        wanted = {each.task: each for each in request.tasks}
+        incarnations = distinct(request.incarnations, "workers")
+        self._check(request, context, wanted)
+        if request.wait_millis:
+            seen = {task: each.seen_sequence for task, each in wanted.items()}
+            seconds = min(request.wait_millis / 1000, _MOST_WAIT_SECONDS)
+            await router.queues.wait_for_news(seen, seconds)
+        # All at one moment; the rest in a thread, as a queue may have a million groups.
+        held = [each for each in map(router.queues.held, wanted) if each is not None]
+        response = pb.PollResponse(
+            incarnation=worker.incarnation,
+            assignment_version=0 if worker.assignment is None else worker.assignment.version,
+            leaving=[task for task in wanted if router.queues.is_leaving(task)],
+            departed=[
+                pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(wanted))
+                for each in router.departures.of(incarnations)
+            ],
+        )
+        congested, number = worker.congested, router.number
+
+        def fill() -> pb.PollResponse:
+            for each in held:
+                asked = wanted[each.task]
+                entries = each.entries(asked.entries_to, number) if asked.HasField("entries_to") else None
+                response.tasks.append(held_to_wire(each, entries, congested=each.task in congested))
+            return response
+
+        return await asyncio.to_thread(fill) if len(wanted) > 1 or _asks(request) else fill()
+
+    async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[bytes]:
+        """Return messages as encoded ReadResponses; between two frames others have their turn."""
+        self._check(request, context, [request.task])
+        worker = self._worker
+        if request.incarnation != worker.incarnation:
+            raise NotLocalError(f"worker {worker.settings.worker_id!r} has been restarted")
+        position, number = request.after_sequence, 0
+        max_bytes = worker.settings.session.max_frame_bytes
+        while position < request.last_sequence:
+            found = worker.router.queues.read(request.task, position, request.last_sequence, max_bytes)
+            if not found:
+                return
+            position, number = found[-1].last, number + 1
+            yield frame_of(number, found, asks=False)
+
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeResponse:
+        """Give up what a reader is done with."""
+        tasks = distinct([each.task for each in request.tasks], "tasks")
+        self._check(request, context, tasks)
+        if request.incarnation == self._worker.incarnation:
+            for each in request.tasks:
+                while self._worker.router.queues.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
+                    await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)
+        return pb.AcknowledgeResponse()
+
+
+def _asks(request: pb.PollRequest) -> bool:
+    return any(each.HasField("entries_to") for each in request.tasks)
