@@ -13,6 +13,7 @@ from helpers import eventually
 from helpers.restartable import RestartableWorker
 from helpers.topology import TOPOLOGY, assignment_file, collect, numbers, queued
 from helpers.traffic import client_of
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -81,7 +82,7 @@ def test_a_cancelled_write_ends_while_nobody_consumes(
     def write() -> None:
         register(spark)
         spark.sparkContext.setJobGroup("waits", "a write that waits", interruptOnCancel=True)
-        with contextlib.suppress(PySparkException):
+        with contextlib.suppress(PySparkException, Py4JJavaError):
             rows.coalesce(1).write.format("tuplewire").mode("append").options(**where).save()
         ended.set()
 

@@ -109,7 +109,7 @@ class TuplewireDataSource(Shipped, DataSource):
         from tuplewire.spark.reader import TuplewireBatchReader
 
         check_read_schema(schema, headers=includes_headers(self.options))
-        return TuplewireBatchReader(source_options(self.options))
+        return TuplewireBatchReader(source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of what comes."""

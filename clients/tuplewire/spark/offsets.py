@@ -176,9 +176,9 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
             raise DataLossError(
                 f"task {task} is acknowledged up to {each.acknowledged} of {each.tail}, and this query "
-                f"stands at {offset.sequence}: somebody else consumes the task. A task has "
-                "one consumer: give each query tasks of its own, or set failOnDataLoss=false to go on with "
-                "what is left"
+                f"stands at {offset.sequence}: somebody else consumes the task, or the checkpoint is an old "
+                "copy. Give each query tasks of its own, and start it from its newest checkpoint; or set "
+                "failOnDataLoss=false to go on with what is left"
             )
 
 

@@ -84,7 +84,9 @@ _STARTS = Kind(
     write=lambda value: value if isinstance(value, str) else json.dumps(value),
 )
 
+_FOR_STREAMS = ("max_messages", "max_bytes", "min_messages", "max_delay", "starting_offsets")
 _INSTEAD = {
+    "path": "load() and save() take no path: name workers in the option address, and tasks in tasks",
     "minpartitions": "several Spark tasks cannot read one task in order, so each task that has messages has "
     "one Spark task. For more at a time spread the messages over more tasks, with more in the option tasks "
     "and a grouping that chooses among them; or spread the rows after reading, with .repartition(...)",
@@ -93,7 +95,7 @@ _INSTEAD = {
     "subscribe": "it is called tasks here, like 1,2,10-19",
     "assign": "it is called tasks here, like 1,2,10-19",
 }
-"""What to do where people look for an option of Spark's Kafka connector."""
+"""What to do where people look for an option of other formats, such as Spark's Kafka connector."""
 
 
 class GroupingName(enum.StrEnum):
@@ -241,14 +243,18 @@ class SinkOptions(Settings):
     )
 
 
-def source_options(options: Mapping[str, str]) -> SourceOptions:
-    """Read the options of a `read` or `readStream`.
+def source_options(options: Mapping[str, str], *, streaming: bool = True) -> SourceOptions:
+    """Read the options of a `readStream`, or of a `read`, for which those of streams are wrong.
 
     Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
     """
     with _listing(SourceOptions, "reading"):
         given = _given(SourceOptions, options)
         _require_tasks(given)
+        for name in _FOR_STREAMS if not streaming else ():
+            if name in given:
+                option = settings_of(SourceOptions)[name].option
+                raise ConfigError(f"the option {option} is for readStream; a read takes all that is there")
         given["address"] = given.get("address") or resolve_address(None)
         chosen = SourceOptions(**given)
         if chosen.min_messages and chosen.max_messages and chosen.min_messages > chosen.max_messages:
@@ -297,7 +303,7 @@ def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
         if each is not None:
             values[each.name] = each.parse(text, f"option {each.option}")
         elif name.lower() not in _SPARKS_OWN:
-            instead = _INSTEAD.get(name.lower()) if kind is SourceOptions else None
+            instead = _INSTEAD.get(name.lower()) if kind is SourceOptions or name == "path" else None
             raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
     values["topology"] = resolve_topology(values.get("topology"))
     return values

@@ -21,7 +21,7 @@ class WorkerClient(ControlClient):
     channel_options = channel_options(SessionSettings())
 
     def poll(self, request: pb.PollRequest) -> pb.PollResponse:
-        """Return what the worker holds of some tasks, after waiting as the request says.
+        """Return the state of some tasks at the worker, after the wait that the request names.
 
         Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
         """
@@ -56,7 +56,7 @@ class WorkerClient(ControlClient):
                 call.cancel()
 
     def acknowledge(self, topology: str, worker_id: str, incarnation: int, ends: Mapping[int, int]) -> None:
-        """Give up messages of tasks, up to these sequences; raises SupersededError and what poll() raises."""
+        """Release messages of tasks, up to these sequences; raises SupersededError and what poll() raises."""
         tasks: Iterable[pb.AcknowledgedTask] = (
             pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in ends.items()
         )

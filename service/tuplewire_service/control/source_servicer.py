@@ -42,7 +42,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         self._admit(context).receive(request.topology, tasks)
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
-        """Return what is held of tasks; wait for news, if that is asked for."""
+        """Return the state of tasks; wait for a change if requested."""
         worker, router = self._worker, self._worker.router
         distinct([each.task for each in request.tasks], "tasks")
         wanted = {each.task: each for each in request.tasks}
@@ -51,7 +51,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         if request.wait_millis:
             seen = {task: each.seen_sequence for task, each in wanted.items()}
             seconds = min(request.wait_millis / 1000, _MOST_WAIT_SECONDS)
-            await router.queues.wait_for_news(seen, seconds)
+            await router.queues.wait_for_change(seen, seconds)
         # All at one moment; the rest in a thread, as a queue may have a million groups.
         held = [each for each in map(router.queues.held, wanted) if each is not None]
         response = pb.PollResponse(
@@ -90,7 +90,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             yield frame_of(number, found, asks=False)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeResponse:
-        """Give up what a reader is done with."""
+        """Release the messages that a reader has processed."""
         tasks = distinct([each.task for each in request.tasks], "tasks")
         self._check(request, context, tasks)
         if request.incarnation == self._worker.incarnation:

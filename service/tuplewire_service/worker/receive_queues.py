@@ -266,20 +266,20 @@ class ReceiveQueues:
 
     # --- readers: they keep track of what they have read, and are no consumers -------------------
 
-    async def wait_for_news(self, seen: Mapping[int, int], seconds: float) -> None:
+    async def wait_for_change(self, seen: Mapping[int, int], seconds: float) -> None:
         """Wait until one of some tasks has more than was seen, by its last sequence, or is not here."""
-        news = asyncio.Event()
+        change = asyncio.Event()
         queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
         if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
             return
         for queue, _ in queues:
-            queue.readers.add(news)
+            queue.readers.add(change)
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), seconds)
+                await asyncio.wait_for(change.wait(), seconds)
         finally:
             for queue, _ in queues:
-                queue.readers.discard(news)
+                queue.readers.discard(change)
 
     def _unconsumed(self, task: int) -> Queue:
         """Return the queue of a local task; SupersededError if it has a consumer."""
@@ -304,7 +304,7 @@ class ReceiveQueues:
         return found
 
     def acknowledge(self, task: int, sequence: int) -> bool:
-        """Give up messages of a local task up to a sequence, some at a time; return whether to call again.
+        """Release messages of a local task up to a sequence, some at a time; return whether to call again.
 
         Raises SupersededError if it has a consumer.
         """

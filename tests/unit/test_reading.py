@@ -1,0 +1,215 @@
+"""Reading a queue without consuming it, acknowledging what was read, and waiting for news."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from helpers.rejecting import RejectionsWithoutTimers
+
+from tuplewire.config import MIB
+from tuplewire.errors import SupersededError, UnknownTaskError
+from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
+from tuplewire.session.consume import Cursor
+from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+TASK = 1
+LARGE = 2**40
+
+
+class Program:
+    """Who has sent the messages."""
+
+    source = sender_id = "program"
+    worker_number = 0
+    wants_releases = True
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Do nothing."""
+
+
+class Fixture:
+    """Queues of a worker with one task. Messages are single letters, or so many bytes of one."""
+
+    def __init__(self) -> None:
+        self.done: list[Done] = []
+        self.queues = ReceiveQueues(
+            WorkerSettings(worker_id="w", topology="t"),
+            1,
+            lambda _task, done: self.done.extend(done),
+            lambda task: UnknownTaskError(str(task)),
+            RejectionsWithoutTimers(),
+        )
+        self.queues.assign([TASK])
+
+    def put(self, *groups: str) -> None:
+        """Queue groups of messages."""
+        for group in groups:
+            self.queues.put(TaskGroup.joined(TASK, None, [letter.encode() for letter in group]), Program())
+
+    def read(self, after: int, last: int, max_bytes: int = MIB) -> str:
+        """Return the messages that a reader gets in one frame."""
+        return shown(self.queues.read(TASK, after, last, max_bytes))
+
+    def acknowledge(self, sequence: int) -> int:
+        """Acknowledge up to a sequence; return in how many turns."""
+        turns = 0
+        while self.queues.acknowledge(TASK, sequence):
+            turns += 1
+        return turns
+
+    def subscribe(self) -> SubscribeRequest:
+        """Have a consumer, that has taken two messages."""
+        request = SubscribeRequest("", "mine", 1, 0, [Cursor(TASK, 0, 0, 2, MIB)])
+        self.subscription = self.queues.subscribe(request, lambda: None)
+        assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2
+        return request
+
+
+def shown(found: Sequence[Delivery]) -> str:
+    """Return the messages of deliveries, which follow each other."""
+    for one, other in pairwise(found):
+        assert other.first_sequence == one.last + 1
+    return b"".join(each.group.data for each in found).decode()
+
+
+@pytest.mark.parametrize(
+    ("after", "last", "expected"),
+    [
+        (0, 6, "abcdef"),
+        (0, 1, "a"),
+        (1, 3, "bc"),
+        (2, 5, "cde"),
+        (5, 6, "f"),
+        (6, 9, ""),
+        (5, 5, ""),
+        (0, 99, "abcdef"),
+    ],
+)
+def test_any_range_is_read_and_stays(after: int, last: int, expected: str) -> None:
+    """Twice the same: nothing was taken from anybody."""
+    all_ = Fixture()
+    all_.put("abc", "d", "ef")
+    assert all_.read(after, last) == expected
+    assert all_.read(after, last) == expected
+    assert all_.queues.pending_messages == 6
+    assert all_.done == []
+
+
+def test_a_frame_has_a_bound() -> None:
+    """In bytes, lengths included, and in groups; the reader goes on after its last message."""
+    all_ = Fixture()
+    all_.put("abcdef", *"g" * MAX_FRAME_GROUPS)
+    assert all_.read(0, LARGE, 1) == "a"
+    assert all_.read(1, LARGE, 12) == "bcd"
+    assert all_.read(4, LARGE, 60).startswith("efg")
+    assert len(all_.queues.read(TASK, 6, LARGE, MIB)) == MAX_FRAME_GROUPS
+    assert len(all_.queues.read(TASK, 5, LARGE, MIB)) == MAX_FRAME_GROUPS
+
+
+@pytest.mark.parametrize("groups", [1, 63, 64, 127, 128, 129, 500])
+def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
+    """Also where its middle is packed, and after some of it was acknowledged."""
+    log = DeliveryLog()
+    for number in range(groups):
+        log.append(TaskGroup.joined(TASK, None, [b"%4d" % number, b"...."]))
+    for acknowledged in (0, groups, groups * 3 // 2):
+        log.take(acknowledged, LARGE, LARGE, most=LARGE)
+        log.progress(acknowledged, acknowledged)
+        for after in {acknowledged, acknowledged + 1, acknowledged + 63, acknowledged + 64, 2 * groups - 1}:
+            found = log.read(after, 2 * groups, LARGE)
+            assert sum(len(each.group) for each in found) == max(0, 2 * groups - after)
+            if found:
+                assert found[0].first_sequence == after + 1
+                assert found[0].group.data[:4] == (b"...." if after % 2 else b"%4d" % (after // 2))
+
+
+def test_what_was_acknowledged_is_passed_over() -> None:
+    """The first message says how far that goes."""
+    all_ = Fixture()
+    all_.put("abc", "def")
+    all_.acknowledge(4)
+    assert all_.queues.read(TASK, 0, 6, MIB)[0].first_sequence == 5
+    assert all_.read(0, 6) == "ef"
+    assert all_.read(0, 4) == ""
+
+
+def test_acknowledging_counts_once_and_in_turns() -> None:
+    """Not more than was asked for, not more than is there, and some groups at a time."""
+    all_ = Fixture()
+    all_.put("abc", *"d" * 250)
+    assert all_.acknowledge(2) == 1
+    assert sum(each.messages for each in all_.done) == 2
+    assert all_.acknowledge(2) == 0
+    assert all_.acknowledge(LARGE) == 3
+    assert sum(each.messages for each in all_.done) == 253
+    assert all_.queues.pending_messages == 0
+    all_.put("e")
+    assert all_.read(0, LARGE) == "e"
+
+
+def test_a_task_with_a_consumer_is_not_read() -> None:
+    """The error names it; what it has taken and not acknowledged can be read once it is gone."""
+    all_ = Fixture()
+    all_.put("abcd")
+    all_.subscribe()
+    for call in (lambda: all_.read(0, 4), lambda: all_.acknowledge(1)):
+        with pytest.raises(SupersededError, match="task 1 has a consumer, 'mine'"):
+            call()
+    held = all_.queues.held(TASK)
+    assert held is not None
+    assert held.consumer == "mine"
+    all_.subscription.close()
+    assert all_.read(0, 4) == "abcd"
+    assert all_.acknowledge(3) >= 1
+    assert all_.read(0, 4) == "d"
+    held = all_.queues.held(TASK)
+    assert held is not None
+    assert (held.consumer, held.acknowledged_sequence, held.last_sequence, held.bytes) == ("", 3, 4, 1)
+
+
+def test_a_task_that_is_not_here() -> None:
+    """Reading says so; acknowledging passes it over, as the task may have moved."""
+    queues = Fixture().queues
+    with pytest.raises(UnknownTaskError):
+        queues.read(9, 0, 1, MIB)
+    assert not queues.acknowledge(9, 1)
+
+
+async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
+    """Whether a wait for news ends by a change, and not by its time."""
+    waiting = asyncio.create_task(all_.queues.wait_for_change(seen, 60 if change else 0.05))
+    await asyncio.sleep(0)
+    if waiting.done():
+        return True
+    if change == "put":
+        all_.put("z")
+    elif change == "move":
+        all_.queues.assign([])
+    async with asyncio.timeout(30):
+        await waiting
+    return bool(change)
+
+
+@pytest.mark.parametrize(
+    ("seen", "change", "news"),
+    [
+        ({TASK: 1}, "", True),
+        ({TASK: 2}, "", False),
+        ({TASK: 2}, "put", True),
+        ({TASK: 2}, "move", True),
+        ({TASK: 2, 9: 0}, "", True),
+    ],
+)
+def test_a_wait_ends_with_news(seen: dict[int, int], change: str, news: bool) -> None:  # noqa: FBT001
+    """A message that was not seen, or a task that is elsewhere; nobody is left in the queue."""
+    all_ = Fixture()
+    all_.put("ab")
+    assert asyncio.run(_waited(all_, seen, change)) is news
+    queue = all_.queues._queues.get(TASK)
+    assert queue is None or not queue.readers
