@@ -22,7 +22,7 @@
         ├── SequenceGapError        CreditExceededError     DrainingError
         ├── UnauthenticatedError    PermissionDeniedError   WrongWorkerError
         ├── TooManyHopsError        StaleEpochError         StageGoneError
-        ├── EpochTooLargeError
+        ├── EpochTooLargeError      UnknownRunError
         └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
 """
 
@@ -238,6 +238,10 @@ class StageGoneError(RefusedError, code="STAGE_GONE"):
 
 class EpochTooLargeError(RefusedError, code="EPOCH_TOO_LARGE"):
     """A sink's epoch is more than a worker can stage, whatever goes out of the way."""
+
+
+class UnknownRunError(RefusedError, code="UNKNOWN_RUN"):
+    """A run of a sink's query has not begun at the worker: an earlier run may have published the epoch."""
 
 
 class ResourceLimitError(RefusedError, code="RESOURCE_LIMIT"):

@@ -88,15 +88,21 @@ def test_services() -> None:
         "GetAssignment",
         "UpdateAssignment",
         "Drain",
-        "Stage",
-        "Publish",
-        "TakeOver",
         "Tap",
         "GetDebug",
         "SetLogging",
         "SetFaults",
         "TellTopology",
         "ReportMetrics",
+    ]
+    sinks = control_pb2.DESCRIPTOR.services_by_name["Sinks"]
+    assert [method.name for method in sinks.methods] == [
+        "Begin",
+        "Stage",
+        "Discard",
+        "Check",
+        "Publish",
+        "Progress",
     ]
     source = control_pb2.DESCRIPTOR.services_by_name["Source"]
     assert [method.name for method in source.methods] == ["Poll", "Read", "Acknowledge"]

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.stages import AttemptStage
-from tuplewire.wire.control_pb2 import StagedAttempt
+from tuplewire.spark.worker_client import WorkerClient
+from tuplewire.wire.control_pb2 import PublishRequest, StagedAttempt
 
 
 def publish(
-    control: ControlClient,
+    control: WorkerClient,
     sink: str,
     epoch: int,
     groups: Sequence[TaskGroup],
     worker_id: str = "",
-    publisher: ControlClient | None = None,
+    publisher: WorkerClient | None = None,
 ) -> int:
     """Stage one attempt at one worker and publish it; return how many messages were new.
 
@@ -28,7 +28,13 @@ def publish(
     attempt = uuid.uuid4().hex
     assert not control.stage(TOPOLOGY, sink, epoch, 0, attempt, 0, groups, worker_id=worker_id)
     named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), pieces=1)
-    return (publisher or control).publish(TOPOLOGY, sink, epoch, [named], worker_id=worker_id).chosen
+    return (
+        (publisher or control)
+        .publish(
+            PublishRequest(topology=TOPOLOGY, sink=sink, epoch=epoch, attempts=[named], receiver_id=worker_id)
+        )
+        .chosen
+    )
 
 
 def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:

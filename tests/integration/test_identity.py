@@ -37,6 +37,8 @@ from tuplewire.spark.offsets import Range
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireBatchReader
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.worker_client import WorkerClient
+from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
@@ -70,7 +72,7 @@ def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
 
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
     """Consumers, sinks and those of other topologies hear that it is another worker, and may try again."""
-    with one_worker("w", directory=tmp_path) as worker, ControlClient(worker.address) as control:
+    with one_worker("w", directory=tmp_path) as worker, WorkerClient(worker.address) as control:
         assign(worker, 1, {("w", worker.address): [0]})
         assert [
             talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
@@ -81,7 +83,7 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
             control.stage("other", "s", 1, 0, "a", 0, groups, worker_id="v")
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
-            control.publish("other", "s", 1, worker_id="v")
+            control.publish(control_pb2.PublishRequest(topology="other", sink="s", epoch=1, receiver_id="v"))
         assert publish(control, "s", 1, groups, worker_id="w") == 1
 
 

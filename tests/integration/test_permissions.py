@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from helpers import eventually
@@ -14,6 +14,7 @@ from helpers.sinks import publish
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, StaleEpochError, TuplewireError
+from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
@@ -134,7 +135,7 @@ def test_foreign_task_cannot_be_received(worker: Guarded) -> None:
 def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
     """Spark's sinks are held to the tasks that they may send to."""
     with (
-        ControlClient(worker.endpoint.address, credentials=worker.etl) as control,
+        WorkerClient(worker.endpoint.address, credentials=worker.etl) as control,
         pytest.raises(PermissionDeniedError, match="send to task 15"),
     ):
         control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(15, [b"a"])])
@@ -143,18 +144,19 @@ def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
 def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
     """An executor's token stages for a sink, and may not choose; the driver's publishes that."""
     attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
+    about: dict[str, Any] = {"topology": TOPOLOGY, "sink": "parted", "epoch": 1, "attempts": [attempt]}
     with (
-        ControlClient(worker.endpoint.address, credentials=worker.etl) as executor,
-        ControlClient(worker.endpoint.address, credentials=worker.driver) as driver,
+        WorkerClient(worker.endpoint.address, credentials=worker.etl) as executor,
+        WorkerClient(worker.endpoint.address, credentials=worker.driver) as driver,
     ):
         with pytest.raises(PermissionDeniedError, match="send to task 5"):
             driver.stage(TOPOLOGY, "parted", 1, 0, "a", 0, [TaskGroup.of(5, [b"a"])])
         executor.stage(TOPOLOGY, "parted", 1, 0, "a", 0, [TaskGroup.of(5, [b"a"])])
         with pytest.raises(PermissionDeniedError, match=r"may not call Publish.* 'publish' in `control`"):
-            executor.publish(TOPOLOGY, "parted", 1, [attempt])
-        with pytest.raises(PermissionDeniedError, match="may not call TakeOver"):
-            executor.take_over(TOPOLOGY, "parted", 1, "run", [attempt])
-        driver.publish(TOPOLOGY, "parted", 1, [attempt])
+            executor.publish(control_pb2.PublishRequest(**about))
+        with pytest.raises(PermissionDeniedError, match="may not call Begin"):
+            executor.begin(control_pb2.BeginRequest(**about, run="run"))
+        driver.publish(control_pb2.PublishRequest(**about))
         with pytest.raises(PermissionDeniedError, match="may not call Drain"):
             driver.drain()
     assert _receive(worker, worker.operator, 5) == [b"a"]
@@ -197,8 +199,8 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
         assert client.ledger().acknowledged == 2
     for executor, driver in ((worker.operator, worker.operator), (worker.etl, worker.driver)):
         with (
-            ControlClient(worker.endpoint.address, credentials=executor) as control,
-            ControlClient(worker.endpoint.address, credentials=driver) as publisher,
+            WorkerClient(worker.endpoint.address, credentials=executor) as control,
+            WorkerClient(worker.endpoint.address, credentials=driver) as publisher,
         ):
             for epoch in (1, 2):
                 group = TaskGroup.of(7, [b"a"])
@@ -208,7 +210,7 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
 def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
     """It would lock out all that come later; nothing is published, and the sink goes on."""
     group = TaskGroup.of(7, [b"a"])
-    with ControlClient(worker.endpoint.address, credentials=worker.operator) as control:
+    with WorkerClient(worker.endpoint.address, credentials=worker.operator) as control:
         with pytest.raises(StaleEpochError, match="too far ahead"):
             publish(control, "jumping", 2**64 - 1, [group])
         assert publish(control, "jumping", 0, [group]) == 1
@@ -287,16 +289,20 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
             with client.recv([1], timeout=_SECONDS) as batches:
                 assert [message.message for message in next(batches)] == [b"message"]
         attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
+        about: dict[str, Any] = {"topology": TOPOLOGY, "sink": "sink", "epoch": 1}
+        publish = control_pb2.PublishRequest(**about, attempts=[attempt])
         with (
-            ControlClient(address, credentials=executor) as control,
-            ControlClient(address, credentials=driver) as operator,
+            WorkerClient(address, credentials=executor) as control,
+            WorkerClient(address, credentials=driver) as operator,
         ):
             control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(1, [b"a"])])
             calls: dict[str, Callable[[], object]] = {
                 "UpdateAssignment": lambda: control.update_assignment(assignment, force=True),
                 "Drain": control.drain,
-                "Publish": lambda: control.publish(TOPOLOGY, "sink", 1, [attempt]),
-                "TakeOver": lambda: control.take_over(TOPOLOGY, "sink", 1, "run", [attempt]),
+                "Publish": lambda: control.publish(publish),
+                "Begin": lambda: control.begin(control_pb2.BeginRequest(**about, run="run")),
+                "Check": lambda: control.check(control_pb2.CheckRequest(**about)),
+                "Progress": lambda: control.progress(control_pb2.ProgressRequest(**about)),
                 "GetDebug": control.debug,
                 "SetLogging": lambda: control.set_logging("debug", seconds=1),
                 "SetFaults": control.set_faults,
@@ -305,5 +311,5 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
                 with pytest.raises(PermissionDeniedError, match=f"may not call {method}"):
                     call()
             assert operator.update_assignment(assignment) is False
-            operator.publish(TOPOLOGY, "sink", 1, [attempt])
+            operator.publish(publish)
             assert operator.drain()

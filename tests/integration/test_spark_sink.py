@@ -18,7 +18,6 @@ from helpers.traffic import client_of
 from pyspark import TaskContext
 
 from tuplewire import TaskMessageBatch
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     EpochTooLargeError,
     ProtocolError,
@@ -32,6 +31,7 @@ from tuplewire.errors import (
 from tuplewire.spark import held_back, publisher
 from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.options import sink_options
+from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
@@ -435,6 +435,6 @@ def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], erro
     for name, value in changes.items():
         setattr(request, name, value)
     before = metric(workers.near, STAGED), metric(workers.far, STAGED)
-    with ControlClient(workers.near.address) as control, pytest.raises(error):
-        control._call("Stage", request)
+    with WorkerClient(workers.near.address) as control, pytest.raises(error):
+        control._call("Stage", request, service="sinks")
     assert (metric(workers.near, STAGED), metric(workers.far, STAGED)) == before

@@ -128,7 +128,7 @@ class Sinks(RuleBasedStateMachine):
             kept = {self.run.staged[number].attempt} if number in self.run.staged else set()
             each.publications.check(SINK, self.epoch)
             each.staging.keep_only(SINK, self.epoch, kept)
-            self.run.earlier |= each.publications.take_over(SINK, self.epoch, self.run.name)
+            self.run.earlier |= each.publications.begin(SINK, self.epoch, self.run.name)
 
     def publish_at(self, at: int, run: Run) -> None:
         """Publish at a worker."""

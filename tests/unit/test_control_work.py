@@ -107,7 +107,7 @@ def _value(field: Any, rng: random.Random, number: int) -> Any:
 
 UNARY = [
     method
-    for service in ("Control", "Source")
+    for service in ("Control", "Sinks", "Source")
     for method in pb.DESCRIPTOR.services_by_name[service].methods
     if not method.server_streaming and method.name != "Drain"
 ]
@@ -115,7 +115,7 @@ UNARY = [
 
 def called(plane: DataPlane, method: str) -> Any:
     """Return a method of one of the services."""
-    services = plane._control, plane._source
+    services = plane._control, plane._sinks, plane._source
     return next(getattr(each, method) for each in services if method in vars(type(each)))
 
 

@@ -173,7 +173,7 @@ def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPa
 def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
     """A sink that a run has taken over, and that has published nothing, stands at 0."""
     state = made()
-    assert state.take_over(sink("s"), 7, "run") == {}
+    assert state.begin(sink("s"), 7, "run") == {}
     state.check(sink("s"), MOST_AHEAD)
     with pytest.raises(StaleEpochError, match="too far ahead"):
         state.check(sink("s"), MOST_AHEAD + 1)

@@ -9,20 +9,25 @@ from typing import Any, cast
 
 import pytest
 
-from tuplewire.errors import EpochTooLargeError, StageGoneError, StaleEpochError, UnknownTaskError
+from tuplewire.errors import (
+    EpochTooLargeError,
+    StageGoneError,
+    StaleEpochError,
+    UnknownRunError,
+    UnknownTaskError,
+)
 from tuplewire.group import TaskGroup
 from tuplewire.session.departure import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.sinks import By, EpochProgress, Sinks
+from tuplewire_service.worker.sinks import EpochProgress, Sinks
 from tuplewire_service.worker.staging import AttemptName
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 SINK = ("me", "s")
 TASK = 1
-NOBODY = By()
 
 
 class Queues:
@@ -105,8 +110,8 @@ def test_a_drain_waits_for_messages_without_room() -> None:
         assert not publishing(sinks)
         staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
         assert staged_here(sinks)
-        progress = await sinks.publish(SINK, 1, [staged], NOBODY)
-        assert (progress.chosen, progress.waiting, progress.waiting_tasks) == (5, 3, [TASK])
+        assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
+        assert await sinks.progress(SINK, 1) == EpochProgress(3, [TASK])
         assert not staged_here(sinks)
         sinks._asked.clear()  # whoever asked is gone
         assert publishing(sinks)
@@ -118,7 +123,7 @@ def test_a_drain_waits_for_messages_without_room() -> None:
         consumed += queues.consume()
         assert consumed == [b"1", b"2", b"3", b"4", b"5"]
         assert sinks.unpublished() == {}
-        assert await sinks.publish(SINK, 1, [], NOBODY) == EpochProgress(0, 0, [])
+        assert await sinks.progress(SINK, 1) == EpochProgress(0, [])
 
     run(act)
 
@@ -128,12 +133,12 @@ def test_a_drain_waits_for_whoever_asks() -> None:
 
     async def act(sinks: Sinks, queues: Queues) -> None:
         staged = await stage(sinks, "0a", b"1", b"2", b"3")
-        await sinks.publish(SINK, 1, [staged], NOBODY)
+        await sinks.publish(SINK, 1, [staged])
         while sinks.unpublished():
             queues.consume()
             await asyncio.sleep(0)
         assert publishing(sinks)
-        assert (await sinks.publish(SINK, 1, [], NOBODY)).waiting == 0
+        assert (await sinks.progress(SINK, 1)).waiting == 0
         assert not publishing(sinks)
 
     run(act)
@@ -144,12 +149,12 @@ def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
 
     async def act(sinks: Sinks, _queues: Queues) -> None:
         with pytest.raises(StageGoneError, match="has started since"):
-            await sinks.publish(SINK, 1, [], NOBODY)
+            await sinks.progress(SINK, 1)
         with pytest.raises(StageGoneError):
-            await sinks.publish(SINK, 1, [name("0a", 1)], NOBODY)
-        sinks.take_over(SINK, 1, "run", [])
+            await sinks.publish(SINK, 1, [name("0a", 1)])
+        sinks.begin(SINK, 1, "run", [])
         with pytest.raises(StageGoneError):
-            await sinks.publish(SINK, 1, [], By("run"))
+            await sinks.progress(SINK, 1)
 
     run(act)
 
@@ -159,9 +164,9 @@ def test_an_epoch_is_chosen_once() -> None:
 
     async def act(sinks: Sinks, queues: Queues) -> None:
         staged = await stage(sinks, "0a", b"1", epoch=2)
-        assert sinks.check(SINK, 2, [staged], NOBODY) == [TASK]
-        assert (await sinks.publish(SINK, 2, [staged], NOBODY)).chosen == 1
-        assert (await sinks.publish(SINK, 2, [staged], NOBODY)).chosen == 0
+        assert sinks.check(SINK, 2, [staged], {}) == [TASK]
+        assert await sinks.publish(SINK, 2, [staged]) == (1, 0)
+        assert await sinks.publish(SINK, 2, [staged]) == (0, 0)
         assert queues.consume() == [b"1"]
         with pytest.raises(StaleEpochError):
             await stage(sinks, "0b", b"x", epoch=1)
@@ -169,18 +174,19 @@ def test_an_epoch_is_chosen_once() -> None:
     run(act)
 
 
-def test_another_run_takes_over_before_it_publishes() -> None:
+def test_another_run_begins_before_it_publishes() -> None:
     """It gets no second copy of what an earlier run has published, and drops what that has staged."""
 
     async def act(sinks: Sinks, queues: Queues) -> None:
         first = await stage(sinks, "0a", b"1")
-        assert (await sinks.publish(SINK, 1, [first], By("one"))).unknown_run
-        assert (await sinks.publish(SINK, 1, [first], By("one", taken_over=True))).chosen == 1
+        with pytest.raises(UnknownRunError, match="'one' has not begun"):
+            await sinks.publish(SINK, 1, [first], "one")
+        assert sinks.begin(SINK, 1, "one", [first])[0] == {}
+        assert await sinks.publish(SINK, 1, [first], "one") == (1, 0)
         again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
         await stage(sinks, "1a", b"left")
-        assert sinks.take_over(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
-        progress = await sinks.publish(SINK, 1, [again, other], By("two"))
-        assert progress.chosen == 1
+        assert sinks.begin(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
+        assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
         assert queues.consume() == [b"1", b"2"]
         assert not staged_here(sinks)
         assert sinks.snapshot().memory_bytes == 0
@@ -197,17 +203,17 @@ def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewhere: boo
     """An old checkpoint has the same epoch with new rows: nothing is published, and nothing is lost."""
 
     async def act(sinks: Sinks, queues: Queues) -> None:
-        known = By("two", taken_over=True, published_tasks={TASK: ROWS} if elsewhere else {})
+        known = {TASK: ROWS} if elsewhere else {}
         if not elsewhere:
             await publish_rows(sinks, queues)
         attempt = await stage(sinks, "0b", *rows)
         if not elsewhere:
             with pytest.raises(StaleEpochError, match="with other messages: 3 of 3 bytes"):
-                sinks.take_over(SINK, 1, "two", [attempt])
+                sinks.begin(SINK, 1, "two", [attempt])
         with pytest.raises(StaleEpochError, match="choose another checkpointLocation"):
             sinks.check(SINK, 1, [attempt], known)
         with pytest.raises(StaleEpochError, match="Nothing was published"):
-            await sinks.publish(SINK, 1, [attempt], known)
+            await sinks.publish(SINK, 1, [attempt], published=known)
         assert queues.consume() == []
         assert staged_here(sinks)
 
@@ -220,9 +226,9 @@ def test_the_same_rows_in_another_order_are_the_same() -> None:
     async def act(sinks: Sinks, queues: Queues) -> None:
         await publish_rows(sinks, queues)
         attempts = [await stage(sinks, "0b", b"3"), await stage(sinks, "1b", b"2", b"1")]
-        got, _ = sinks.take_over(SINK, 1, "two", attempts)
+        got, _ = sinks.begin(SINK, 1, "two", attempts)
         assert got == {TASK: ROWS}
-        assert (await sinks.publish(SINK, 1, attempts, By("two"))).chosen == 0
+        assert await sinks.publish(SINK, 1, attempts, "two") == (0, 0)
         assert queues.consume() == []
 
     run(act, receive_queue_messages=10)
@@ -233,8 +239,8 @@ def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
 
     async def act(sinks: Sinks, _queues: Queues) -> None:
         attempt = await stage(sinks, "0b", b"x")
-        known = By("two", taken_over=True, published_tasks={TASK: TaskContent()})
-        assert (await sinks.publish(SINK, 1, [attempt], known)).chosen == 0
+        known = {TASK: TaskContent()}
+        assert await sinks.publish(SINK, 1, [attempt], published=known) == (0, 0)
 
     run(act)
 
@@ -242,7 +248,8 @@ def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
 async def publish_rows(sinks: Sinks, queues: Queues) -> None:
     """Publish ROWS as the run "one", and consume them."""
     first = await stage(sinks, "0a", b"1", b"2", b"3")
-    await sinks.publish(SINK, 1, [first], By("one", taken_over=True))
+    sinks.begin(SINK, 1, "one", [first])
+    await sinks.publish(SINK, 1, [first], "one")
     assert queues.consume() == [b"1", b"2", b"3"]
 
 
@@ -254,10 +261,10 @@ def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> N
             await stage(sinks, "0x", b"x", task=77)
         staged = await stage(sinks, "0a", b"1", b"2")
         queues.tasks.remove(TASK)
-        assert (await sinks.publish(SINK, 1, [staged], NOBODY)).waiting == 2
+        assert await sinks.publish(SINK, 1, [staged]) == (2, 2)
         queues.tasks.add(TASK)
         sinks.assigned(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
-        assert (await sinks.publish(SINK, 1, [], NOBODY)).waiting == 0
+        assert (await sinks.progress(SINK, 1)).waiting == 0
         assert queues.consume() == [b"1", b"2"]
 
     run(act)
@@ -270,9 +277,9 @@ def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> None:
         a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
         both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
         sinks.assigned(both, one)
-        assert sinks.take_over(SINK, 1, "run", [])[1] == [b]
+        assert sinks.begin(SINK, 1, "run", [])[1] == [b]
         sinks.assigned(one, both)
-        assert sinks.take_over(SINK, 1, "run", [])[1] == []
+        assert sinks.begin(SINK, 1, "run", [])[1] == []
 
     run(act)
 
@@ -288,7 +295,7 @@ def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> Non
         assert sinks.snapshot().disk_bytes > 0
         with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
             await stage(sinks, "1a", b"x" * 20_000)
-        assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)], NOBODY)).chosen == 8
+        assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)]))[0] == 8
         sinks._asked.clear()
         consumed = []
         while publishing(sinks) or queues.received:

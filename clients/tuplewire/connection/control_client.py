@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -16,14 +16,10 @@ from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
-from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
-from tuplewire.session.departure import TaskContent
 from tuplewire.wire import control_pb2, health_pb2
-from tuplewire.wire.codec import plain_frame
-from tuplewire.wire.control_pb2_grpc import ControlStub, SourceStub
+from tuplewire.wire.control_pb2_grpc import ControlStub, SinksStub, SourceStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
-from tuplewire.wire.translate import contents_to_wire
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
@@ -124,107 +120,6 @@ class ControlClient:
         """
         millis = 0 if deadline is None else max(1, round(deadline * 1000))
         return bool(self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started)
-
-    def stage(
-        self,
-        topology: str,
-        sink: str,
-        epoch: int,
-        partition: int,
-        attempt: str,
-        piece: int,
-        groups: Iterable[TaskGroup],
-        *,
-        worker_id: str = "",
-    ) -> str:
-        """Hand over a piece of what an attempt of a sink writes; nobody sees it before the attempt is chosen.
-
-        attempt: names it, as no other one. piece: from 0, in order. groups: at most a frame's worth.
-        worker_id: the worker that is meant; empty: whoever answers. Returns what there is no room for now
-        (send the piece again later), or nothing once it is kept.
-
-        Raises SequenceGapError when pieces before it are not there any more, StaleEpochError,
-        EpochTooLargeError when there will never be room, UnknownTaskError and WrongWorkerError.
-        """
-        request = control_pb2.StageRequest(
-            topology=topology,
-            sink=sink,
-            epoch=epoch,
-            partition=partition,
-            attempt=attempt,
-            piece=piece,
-            frame=plain_frame(groups),
-            receiver_id=worker_id,
-        )
-        response = self._call("Stage", request)
-        return "" if response.taken else str(response.waits_for or "another piece")
-
-    def discard(
-        self, topology: str, sink: str, epoch: int, attempt: str = "", *, worker_id: str = ""
-    ) -> None:
-        """Throw away what an attempt has staged; without an attempt, what was not chosen of an epoch."""
-        request = control_pb2.StageRequest(
-            topology=topology, sink=sink, epoch=epoch, attempt=attempt, receiver_id=worker_id, discard=True
-        )
-        self._call("Stage", request)
-
-    def publish(
-        self,
-        topology: str,
-        sink: str,
-        epoch: int,
-        attempts: Iterable[control_pb2.StagedAttempt] = (),
-        *,
-        check: bool = False,
-        worker_id: str = "",
-        run: str = "",
-        taken_over: bool = False,
-        published_tasks: Mapping[int, TaskContent] | None = None,
-    ) -> control_pb2.PublishResponse:
-        """Choose what of an epoch is to be seen; without attempts, ask how far what was chosen is.
-
-        The worker puts it into the queues as these have room, each task's once. check: choose nothing, and
-        ask only whether all of it could be. worker_id: as for stage. run: names the run of the sink's query;
-        a worker that has not heard of it chooses nothing, unless it was taken_over (see take_over).
-        published_tasks: what tasks got that have the epoch from other workers.
-
-        Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError, also for a task
-        that got other messages of the epoch, and WrongWorkerError.
-        """
-        request = control_pb2.PublishRequest(
-            topology=topology,
-            sink=sink,
-            epoch=epoch,
-            receiver_id=worker_id,
-            attempts=attempts,
-            check=check,
-            run=run,
-            taken_over=taken_over,
-            published_tasks=published_tasks or (),
-            published_contents=contents_to_wire(published_tasks or {}),
-        )
-        response: control_pb2.PublishResponse = self._call("Publish", request)
-        return response
-
-    def take_over(
-        self,
-        topology: str,
-        sink: str,
-        epoch: int,
-        run: str,
-        attempts: Iterable[control_pb2.StagedAttempt] = (),
-        *,
-        worker_id: str = "",
-    ) -> control_pb2.TakeOverResponse:
-        """Make a new run of a sink's query known, and throw away what earlier ones have staged there.
-
-        attempts: what is to be published there. worker_id: as for stage. Raises what publish raises.
-        """
-        request = control_pb2.TakeOverRequest(
-            topology=topology, sink=sink, epoch=epoch, run=run, attempts=attempts, receiver_id=worker_id
-        )
-        response: control_pb2.TakeOverResponse = self._call("TakeOver", request)
-        return response
 
     def tap(
         self,
@@ -370,6 +265,7 @@ class _Connection:
         self.channel = channel
         self.identity = identity
         self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
+        self.sinks: Any = SinksStub(channel)  # type: ignore[no-untyped-call]
         self.source: Any = SourceStub(channel)  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
 

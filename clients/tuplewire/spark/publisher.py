@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.events import event_logger
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, Patience, SinkWorkers
 from tuplewire.spark.task_workers import At
-from tuplewire.wire.control_pb2 import PublishResponse, StagedAttempt, TakeOverResponse
-from tuplewire.wire.translate import contents_from_wire
+from tuplewire.spark.worker_client import WorkerClient
+from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 
 logger = event_logger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 _SHOWN_TASKS = 10
 _WAIT_SECONDS = 5.0
@@ -33,16 +37,32 @@ class Publisher(SinkWorkers):
         super().__init__(address, topology, timeout)
 
     def check(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]]
+        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]]
     ) -> dict[At, Sequence[int]]:
         """See that everything is there that is to be published; return which tasks are where.
 
         Raises StageGoneError, or what keeps a worker out of reach once the timeout has passed.
         """
-        return {at: self._ask(at, sink, epoch, attempts, check=True).tasks for at, attempts in chosen.items()}
+        return {at: self._check(at, sink, epoch, attempts, {}) for at, attempts in chosen.items()}
+
+    def _check(
+        self,
+        at: At,
+        sink: str,
+        epoch: int,
+        attempts: Sequence[pb.StagedAttempt],
+        earlier: Mapping[int, TaskContent],
+    ) -> Sequence[int]:
+        request = pb.CheckRequest(
+            **self._about(at, sink, epoch),
+            attempts=attempts,
+            published_tasks=earlier,
+            published_contents=contents_to_wire(earlier),
+        )
+        return self._patiently(at[0], lambda worker: worker.check(request)).tasks
 
     def publish(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]], run: str = ""
+        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]], run: str = ""
     ) -> int:
         """Have an epoch published; return how many messages were not published before.
 
@@ -54,75 +74,87 @@ class Publisher(SinkWorkers):
         Raises StageGoneError if a worker has lost what was staged, and what keeps a worker out of reach once
         the timeout has passed. Then other workers may have their part.
         """
-        left: dict[At, PublishResponse] = {}
+        published: dict[At, pb.PublishResponse] = {}
         unknown: list[At] = []
-        for at, attempts in chosen.items():
-            answer = self._ask(at, sink, epoch, attempts, run)
-            if answer.unknown_run:
+        for at in chosen:
+            try:
+                published[at] = self._publish(at, sink, epoch, chosen[at], run, {})
+            except UnknownRunError:
                 unknown.append(at)
-            else:
-                left[at] = answer
-        if unknown:
+        earlier: dict[int, TaskContent] = {}
+        if unknown and published:
             # A worker that knows this run has had another epoch of it: no earlier run has this one.
-            earlier: dict[int, TaskContent] = {} if left else self._take_over(sink, epoch, chosen, run)
-            for at in unknown if earlier else ():  # before anything is published anywhere
-                self._ask(at, sink, epoch, chosen[at], run, check=True, published_tasks=earlier)
             for at in unknown:
-                left[at] = self._ask(at, sink, epoch, chosen[at], run, published_tasks=earlier)
-        published = sum(each.chosen for each in left.values())
+                begin = partial(self._begin_at, at=at, sink=sink, epoch=epoch, chosen=chosen, run=run)
+                self._patiently(at[0], begin)
+        elif unknown:
+            earlier = self._begin(sink, epoch, chosen, run)
+        for at in unknown if earlier else ():  # before anything is published anywhere
+            self._check(at, sink, epoch, chosen[at], earlier)
+        for at in unknown:
+            published[at] = self._publish(at, sink, epoch, chosen[at], run, earlier)
+        self._wait(sink, epoch, [at for at, answer in published.items() if answer.waiting])
+        return sum(each.chosen for each in published.values())
+
+    def _wait(self, sink: str, epoch: int, waiting: Sequence[At]) -> None:
+        """Wait a while for room, and say where there is none."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while left := {at: each for at, each in left.items() if each.waiting}:
-            if time.monotonic() > deadline:
-                self._tell(sink, epoch, left.values())
-                break
-            left = {at: self._ask(at, sink, epoch) for at in left}
-        return published
+        while waiting:
+            left: dict[At, pb.ProgressResponse] = {}
+            for at in waiting:
+                request = pb.ProgressRequest(**self._about(at, sink, epoch))
+                left[at] = self._patiently(at[0], partial(WorkerClient.progress, request=request))
+            waiting = [at for at, answer in left.items() if answer.waiting]
+            if waiting and time.monotonic() > deadline:
+                tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
+                messages = sum(each.waiting for each in left.values())
+                about = {"sink": sink, "epoch": epoch, "waiting": messages, "tasks": tasks}
+                reason = (
+                    f"no room in the queues of these tasks; the workers go on when there is. {NEEDS_A_SLOT}"
+                )
+                logger.warning("sink.waits", extra={**about, "reason": reason})
+                return
 
-    def _tell(self, sink: str, epoch: int, left: Collection[PublishResponse]) -> None:
-        tasks = sorted(task for each in left for task in each.waiting_tasks)[:_SHOWN_TASKS]
-        about = {"sink": sink, "epoch": epoch, "waiting": sum(each.waiting for each in left), "tasks": tasks}
-        reason = f"no room in the queues of these tasks; the workers go on when there is. {NEEDS_A_SLOT}"
-        logger.warning("sink.waits", extra={**about, "reason": reason})
+    def _about(self, at: At, sink: str, epoch: int) -> dict[str, Any]:
+        """Return the fields that every request has."""
+        return {"topology": self._topology, "sink": sink, "epoch": epoch, "receiver_id": at[1]}
 
-    def _ask(
+    def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
+        patience = Patience(self._seconds)
+        while True:
+            try:
+                return call(self._control(address))
+            except AWAY as error:
+                self._bear(patience, error, address)
+
+    def _publish(
         self,
         at: At,
         sink: str,
         epoch: int,
-        attempts: Sequence[StagedAttempt] = (),
-        run: str = "",
-        *,
-        check: bool = False,
-        published_tasks: Mapping[int, TaskContent] | None = None,
-    ) -> PublishResponse:
-        """Publish at a worker. published_tasks: what tasks got by earlier runs; None: it is not known."""
-        address, worker_id = at
-        patience = Patience(self._seconds)
-        while True:
-            try:
-                return self._control(address).publish(
-                    self._topology,
-                    sink,
-                    epoch,
-                    attempts,
-                    check=check,
-                    worker_id=worker_id,
-                    run=run,
-                    taken_over=published_tasks is not None,
-                    published_tasks=published_tasks,
-                )
-            except AWAY as error:
-                self._bear(patience, error, address)
+        attempts: Sequence[pb.StagedAttempt],
+        run: str,
+        earlier: Mapping[int, TaskContent],
+    ) -> pb.PublishResponse:
+        """Publish at a worker. earlier: what tasks got of the epoch by earlier runs."""
+        request = pb.PublishRequest(
+            **self._about(at, sink, epoch),
+            attempts=attempts,
+            run=run,
+            published_tasks=earlier,
+            published_contents=contents_to_wire(earlier),
+        )
+        return self._patiently(at[0], lambda worker: worker.publish(request))
 
-    def _take_over(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]], run: str
+    def _begin(
+        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]], run: str
     ) -> dict[int, TaskContent]:
         """Make this run known to all workers; return what tasks got that have the epoch by an earlier one.
 
         An earlier driver may have died while it published, and a task may have moved since. Its worker of
         that time knows, or those to which that one has said goodbye.
         """
-        asked: dict[At, TakeOverResponse] = {}
+        asked: dict[At, pb.BeginResponse] = {}
         patience = Patience(self._seconds)
         while True:
             address = self._address
@@ -130,7 +162,7 @@ class Publisher(SinkWorkers):
                 self._assigned(())
                 for at in {*self._present.items(), *chosen} - asked.keys():
                     address = at[0]
-                    asked[at] = self._take_over_at(self._control(address), at, sink, epoch, chosen, run)
+                    asked[at] = self._begin_at(self._control(address), at, sink, epoch, chosen, run)
                 break
             except AWAY as error:
                 self._bear(patience, _unasked(epoch, error), address)
@@ -141,30 +173,31 @@ class Publisher(SinkWorkers):
         silent = False
         for at in former - asked.keys():
             try:
-                with ControlClient(at[0], _FORMER_SECONDS) as control:
-                    answers.append(self._take_over_at(control, at, sink, epoch, chosen, run))
+                with WorkerClient(at[0], _FORMER_SECONDS) as control:
+                    answers.append(self._begin_at(control, at, sink, epoch, chosen, run))
             except AWAY:
                 silent = True
         if silent:  # it has ended by now, and may have said goodbye to the others after these were asked
             for at in asked:
                 with suppress(UnreachableError):
-                    answers.append(self._take_over_at(self._control(at[0]), at, sink, epoch, chosen, run))
+                    answers.append(self._begin_at(self._control(at[0]), at, sink, epoch, chosen, run))
         return {
             task: content
             for answer in answers
             for task, content in contents_from_wire(answer.published_tasks, answer.published_contents).items()
         }
 
-    def _take_over_at(
+    def _begin_at(
         self,
-        control: ControlClient,
+        control: WorkerClient,
         at: At,
         sink: str,
         epoch: int,
-        chosen: Mapping[At, Sequence[StagedAttempt]],
+        chosen: Mapping[At, Sequence[pb.StagedAttempt]],
         run: str,
-    ) -> TakeOverResponse:
-        return control.take_over(self._topology, sink, epoch, run, chosen.get(at, ()), worker_id=at[1])
+    ) -> pb.BeginResponse:
+        about = self._about(at, sink, epoch)
+        return control.begin(pb.BeginRequest(**about, run=run, attempts=chosen.get(at, ())))
 
 
 def _unasked(epoch: int, error: TuplewireError) -> UnreachableError:

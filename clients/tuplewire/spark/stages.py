@@ -26,6 +26,7 @@ from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.task_workers import At, TaskWorkers
+from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
@@ -157,7 +158,11 @@ class SinkWorkers(TaskWorkers):
         """Have what was staged of an attempt thrown away, or all of an epoch; log it if that fails."""
         address, worker_id = at
         try:
-            self._control(address).discard(self._topology, sink, epoch, attempt, worker_id=worker_id)
+            self._control(address).discard(
+                pb.DiscardRequest(
+                    topology=self._topology, sink=sink, epoch=epoch, attempt=attempt, receiver_id=worker_id
+                )
+            )
         except TuplewireError as error:
             logger.info("sink.not_discarded", extra={"address": address, "reason": str(error)})
 

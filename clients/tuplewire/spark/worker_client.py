@@ -1,4 +1,4 @@
-"""A blocking client of what Spark's queries call at a worker: the service Source."""
+"""A blocking client of what Spark's queries call at a worker: the services Source and Sinks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from tuplewire.config import SessionSettings
 from tuplewire.connection.control_client import ControlClient, mapped_errors
 from tuplewire.connection.grpc_channel import channel_options
+from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, groups_of
+from tuplewire.wire.codec import decode_recv_response, groups_of, plain_frame
 
 _READ = "/tuplewire.v1.Source/Read"
 
@@ -64,3 +65,65 @@ class WorkerClient(ControlClient):
             topology=topology, receiver_id=worker_id, incarnation=incarnation, tasks=tasks
         )
         self._call("Acknowledge", request, service="source")
+
+    def stage(
+        self,
+        topology: str,
+        sink: str,
+        epoch: int,
+        partition: int,
+        attempt: str,
+        piece: int,
+        groups: Iterable[TaskGroup],
+        *,
+        worker_id: str = "",
+    ) -> str:
+        """Hand over a piece of what an attempt of a sink writes; nobody sees it before the attempt is chosen.
+
+        attempt: names it, as no other one. piece: from 0, in order. groups: at most a frame's worth.
+        worker_id: the worker that is meant; empty: whoever answers. Returns what there is no room for now
+        (send the piece again later), or nothing once it is kept.
+
+        Raises SequenceGapError when pieces before it are not there any more, StaleEpochError,
+        EpochTooLargeError when there will never be room, UnknownTaskError and WrongWorkerError.
+        """
+        request = pb.StageRequest(
+            topology=topology,
+            sink=sink,
+            epoch=epoch,
+            partition=partition,
+            attempt=attempt,
+            piece=piece,
+            frame=plain_frame(groups),
+            receiver_id=worker_id,
+        )
+        response = self._call("Stage", request, service="sinks")
+        return "" if response.taken else str(response.waits_for or "another piece")
+
+    def discard(self, request: pb.DiscardRequest) -> None:
+        """Throw away what an attempt has staged; without an attempt, what was not chosen of an epoch."""
+        self._call("Discard", request, service="sinks")
+
+    def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
+        """Make a run of a sink's query known, and drop what earlier ones have staged; raises as check()."""
+        response: pb.BeginResponse = self._call("Begin", request, service="sinks")
+        return response
+
+    def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
+        """Return the tasks of attempts that can be published.
+
+        Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError, also for a task
+        that got other messages of the epoch, and WrongWorkerError.
+        """
+        response: pb.CheckResponse = self._call("Check", request, service="sinks")
+        return response
+
+    def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
+        """Choose what of an epoch is to be seen; raises UnknownRunError before begin(), and as check()."""
+        response: pb.PublishResponse = self._call("Publish", request, service="sinks")
+        return response
+
+    def progress(self, request: pb.ProgressRequest) -> pb.ProgressResponse:
+        """Return how much of a published epoch waits for room; StageGoneError where none was published."""
+        response: pb.ProgressResponse = self._call("Progress", request, service="sinks")
+        return response

@@ -557,7 +557,7 @@ class DrainResponse(_message.Message):
     def __init__(self, started: bool = ...) -> None: ...
 
 class StageRequest(_message.Message):
-    __slots__ = ("topology", "sink", "epoch", "partition", "attempt", "piece", "frame", "receiver_id", "discard")
+    __slots__ = ("topology", "sink", "epoch", "partition", "attempt", "piece", "frame", "receiver_id")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -566,7 +566,6 @@ class StageRequest(_message.Message):
     PIECE_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
-    DISCARD_FIELD_NUMBER: _ClassVar[int]
     topology: str
     sink: str
     epoch: int
@@ -575,8 +574,7 @@ class StageRequest(_message.Message):
     piece: int
     frame: bytes
     receiver_id: str
-    discard: bool
-    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., attempt: _Optional[str] = ..., piece: _Optional[int] = ..., frame: _Optional[bytes] = ..., receiver_id: _Optional[str] = ..., discard: bool = ...) -> None: ...
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., attempt: _Optional[str] = ..., piece: _Optional[int] = ..., frame: _Optional[bytes] = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class StageResponse(_message.Message):
     __slots__ = ("taken", "waits_for")
@@ -598,16 +596,31 @@ class StagedAttempt(_message.Message):
     pieces: int
     def __init__(self, partition: _Optional[int] = ..., attempt: _Optional[str] = ..., messages: _Optional[int] = ..., pieces: _Optional[int] = ...) -> None: ...
 
-class PublishRequest(_message.Message):
-    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "check", "run", "taken_over", "published_tasks", "published_contents")
+class DiscardRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempt")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    sink: str
+    epoch: int
+    receiver_id: str
+    attempt: str
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempt: _Optional[str] = ...) -> None: ...
+
+class DiscardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "published_tasks", "published_contents")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    CHECK_FIELD_NUMBER: _ClassVar[int]
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     topology: str
@@ -615,30 +628,65 @@ class PublishRequest(_message.Message):
     epoch: int
     receiver_id: str
     attempts: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
-    check: bool
-    run: str
-    taken_over: bool
     published_tasks: _containers.RepeatedScalarFieldContainer[int]
     published_contents: _containers.RepeatedCompositeFieldContainer[_messaging_pb2.TaskContent]
-    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., check: bool = ..., run: _Optional[str] = ..., taken_over: bool = ..., published_tasks: _Optional[_Iterable[int]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., published_tasks: _Optional[_Iterable[int]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
+
+class CheckResponse(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tasks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "run", "published_tasks", "published_contents")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    sink: str
+    epoch: int
+    receiver_id: str
+    attempts: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
+    run: str
+    published_tasks: _containers.RepeatedScalarFieldContainer[int]
+    published_contents: _containers.RepeatedCompositeFieldContainer[_messaging_pb2.TaskContent]
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., run: _Optional[str] = ..., published_tasks: _Optional[_Iterable[int]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("chosen", "waiting", "waiting_tasks", "moved_tasks", "tasks", "unknown_run")
+    __slots__ = ("chosen", "waiting")
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    WAITING_TASKS_FIELD_NUMBER: _ClassVar[int]
-    MOVED_TASKS_FIELD_NUMBER: _ClassVar[int]
-    TASKS_FIELD_NUMBER: _ClassVar[int]
-    UNKNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
     chosen: int
     waiting: int
-    waiting_tasks: _containers.RepeatedScalarFieldContainer[int]
-    moved_tasks: _containers.RepeatedScalarFieldContainer[int]
-    tasks: _containers.RepeatedScalarFieldContainer[int]
-    unknown_run: bool
-    def __init__(self, chosen: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tasks: _Optional[_Iterable[int]] = ..., moved_tasks: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[int]] = ..., unknown_run: bool = ...) -> None: ...
+    def __init__(self, chosen: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
-class TakeOverRequest(_message.Message):
+class ProgressRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "receiver_id")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    sink: str
+    epoch: int
+    receiver_id: str
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ...) -> None: ...
+
+class ProgressResponse(_message.Message):
+    __slots__ = ("waiting", "waiting_tasks")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TASKS_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    waiting_tasks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, waiting: _Optional[int] = ..., waiting_tasks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BeginRequest(_message.Message):
     __slots__ = ("topology", "sink", "epoch", "receiver_id", "run", "attempts")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
@@ -654,7 +702,7 @@ class TakeOverRequest(_message.Message):
     attempts: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
     def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., run: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ...) -> None: ...
 
-class TakeOverResponse(_message.Message):
+class BeginResponse(_message.Message):
     __slots__ = ("published_tasks", "former_workers", "published_contents")
     PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
     FORMER_WORKERS_FIELD_NUMBER: _ClassVar[int]

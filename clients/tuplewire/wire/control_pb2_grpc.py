@@ -60,21 +60,6 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
-        self.Stage = channel.unary_unary(
-                '/tuplewire.v1.Control/Stage',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
-                _registered_method=True)
-        self.Publish = channel.unary_unary(
-                '/tuplewire.v1.Control/Publish',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
-                _registered_method=True)
-        self.TakeOver = channel.unary_unary(
-                '/tuplewire.v1.Control/TakeOver',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.FromString,
-                _registered_method=True)
         self.Tap = channel.unary_stream(
                 '/tuplewire.v1.Control/Tap',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.TapRequest.SerializeToString,
@@ -142,42 +127,6 @@ class ControlServicer(object):
 
     def Drain(self, request, context):
         """Drain makes the worker finish what it holds and exit; it returns at once.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Stage(self, request, context):
-        """Stage keeps a piece of what one attempt of a sink writes in one epoch; nobody sees it before Publish has
-        chosen the attempt. The tasks need not be this worker's: what has moved by then follows its task.
-
-        The pieces of an attempt come one after the other. Refused are: a task that nobody has (UNKNOWN_TASK), a
-        piece that does not follow the one before (SEQUENCE_GAP), an epoch before the sink's last one (STALE_EPOCH),
-        and an epoch that this worker can never hold (EPOCH_TOO_LARGE).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Publish(self, request, context):
-        """Publish puts the chosen attempts of an epoch into the queues of their tasks, in the order of their
-        partitions and as these have room, and throws away what was staged for this epoch and earlier ones, and was
-        not chosen. Each task gets an epoch of a sink once, however often it is published. Where the attempts have
-        other messages for it than it got, the request is refused with STALE_EPOCH, and nothing is chosen.
-
-        It is called until nothing waits any more; what was chosen goes on by itself meanwhile. An attempt that is
-        not here as it was staged is refused with STAGE_GONE, and then nothing is chosen.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def TakeOver(self, request, context):
-        """TakeOver makes a new run of a sink's query known, before it publishes. An earlier run may have published the
-        epoch already, at this worker or at another: the answer tells what is known here. What was staged of the sink
-        and is not named is thrown away, so that the earlier run can publish nothing more.
-
-        Refused as Publish: with STALE_EPOCH, and with STAGE_GONE if an attempt is not here as it was staged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,21 +214,6 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
-            ),
-            'Stage': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stage,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.SerializeToString,
-            ),
-            'Publish': grpc.unary_unary_rpc_method_handler(
-                    servicer.Publish,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.SerializeToString,
-            ),
-            'TakeOver': grpc.unary_unary_rpc_method_handler(
-                    servicer.TakeOver,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.SerializeToString,
             ),
             'Tap': grpc.unary_stream_rpc_method_handler(
                     servicer.Tap,
@@ -459,87 +393,6 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
-    def Stage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tuplewire.v1.Control/Stage',
-            tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Publish(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tuplewire.v1.Control/Publish',
-            tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TakeOver(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tuplewire.v1.Control/TakeOver',
-            tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Tap(request,
             target,
             options=(),
@@ -691,6 +544,320 @@ class Control(object):
             '/tuplewire.v1.Control/ReportMetrics',
             tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class SinksStub(object):
+    """Sinks is for writers whose messages are seen all at once or not at all, such as Spark's sinks. Attempts stage what
+    they write; then one request chooses attempts by name. All are refused with WRONG_WORKER and WRONG_TOPOLOGY.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Begin = channel.unary_unary(
+                '/tuplewire.v1.Sinks/Begin',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.BeginRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.BeginResponse.FromString,
+                _registered_method=True)
+        self.Stage = channel.unary_unary(
+                '/tuplewire.v1.Sinks/Stage',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
+                _registered_method=True)
+        self.Discard = channel.unary_unary(
+                '/tuplewire.v1.Sinks/Discard',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.DiscardRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.DiscardResponse.FromString,
+                _registered_method=True)
+        self.Check = channel.unary_unary(
+                '/tuplewire.v1.Sinks/Check',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.CheckRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.CheckResponse.FromString,
+                _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/tuplewire.v1.Sinks/Publish',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
+                _registered_method=True)
+        self.Progress = channel.unary_unary(
+                '/tuplewire.v1.Sinks/Progress',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.ProgressResponse.FromString,
+                _registered_method=True)
+
+
+class SinksServicer(object):
+    """Sinks is for writers whose messages are seen all at once or not at all, such as Spark's sinks. Attempts stage what
+    they write; then one request chooses attempts by name. All are refused with WRONG_WORKER and WRONG_TOPOLOGY.
+    """
+
+    def Begin(self, request, context):
+        """Begin makes a new run of a sink's query known, before it publishes at this worker. An earlier run may have
+        published the epoch already, here or at another worker: the answer tells what is known here. What was staged of
+        the sink and is not named is thrown away, so that the earlier run can publish nothing more.
+
+        Refused as Check.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stage(self, request, context):
+        """Stage keeps a piece of what one attempt of a sink writes in one epoch; nobody sees it before Publish has
+        chosen the attempt. The tasks need not be this worker's: what has moved by then follows its task.
+
+        The pieces of an attempt come one after the other. Refused are: a task that nobody has (UNKNOWN_TASK), a
+        piece that does not follow the one before (SEQUENCE_GAP), an epoch before the sink's last one (STALE_EPOCH),
+        and an epoch that this worker can never hold (EPOCH_TOO_LARGE).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Discard(self, request, context):
+        """Discard throws away what an attempt has staged; without an attempt, all of the epoch that was not chosen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Check(self, request, context):
+        """Check tells whether attempts could be published. Refused are an attempt that is not here as it was staged
+        (STAGE_GONE), and attempts with other messages for a task than it got of the epoch before (STALE_EPOCH).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Publish(self, request, context):
+        """Publish puts the chosen attempts of an epoch into the queues of their tasks, in the order of their
+        partitions and as these have room, and throws away what was staged for this epoch and earlier ones, and was
+        not chosen. Each task gets an epoch of a sink once, however often it is published.
+
+        What was chosen goes on by itself. Refused as Check, and with UNKNOWN_RUN before Begin; nothing is chosen then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Progress(self, request, context):
+        """Progress waits a moment, and tells how much of a published epoch waits for room in its tasks' queues. Refused
+        with STAGE_GONE by a worker that has not published it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SinksServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.BeginRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.BeginResponse.SerializeToString,
+            ),
+            'Stage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stage,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.SerializeToString,
+            ),
+            'Discard': grpc.unary_unary_rpc_method_handler(
+                    servicer.Discard,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.DiscardRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.DiscardResponse.SerializeToString,
+            ),
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.CheckRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.CheckResponse.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.SerializeToString,
+            ),
+            'Progress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Progress,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.ProgressRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.ProgressResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tuplewire.v1.Sinks', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tuplewire.v1.Sinks', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Sinks(object):
+    """Sinks is for writers whose messages are seen all at once or not at all, such as Spark's sinks. Attempts stage what
+    they write; then one request chooses attempts by name. All are refused with WRONG_WORKER and WRONG_TOPOLOGY.
+    """
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Sinks/Begin',
+            tuplewire_dot_v1_dot_control__pb2.BeginRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.BeginResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Sinks/Stage',
+            tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Discard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Sinks/Discard',
+            tuplewire_dot_v1_dot_control__pb2.DiscardRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.DiscardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Sinks/Check',
+            tuplewire_dot_v1_dot_control__pb2.CheckRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.CheckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Sinks/Publish',
+            tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Progress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Sinks/Progress',
+            tuplewire_dot_v1_dot_control__pb2.ProgressRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.ProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,6 +31,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_STALE_EPOCH: _ClassVar[ErrorCode]
     ERROR_CODE_STAGE_GONE: _ClassVar[ErrorCode]
     ERROR_CODE_EPOCH_TOO_LARGE: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_RUN: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -65,6 +66,7 @@ ERROR_CODE_TOO_MANY_HOPS: ErrorCode
 ERROR_CODE_STALE_EPOCH: ErrorCode
 ERROR_CODE_STAGE_GONE: ErrorCode
 ERROR_CODE_EPOCH_TOO_LARGE: ErrorCode
+ERROR_CODE_UNKNOWN_RUN: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode

@@ -13,17 +13,12 @@ from google.protobuf.message import DecodeError
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError
 from tuplewire.events import event_logger
-from tuplewire.group import check_sizes
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
-from tuplewire.wire.codec import groups_of
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 from tuplewire_service.control.metric_reports import MetricReports, read_report
 from tuplewire_service.control.names import distinct, in_turns
 from tuplewire_service.control.status_messages import (
     add_clients,
-    assigned_worker_to_wire,
     assignment_from_wire,
     assignment_to_wire,
 )
@@ -43,8 +38,6 @@ from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.debugging import Debugging
 from tuplewire_service.process.fault_control import FaultControl
 from tuplewire_service.process.stop import Stop, StopRequest
-from tuplewire_service.worker.sinks import By
-from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)
@@ -125,75 +118,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         except ConfigError as error:
             raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
-
-    async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
-        """Keep a piece of what an attempt writes."""
-        access = self._admit(context)
-        settings = self._worker.settings
-        check_id("sink", request.sink)
-        check_receiver(settings.worker_id, settings.topology, "sink", request)
-        sink = access.owner, request.sink
-        if request.discard:
-            self._worker.discard(sink, request.epoch, request.attempt)
-            return pb.StageResponse(taken=True)
-        check_id("attempt", request.attempt)
-        try:
-            groups = groups_of(OpaqueFrame.FromString(request.frame))
-        except DecodeError as error:
-            raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
-        if not groups:
-            raise MalformedError("a piece of an attempt has at least one message")
-        if any(group.forwarded or group.entry_sequence for group in groups):
-            raise MalformedError("only a worker forwards messages")
-        for _, denied in access.refused(groups):
-            raise denied
-        check_sizes(groups, settings.session.max_message_bytes)
-        name = AttemptName(request.partition, request.attempt, 0, 0)
-        waits_for = await self._worker.stage(sink, request.epoch, name, request.piece, groups)
-        return pb.StageResponse(taken=not waits_for, waits_for=waits_for)
-
-    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
-        """Choose attempts of an epoch, or look how far it is."""
-        sink, names = self._named(request, context)
-        published = contents_from_wire(request.published_tasks, request.published_contents)
-        by = By(request.run, request.taken_over, published)
-        if request.check:
-            tasks = self._worker.check_staged(sink, request.epoch, names, by)
-            moved = [each for each in tasks if each not in self._worker.router.queues]
-            return pb.PublishResponse(tasks=tasks, moved_tasks=moved)
-        if request.run:
-            check_id("run", request.run)
-        progress = await self._worker.publish(sink, request.epoch, names, by)
-        return pb.PublishResponse(
-            chosen=progress.chosen,
-            waiting=progress.waiting,
-            waiting_tasks=progress.waiting_tasks,
-            unknown_run=progress.unknown_run,
-        )
-
-    async def TakeOver(self, request: pb.TakeOverRequest, context: Context) -> pb.TakeOverResponse:
-        """Make a run of a sink's query known."""
-        sink, names = self._named(request, context)
-        check_id("run", request.run)
-        tasks, former = self._worker.take_over(sink, request.epoch, request.run, names)
-        return pb.TakeOverResponse(
-            published_tasks=tasks,
-            published_contents=contents_to_wire(tasks),
-            former_workers=map(assigned_worker_to_wire, former),
-        )
-
-    def _named(
-        self, request: pb.PublishRequest | pb.TakeOverRequest, context: Context
-    ) -> tuple[Sink, list[AttemptName]]:
-        """Return the sink and the attempts that a request names."""
-        access = self._admit(context)
-        settings = self._worker.settings
-        check_id("sink", request.sink)
-        check_receiver(settings.worker_id, settings.topology, "sink", request)
-        names = [
-            AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
-        ]
-        return (access.owner, request.sink), distinct(names, "attempts")
 
     async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
         """Show messages as they pass."""

@@ -14,12 +14,17 @@ from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server, add_SourceServicer_to_server
+from tuplewire.wire.control_pb2_grpc import (
+    add_ControlServicer_to_server,
+    add_SinksServicer_to_server,
+    add_SourceServicer_to_server,
+)
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
 from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.control.servicers import ControlServicer, Services
+from tuplewire_service.control.sink_servicer import SinkServicer
 from tuplewire_service.control.source_servicer import SourceServicer
 from tuplewire_service.control.status_messages import add_clients, assignment_to_wire, status_to_wire
 from tuplewire_service.control.told_topologies import ToldTopologies
@@ -98,6 +103,8 @@ class DataPlane:
             self.worker, stop, self.security.admit, self._status, debugging, self.faults, self._told
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
+        self._sinks = SinkServicer(self.worker, self.security.admit)
+        add_SinksServicer_to_server(self._sinks, self._services)  # type: ignore[no-untyped-call]
         self._source = SourceServicer(self.worker, self.security.admit)
         add_SourceServicer_to_server(self._source, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file

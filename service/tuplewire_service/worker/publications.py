@@ -106,7 +106,7 @@ class Publications:
         return last if last is not None and last.number == epoch else None
 
     def knows(self, sink: Sink, run: str) -> bool:
-        """Whether a run has published here, or has taken the sink over."""
+        """Whether a run has begun here."""
         last = self._last.get(sink[0], {}).get(sink[1])
         return last is not None and last.run == run
 
@@ -132,7 +132,7 @@ class Publications:
                 )
         return staged
 
-    def take_over(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
+    def begin(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
         """Make a run known; return the content of tasks that have the epoch already, from an earlier run."""
         last = self._last.get(sink[0], {}).get(sink[1]) or LastEpoch(-1)
         last.run = run

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from typing import cast
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.loop import watched
-from tuplewire.errors import ResourceLimitError, StageGoneError
+from tuplewire.errors import ResourceLimitError, StageGoneError, UnknownRunError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.departure import SinkEpoch, TaskContent
@@ -37,28 +37,11 @@ _FORMER_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class By:
-    """Who publishes: a run of the sink's query; empty: nobody else publishes the epoch, ever.
-
-    taken_over: whether it is known that no earlier run has the epoch, but for published_tasks: what they got.
-    """
-
-    run: str = ""
-    taken_over: bool = False
-    published_tasks: Mapping[int, TaskContent] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class EpochProgress:
-    """How many messages were chosen that were not before, how many wait for room now, some of their tasks.
+    """How many messages of an epoch wait for room now, and some of their tasks."""
 
-    unknown_run: nothing was chosen, as it is not known whether an earlier run has published the epoch.
-    """
-
-    chosen: int = 0
     waiting: int = 0
     waiting_tasks: Sequence[int] = ()
-    unknown_run: bool = False
 
 
 class Sinks:
@@ -140,27 +123,32 @@ class Sinks:
         """Drop what an attempt has staged; without an attempt, what was not chosen of the epoch."""
         self._staging.discard(sink, epoch, attempt)
 
-    def check(self, sink: Sink, epoch: int, names: Iterable[AttemptName], by: By) -> list[int]:
-        """Return the tasks of attempts; raise what publish would raise."""
+    def check(
+        self, sink: Sink, epoch: int, names: Iterable[AttemptName], published: Mapping[int, TaskContent]
+    ) -> list[int]:
+        """Return the tasks of attempts. published: what tasks got of the epoch from other workers.
+
+        Raises StageGoneError where an attempt is not here as it was staged; StaleEpochError: see compare().
+        """
         stages = self._staging.find(sink, epoch, self._new(sink, epoch, names))
-        return sorted(self._publications.compare(sink, epoch, stages, by.published_tasks))
+        return sorted(self._publications.compare(sink, epoch, stages, published))
 
     def _new(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before; StaleEpochError: see Publications."""
         self._publications.check(sink, epoch)
         return [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
 
-    def take_over(
+    def begin(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
     ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
-        """Make a run known, and drop what other runs have staged; raises what publish raises.
+        """Make a run known, and drop what other runs have staged; raises what check() raises.
 
         Returns what tasks got that have the epoch already, and workers that have left the assignment lately.
         """
         new = self._new(sink, epoch, names)
         self._publications.compare(sink, epoch, self._staging.find(sink, epoch, new), {})
         self._staging.keep_only(sink, epoch, {each.attempt for each in new})
-        return self._publications.take_over(sink, epoch, run), self._former_workers()
+        return self._publications.begin(sink, epoch, run), self._former_workers()
 
     def assigned(self, before: Assignment | None, now: Assignment) -> None:
         """Take note that an assignment has replaced another one."""
@@ -183,40 +171,57 @@ class Sinks:
         """Return for each task how many chosen messages wait for room."""
         return self._publications.unpublished()
 
-    async def publish(self, sink: Sink, epoch: int, names: Sequence[AttemptName], by: By) -> EpochProgress:
-        """Choose attempts, or, without names, look how far the epoch is. Waits a moment for what waits.
+    async def publish(
+        self,
+        sink: Sink,
+        epoch: int,
+        names: Sequence[AttemptName],
+        run: str = "",
+        published: Mapping[int, TaskContent] | None = None,
+    ) -> tuple[int, int]:
+        """Choose attempts; return how many messages were not chosen before, and how many wait for room.
 
-        Raises:
-            StageGoneError: An attempt is not here as it was staged, or nothing was chosen before.
-            StaleEpochError: See Publications, check and compare.
+        run: the run of the sink's query that publishes; empty: nobody else publishes the epoch, ever.
+
+        Raises UnknownRunError before begin(), and what check() raises.
         """
         new = self._new(sink, epoch, names)
         chosen = 0
         if new:
-            if by.run and not by.taken_over and not self._publications.knows(sink, by.run):
-                return EpochProgress(unknown_run=True)
-            self.check(sink, epoch, new, by)
+            if run and not self._publications.knows(sink, run):
+                raise UnknownRunError(
+                    f"sink {sink[1]!r}: run {run!r} has not begun at this worker: call Begin first, which "
+                    f"tells what an earlier run has published of epoch {epoch}"
+                )
+            self.check(sink, epoch, new, published or {})
             stages = self._staging.choose(sink, epoch, new)
             attempts = [each.attempt for each in new]
-            chosen, left_out = self._publications.choose(
-                sink, epoch, attempts, stages, by.run, by.published_tasks
-            )
+            chosen, left_out = self._publications.choose(sink, epoch, attempts, stages, run, published)
             for staged in left_out:
                 self._staging.free(staged)
             self._go_on()
+        self._asked[sink, epoch] = time.monotonic()
+        await asyncio.sleep(0)
+        return chosen, self._told(sink, epoch).waiting
+
+    async def progress(self, sink: Sink, epoch: int) -> EpochProgress:
+        """Return how far an epoch is, after a moment; StageGoneError if none was chosen here."""
         if self._publications.waiting(sink, epoch) is None:
             raise StageGoneError(
                 f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
                 "chosen; the epoch has to be computed again: start the query or the write again"
             )
         self._asked[sink, epoch] = time.monotonic()
-        await asyncio.sleep(0)
         deadline = asyncio.get_running_loop().time() + _ANSWER_SECONDS
         await self._router.activity.until(lambda: not self._left(sink, epoch)[0], deadline)
-        waiting, tasks = self._left(sink, epoch)
-        if not waiting:
+        return self._told(sink, epoch)
+
+    def _told(self, sink: Sink, epoch: int) -> EpochProgress:
+        """Return how far an epoch is, to somebody who asks again if something waits."""
+        found = EpochProgress(*self._left(sink, epoch))
+        if not found.waiting:
             self._asked.pop((sink, epoch), None)
-        return EpochProgress(chosen, waiting, tasks)
+        return found
 
     def _left(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
         return self._publications.waiting(sink, epoch) or (0, [])

@@ -15,16 +15,15 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
-from tuplewire.session.departure import TaskContent
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.tracing import active
 from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
-from tuplewire_service.worker.sinks import By, EpochProgress, Sinks
+from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -278,25 +277,13 @@ class Worker:
         """See Sinks.discard."""
         self._sinks.discard(sink, epoch, attempt)
 
-    def check_staged(self, sink: Sink, epoch: int, names: Sequence[AttemptName], by: By) -> list[int]:
-        """See Sinks.check; raises what publish raises."""
-        self._check_sinks(goes_on=True)
-        return self._sinks.check(sink, epoch, names, by)
-
-    def take_over(
-        self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
-    ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
-        """See Sinks.take_over; raises what publish raises."""
-        self._check_sinks(goes_on=True)
-        return self._sinks.take_over(sink, epoch, run, names)
-
-    async def publish(self, sink: Sink, epoch: int, names: Sequence[AttemptName], by: By) -> EpochProgress:
-        """Choose attempts of a sink's epoch, or look how far it is; see Sinks.publish.
+    def published_sinks(self) -> Sinks:
+        """Return what chooses and publishes.
 
         Raises DrainingError once the worker has stopped, NotReadyError before it has an assignment.
         """
         self._check_sinks(goes_on=True)
-        return await self._sinks.publish(sink, epoch, names, by)
+        return self._sinks
 
     def _check_sinks(self, *, goes_on: bool) -> None:
         """Raise the error for what begins, or goes on, that this worker cannot take; see publish.

@@ -1,0 +1,109 @@
+"""The service Sinks, from the wire to the worker's sinks and back: what Spark's sinks write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from tuplewire.errors import MalformedError
+from tuplewire.group import check_sizes
+from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire import control_pb2_grpc
+from tuplewire.wire.codec import groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import contents_from_wire, contents_to_wire
+from tuplewire_service.control.names import distinct
+from tuplewire_service.control.status_messages import assigned_worker_to_wire
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_id, check_receiver
+from tuplewire_service.worker.staging import AttemptName, Sink
+from tuplewire_service.worker.worker import Worker
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Request = pb.StageRequest | pb.DiscardRequest | pb.ProgressRequest
+_Choosing = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
+
+
+# ruff: noqa: N802 - methods have the wire's names
+class SinkServicer(control_pb2_grpc.SinksServicer):
+    """Serves tuplewire.v1.Sinks for one worker; all methods run on its event loop."""
+
+    def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
+        """Serve it. admit: what the caller may send. Who may publish is checked before."""
+        self._worker = worker
+        self._admit = admit
+
+    def _sink(self, request: _Request | _Choosing, context: Context) -> Sink:
+        """Return the sink that a request for this worker names: each owner has its own."""
+        access = self._admit(context)
+        settings = self._worker.settings
+        check_id("sink", request.sink)
+        check_receiver(settings.worker_id, settings.topology, "sink", request)
+        return access.owner, request.sink
+
+    def _named(self, request: _Choosing, context: Context) -> tuple[Sink, list[AttemptName]]:
+        """Return the sink and the attempts that a request names."""
+        names = [
+            AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
+        ]
+        return self._sink(request, context), distinct(names, "attempts")
+
+    async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
+        """Keep a piece of what an attempt writes."""
+        sink = self._sink(request, context)
+        check_id("attempt", request.attempt)
+        try:
+            groups = groups_of(OpaqueFrame.FromString(request.frame))
+        except DecodeError as error:
+            raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
+        if not groups:
+            raise MalformedError("a piece of an attempt has at least one message")
+        if any(group.forwarded or group.entry_sequence for group in groups):
+            raise MalformedError("only a worker forwards messages")
+        for _, denied in self._admit(context).refused(groups):
+            raise denied
+        check_sizes(groups, self._worker.settings.session.max_message_bytes)
+        name = AttemptName(request.partition, request.attempt, 0, 0)
+        waits_for = await self._worker.stage(sink, request.epoch, name, request.piece, groups)
+        return pb.StageResponse(taken=not waits_for, waits_for=waits_for)
+
+    async def Discard(self, request: pb.DiscardRequest, context: Context) -> pb.DiscardResponse:
+        """Throw away what was staged."""
+        self._worker.discard(self._sink(request, context), request.epoch, request.attempt)
+        return pb.DiscardResponse()
+
+    async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.BeginResponse:
+        """Make a run of a sink's query known."""
+        sink, names = self._named(request, context)
+        check_id("run", request.run)
+        tasks, former = self._worker.published_sinks().begin(sink, request.epoch, request.run, names)
+        return pb.BeginResponse(
+            published_tasks=tasks,
+            published_contents=contents_to_wire(tasks),
+            former_workers=map(assigned_worker_to_wire, former),
+        )
+
+    async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
+        """Return whether attempts could be published."""
+        sink, names = self._named(request, context)
+        published = contents_from_wire(request.published_tasks, request.published_contents)
+        tasks = self._worker.published_sinks().check(sink, request.epoch, names, published)
+        return pb.CheckResponse(tasks=tasks)
+
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
+        """Choose attempts of an epoch."""
+        sink, names = self._named(request, context)
+        if request.run:
+            check_id("run", request.run)
+        published = contents_from_wire(request.published_tasks, request.published_contents)
+        sinks = self._worker.published_sinks()
+        chosen, waiting = await sinks.publish(sink, request.epoch, names, request.run, published)
+        return pb.PublishResponse(chosen=chosen, waiting=waiting)
+
+    async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
+        """Return how much of an epoch waits."""
+        sink = self._sink(request, context)
+        found = await self._worker.published_sinks().progress(sink, request.epoch)
+        return pb.ProgressResponse(waiting=found.waiting, waiting_tasks=found.waiting_tasks)
