@@ -117,8 +117,8 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
 PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py open_ports.py dialling.py membership.py \
-	worker_admin.py worker_times.py membership_leads.py program_rolls.py standing_server.py) \
-	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py lease.py storm_keys.py docs.py) \
+	worker_admin.py worker_times.py membership_program.py program_rolls.py standing_server.py) \
+	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py storm_keys.py docs.py) \
 	tests/contract/test_proto.py tests/spark/test_own_workers.py
 
 .PHONY: deploy-check

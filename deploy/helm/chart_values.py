@@ -73,16 +73,18 @@ assignment:
   tasksPerWorker: 8
   items: []
 
-# Two programs, of which one leads and gives the tasks to the workers as these come and go.
+# A program that assigns the tasks to the workers as these come and go.
 membership:
   enabled: false
-  replicas: 2
   # Tasks as 0-23 or 1,2,10-19.
   tasks: 0-23
   resources:
 {membership_resources}
   nodeSelector: {{}}
-  tolerations: []
+  # A lost node is left after 15 s.
+  tolerations:
+    - {{key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 15}}
+    - {{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 15}}
   affinity: {{}}
 
 # Workers outside Spark that run a topology of your image: package.module:function. A change rolls them.
@@ -178,7 +180,6 @@ def schema() -> dict[str, Any]:
         ),
         membership=_closed(
             enabled={"type": "boolean"},
-            replicas={"type": "integer", "minimum": 1},
             tasks={"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"},
             resources=resources,
             **scheduled,

@@ -139,7 +139,6 @@ def _stateful_set(manifest: Manifest) -> None:
 
 
 def _deployment(manifest: Manifest) -> None:
-    manifest["spec"]["replicas"] = Expression("{{ .Values.membership.replicas }}")
     pod = manifest["spec"]["template"]
     _pod(pod, "membership", pod["spec"]["containers"][0])
     _scheduled(pod, "membership")

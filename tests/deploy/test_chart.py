@@ -207,7 +207,7 @@ def test_a_program_is_spread() -> None:
 
 
 def test_the_membership_takes_its_arguments() -> None:
-    """The real command reads them: the workers' Service, the tasks, the topology, the lease it may take."""
+    """The real command reads them: the workers' Service, the tasks, the topology."""
     objects = chart(*CLUSTER, "membership.tasks=1-9", "settings.topology=flights")
     pod = the(objects, "Deployment")["spec"]["template"]
     program = container(pod, "membership")
@@ -215,10 +215,6 @@ def test_the_membership_takes_its_arguments() -> None:
     service = the(objects, "Service")
     assert read.workers == [f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"]
     assert (read.tasks, read.topology) == ("1-9", "flights")
-    rules = the(objects, "Role")["rules"]
-    assert [read.lease] == rules[0]["resourceNames"]
-    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "update", "create"}
-    assert all(rule["resources"] == ["leases"] for rule in rules)
     environment = variables(program)
     assert environment["TUPLEWIRE_TOKEN_FILE"] == "/etc/tuplewire/token/token"  # noqa: S105 - a path
     secrets = {volume["secret"]["secretName"] for volume in pod["spec"]["volumes"]}

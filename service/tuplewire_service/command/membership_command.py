@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import socket
-from pathlib import Path
 from typing import Any
 
 from tuplewire.addresses import check_reachable, resolve_topology
@@ -32,36 +29,21 @@ def add_membership_command(commands: Any) -> None:
     parser.add_argument(
         "--topology", help="the topology that the workers serve (default: TUPLEWIRE_TOPOLOGY, or default)"
     )
-    parser.add_argument(
-        "--lease",
-        metavar="NAME",
-        help="in a pod: assign only while this one has Kubernetes' Lease of that name; others wait for it",
-    )
-    parser.add_argument(
-        "--account",
-        metavar="DIRECTORY",
-        type=Path,
-        help="where the pod has its service account (default: where Kubernetes mounts it)",
-    )
     parser.add_argument("--log-format", choices=["text", "json"], default="text", help="of each event")
     add_setting_flags(parser, Credentials)
 
 
 def _membership(arguments: argparse.Namespace) -> int:
     silence_grpc()
-    from tuplewire_service.leading.kubernetes_leases import ACCOUNT, KubernetesLeases
-    from tuplewire_service.leading.leader import lead
     from tuplewire_service.process.log_output import LogOutput
+    from tuplewire_service.process.membership_program import assign_until_stopped
     from tuplewire_service.process.stop import Stop
 
     for address in arguments.workers:
         check_reachable(address)
     tasks = parse_tasks(arguments.tasks)
-    leases = KubernetesLeases(arguments.lease, arguments.account or ACCOUNT) if arguments.lease else None
-    # Of a pod that was started again in place, the name is the same, and the lease goes on.
-    identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
     LogOutput("info", arguments.log_format).start()
     stop = Stop()
     stop.on_signals()
     topology = resolve_topology(arguments.topology)
-    return lead(arguments.workers, tasks, topology, credentials_of(arguments), stop, leases, identity)
+    return assign_until_stopped(arguments.workers, tasks, topology, credentials_of(arguments), stop)

@@ -1,0 +1,100 @@
+"""`tuplewire membership` as a process: it ends, is killed and replaced, or runs twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers.topology import TOPOLOGY, status
+from helpers.worker_process import environment_without_ours
+
+from tuplewire import Client
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+
+pytestmark = pytest.mark.long
+
+SECONDS = 60.0
+
+
+class Program:
+    """A process that assigns."""
+
+    def __init__(self, directory: Path, name: str, addresses: list[str]) -> None:
+        self.log = directory / f"{name}.log"
+        words = [sys.executable, "-m", "tuplewire_service", "membership", *addresses, "--tasks=1-6"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*words, f"--topology={TOPOLOGY}"],
+                env=environment_without_ours(),
+                stderr=log,
+            )
+
+    def has_said(self, event: str) -> bool:
+        """Whether an event is in its log."""
+        return f" {event}" in self.log.read_text()
+
+
+@contextmanager
+def running(directory: Path, name: str, addresses: list[str]) -> Iterator[Program]:
+    """Run one; what is left of it is killed."""
+    program = Program(directory, name, addresses)
+    try:
+        yield program
+    finally:
+        program.process.kill()
+        program.process.wait(SECONDS)
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Endpoint]]:
+    """Run three workers without an assignment; at the end nobody takes what they hold."""
+    with LocalWorkers(3, TOPOLOGY, flags=["--drain-seconds=0.2"]) as started:
+        yield started.endpoints
+
+
+def tasks_of(endpoint: Endpoint) -> int:
+    """Return how many tasks a worker has."""
+    return len(status(endpoint).tasks)
+
+
+@pytest.mark.slow
+def test_a_program_that_was_killed_is_replaced(tmp_path: Path, workers: list[Endpoint]) -> None:
+    """Workers keep their tasks and messages meanwhile; the next program spreads them over more workers."""
+    addresses = [each.address for each in workers[:2]]
+    with running(tmp_path, "one", addresses) as first:
+        eventually(lambda: [tasks_of(each) for each in workers[:2]] == [3, 3], SECONDS)
+        with Client(addresses[0], topology=TOPOLOGY) as client:
+            for task in range(1, 7):
+                client.send(task, b"kept")
+            client.flush(SECONDS)
+        first.process.kill()
+        first.process.wait(SECONDS)
+        assert [tasks_of(each) for each in workers[:2]] == [3, 3]
+    with running(tmp_path, "two", [each.address for each in workers]) as second:
+        eventually(lambda: [tasks_of(each) for each in workers] == [2, 2, 2], SECONDS, "it spreads them")
+        held = sum(task.queued_messages for each in workers for task in status(each).tasks)
+        assert held == 6, "nothing was lost, and nobody was restarted"
+        second.process.send_signal(signal.SIGINT)
+        assert second.process.wait(SECONDS) == 0
+        assert second.has_said("membership.stopped reason=SIGINT")
+
+
+@pytest.mark.slow
+def test_two_at_once_do_no_harm(tmp_path: Path, workers: list[Endpoint]) -> None:
+    """A node that was lost may come back with its pod: the tasks stay spread, and every message is kept."""
+    addresses = [each.address for each in workers]
+    with running(tmp_path, "one", addresses), running(tmp_path, "two", addresses):
+        eventually(lambda: [tasks_of(each) for each in workers] == [2, 2, 2], SECONDS)
+        with Client(addresses[0], topology=TOPOLOGY) as client:
+            for number in range(600):
+                client.send(1 + number % 6, b"%d" % number)
+            client.flush(SECONDS)
+        held = sum(task.queued_messages for each in workers for task in status(each).tasks)
+        assert held == 600
+        assert [tasks_of(each) for each in workers] == [2, 2, 2]
