@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from helpers.certificates import Authority
 from helpers.secured import files_of, secret_file, tls_flags, variables_of
-from helpers.topology import TOPOLOGY, numbered
+from helpers.topology import TOPOLOGY, collect, numbered
 from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -39,13 +39,25 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[En
     TaskContext._setTaskContext(None)
 
 
-def test_environment_opens_every_surface(workers: list[Endpoint]) -> None:
-    """A handle sends, a query's source reads and commits, and a query's sink publishes, at both workers."""
+@pytest.mark.parametrize("by_options", [False, True])
+def test_environment_opens_every_surface(
+    workers: list[Endpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    by_options: bool,  # noqa: FBT001
+) -> None:
+    """A handle sends, a query's source reads and commits, and a query's sink publishes, at both workers.
+
+    So do options of the format, where the environment has nothing.
+    """
     near = workers[0]
     with ClientHandle(near.address, topology=TOPOLOGY) as client:
         client.send(numbered(2, range(10)))
     close_clients()
     options = {"address": near.address, "topology": TOPOLOGY, "timeout": "20"}
+    variables = variables_of(Credentials.from_environment())
+    for name, value in variables.items() if by_options else ():
+        monkeypatch.delenv(name)
+        options[f"tuplewire.{name.removeprefix('TUPLEWIRE_').lower()}"] = value
     reader = TuplewireStreamReader(source_options({**options, "tasks": "2"}))
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
@@ -59,18 +71,22 @@ def test_environment_opens_every_surface(workers: list[Endpoint]) -> None:
     reader.latestOffset(end, ReadAllAvailable())  # Spark asks once the batch is in its commit log
     reader.stop()
 
+    sinks = sink_options(options), sink_options({**options, "deliveryGuarantee": "atLeastOnce"})
     context = TaskContext()
     context._partitionId, context._taskAttemptId = 0, 1
     context._localProperties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
     TaskContext._setTaskContext(context)
-    writer = TuplewireStreamWriter(sink_options(options))
     rows = pa.RecordBatch.from_pydict({"task": pa.array([1], pa.int32()), "message": pa.array(["row"])})
-    writer.commit([writer.write(iter([rows]))], 0)
+    for each in sinks:
+        writer = TuplewireStreamWriter(each)
+        writer.commit([writer.write(iter([rows]))], 0)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with (
         ClientHandle(near.unix_address, topology=TOPOLOGY) as client,
         client.recv([1], timeout=20) as batches,
     ):
-        assert [message.message for message in next(batches)] == [b"row"]
+        assert [payload for _, payload in collect(batches, 2)] == [b"row"] * 2
     close_clients()
 
 

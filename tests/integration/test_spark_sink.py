@@ -268,6 +268,31 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
         assert ledger(worker).balanced
 
 
+@pytest.mark.parametrize("guarantee", ["atLeastOnce", "exactlyOnce"])
+def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
+    """Not as large as a client allows by default; one byte more is a bad row, key included."""
+    flags = ("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB", "--drain-seconds=1")
+    with LocalWorkers(1, TOPOLOGY, flags=flags) as local:
+        local.assign({0: [SMALL_TASK]})
+        (worker,) = local.endpoints
+        where = {"address": worker.address, "topology": TOPOLOGY, "timeout": "20"}
+        writer = TuplewireBatchWriter(sink_options({**where, "deliveryGuarantee": guarantee}))
+
+        def written(key_bytes: int) -> Part:
+            attempt(0, 70 + key_bytes)
+            tasks, key = pa.array([SMALL_TASK], pa.int32()), pa.array([b"k" * key_bytes])
+            message = pa.array([b"m" * (3 * 2**20 - 10)])
+            return writer.write(
+                iter([pa.RecordBatch.from_pydict({"task": tasks, "message": message, "key": key})])
+            )
+
+        part = written(8)
+        writer.commit([part])
+        assert part.messages == 1
+        assert isinstance(written(9).failure, BadRowsError)
+        assert ledger(worker).accepted == 1
+
+
 def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) -> None:
     """While another sink's epoch is in the way it waits, and says so; what can never fit is an error."""
     flags = ("--staging-memory-bytes=2MiB", "--staging-disk-bytes=1MiB")

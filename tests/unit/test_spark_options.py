@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tuplewire.config import MIB
 from tuplewire.errors import ConfigError
 from tuplewire.spark.options import GroupingName, sink_options, source_options
 from tuplewire.task_ids import parse_tasks
@@ -121,3 +122,33 @@ def test_grouping_needs_tasks() -> None:
         sink_options({**WHERE, "grouping": "fields"})
     with pytest.raises(ConfigError, match="grouping is direct"):
         sink_options({**WHERE, "tasks": "1,2"})
+
+
+def test_settings_of_the_client() -> None:
+    """By a prefix, in any case; sizes with units. What the worker takes is the default and the bound."""
+    options = sink_options({**WHERE, "tuplewire.Max_Message_Bytes": "3MiB", "tuplewire.tls_ca": "/ca.pem"})
+    assert options.credentials().tls_ca == "/ca.pem"
+    assert options.session(8 * MIB) == {"max_message_bytes": 3 * MIB, "max_pending_bytes": 64 * MIB}
+    assert options.session(2 * MIB)["max_message_bytes"] == 2 * MIB
+    assert sink_options(WHERE).session(80 * MIB) == {
+        "max_message_bytes": 80 * MIB,
+        "max_pending_bytes": 80 * MIB,
+    }
+
+
+def test_a_wrong_setting_of_the_client() -> None:
+    """The error names the option, and one that is near."""
+    with pytest.raises(ConfigError, match=r"unknown option .tuplewire\.token..*token_file"):
+        source_options({**WHERE, "tasks": "1", "tuplewire.token": "x"})
+    with pytest.raises(ConfigError, match=r"option tuplewire\.max_message_bytes"):
+        sink_options({**WHERE, "tuplewire.max_message_bytes": "many"})
+
+
+def test_a_read_is_no_stream() -> None:
+    """Options that mean nothing to it are named, and a path too."""
+    assert source_options({**WHERE, "tasks": "1"}, streaming=False).tasks == (1,)
+    with pytest.raises(ConfigError, match="the option maxBytesPerTrigger is for readStream"):
+        source_options({**WHERE, "tasks": "1", "maxBytesPerTrigger": "5"}, streaming=False)
+    for read in (source_options, sink_options):
+        with pytest.raises(ConfigError, match=r"unknown option 'path' \(load\(\) and save\(\) take no path"):
+            read({**WHERE, "path": "/x"})

@@ -26,7 +26,6 @@ from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.task_workers import HeldTasks
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
@@ -104,8 +103,8 @@ class RangeReader:
         """
         options, wanted = self._options, self._wanted
         place = self._planned()
-        at = options.address, options.topology, [wanted.task], options.timeout
-        with HeldTasks(*at, others=self._others) as tasks:
+        at = options.address, options.topology, [wanted.task], options.timeout, self._others
+        with HeldTasks(*at, credentials=options.credentials()) as tasks:
             while self._read < wanted.messages:
                 try:
                     if place is None:
@@ -188,7 +187,7 @@ class RangeReader:
             after_sequence=place.position,
             last_sequence=place.end,
         )
-        with WorkerClient(place.address) as worker:
+        with tasks.client(place.address, self._options.timeout) as worker:
             for frame in worker.read(request):
                 self._succeeded()
                 self._pass_over(place, frame[0].first_sequence - 1, tasks)
@@ -235,7 +234,9 @@ class RangeReader:
         self._read += messages
 
 
-def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str) -> None:
+def acknowledge(
+    offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], tasks: HeldTasks, options: SourceOptions
+) -> None:
     """Tell the workers that a query is done with the messages up to these offsets, for good.
 
     An offset at a worker that has the task no more is passed over. Raises UnreachableError, and
@@ -248,5 +249,5 @@ def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], top
             at = each.address, each.worker_id, each.worker
             by_worker.setdefault(at, {})[task] = offset.sequence
     for (address, worker_id, incarnation), ends in by_worker.items():
-        with WorkerClient(address) as worker:
-            worker.acknowledge(topology, worker_id, incarnation, ends)
+        with tasks.client(address, options.timeout) as worker:
+            worker.acknowledge(options.topology, worker_id, incarnation, ends)

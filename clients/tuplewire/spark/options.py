@@ -10,15 +10,18 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuplewire.addresses import resolve_address, resolve_addresses, resolve_topology
+from tuplewire.config import SessionSettings
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.group import check_task
+from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import (
     ANY_TEXT,
     FLAG,
+    OUR_PREFIX,
     REQUIRED,
     SECONDS,
     Kind,
@@ -28,6 +31,7 @@ from tuplewire.settings import (
     same,
     setting,
     settings_of,
+    unknown,
 )
 from tuplewire.task_ids import TASKS
 
@@ -149,7 +153,30 @@ _BAD_ROWS = Kind(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions(Settings):
+class _Connecting(Settings):
+    """Settings of the client, by options that begin with `tuplewire.`: see Credentials and SessionSettings.
+
+    Those of Credentials come before the variables of the process that connects.
+    """
+
+    client: Mapping[str, Any] = field(default_factory=dict)
+
+    def credentials(self) -> Credentials:
+        """Return the credentials here and now."""
+        own = settings_of(Credentials)
+        return Credentials.from_environment(flags={k: v for k, v in self.client.items() if k in own})
+
+    def session(self, worker_bytes: int) -> dict[str, Any]:
+        """Return the settings of a session. worker_bytes: the largest message that the worker takes."""
+        own = settings_of(SessionSettings)
+        given = {name: value for name, value in self.client.items() if name in own}
+        largest = min(given.get("max_message_bytes", worker_bytes), worker_bytes)
+        room = max(largest, own["max_pending_bytes"].default)
+        return {"max_pending_bytes": room, **given, "max_message_bytes": largest}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(_Connecting):
     """What to read, and how."""
 
     address: str = setting(
@@ -206,7 +233,7 @@ class SourceOptions(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions(Settings):
+class SinkOptions(_Connecting):
     """Where and how to write. address: None: looked up where the writing happens. tasks: may be empty."""
 
     address: str | None = setting(
@@ -294,17 +321,27 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         return SinkOptions(**given)
 
 
+_CLIENT = {**settings_of(Credentials), **settings_of(SessionSettings)}
+
+
 def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
     """Return what the user has set, in whatever case, and the topology."""
     known = {each.option.lower(): each for each in settings_of(kind).values()}
     values: dict[str, Any] = {}
+    client: dict[str, Any] = {}
     for name, text in options.items():
         each = known.get(name.lower())
         if each is not None:
             values[each.name] = each.parse(text, f"option {each.option}")
+        elif name.lower().startswith(OUR_PREFIX):
+            setting = name.lower().removeprefix(OUR_PREFIX)
+            if setting not in _CLIENT:
+                raise unknown(f"option {name!r}", setting, list(_CLIENT))
+            client[setting] = _CLIENT[setting].parse(text, f"option {name}")
         elif name.lower() not in _SPARKS_OWN:
             instead = _INSTEAD.get(name.lower()) if kind is SourceOptions or name == "path" else None
             raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
+    values["client"] = client
     values["topology"] = resolve_topology(values.get("topology"))
     return values
 
@@ -322,4 +359,7 @@ def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
     except ConfigError as error:
         known = sorted(settings_of(kind).values(), key=lambda each: each.option)
         lines = "".join(f"\n  {each.option}: {each.kind.allowed}; {each.help}" for each in known)
-        raise ConfigError(f"{error}; the options for {purpose} are:{lines}") from error
+        more = (
+            f"\n  {OUR_PREFIX}NAME: a setting of the client, such as tls_ca, token_file or max_message_bytes"
+        )
+        raise ConfigError(f"{error}; the options for {purpose} are:{lines}{more}") from error

@@ -32,10 +32,6 @@ _FORMER_SECONDS = 2.0
 class Publisher(SinkWorkers):
     """Publishes the chosen attempts of an epoch, by their names: in the driver."""
 
-    def __init__(self, address: str, topology: str, timeout: float) -> None:
-        """Begin. timeout: seconds for which a worker may be out of reach."""
-        super().__init__(address, topology, timeout)
-
     def check(
         self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]]
     ) -> dict[At, Sequence[int]]:
@@ -173,7 +169,7 @@ class Publisher(SinkWorkers):
         silent = False
         for at in former - asked.keys():
             try:
-                with WorkerClient(at[0], _FORMER_SECONDS) as control:
+                with self.client(at[0], _FORMER_SECONDS) as control:
                     answers.append(self._begin_at(control, at, sink, epoch, chosen, run))
             except AWAY:
                 silent = True

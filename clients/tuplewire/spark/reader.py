@@ -78,6 +78,12 @@ class RangePartitionReader(Shipped):
         return iter(TracedRangeReader(tracing, *wanted))
 
 
+def held_tasks(options: SourceOptions) -> HeldTasks:
+    """Return what looks after the tasks of a read."""
+    at = options.address, options.topology, options.tasks, options.timeout
+    return HeldTasks(*at, credentials=options.credentials())
+
+
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
     """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
 
@@ -88,7 +94,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one for each task of which something is held."""
         options = self._options
-        with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
+        with held_tasks(options) as tasks:
             while True:
                 held = tasks.look()
                 for task, each in held.items():
@@ -116,7 +122,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
+        self._tasks = held_tasks(options)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
         self._quiet: dict[int, Held] = {}
@@ -271,7 +277,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             return
         try:
             held = self._tasks.look_at(offset.offsets.keys())
-            acknowledge(offset.offsets, held, self._options.topology)
+            acknowledge(offset.offsets, held, self._tasks, self._options)
             self._acknowledged = offset
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})

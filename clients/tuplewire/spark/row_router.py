@@ -14,6 +14,7 @@ from tuplewire.config import MIB
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
+from tuplewire.identity.credentials import Credentials
 from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.columns import as_sent
 from tuplewire.spark.options import GroupingName, SinkOptions
@@ -84,20 +85,21 @@ class RowRouter:
             return pa.array(chosen, pa.int32()).take(keys.indices)
         grouping = self._shuffle
         if grouping is None:
-            grouping = _load_aware(self._address, options.tasks).refreshed()
+            grouping = _load_aware(self._address, options.tasks, options.credentials()).refreshed()
         return pa.array(grouping.choose(range(batch.num_rows)), pa.int32())
 
 
 class _LoadAware:
-    def __init__(self, address: str, tasks: tuple[int, ...]) -> None:
+    def __init__(self, address: str, tasks: tuple[int, ...], credentials: Credentials) -> None:
         self._address = address
+        self._credentials = credentials
         self._tasks = tasks
         self._looked = time.monotonic()
         self._grouping = LoadAwareShuffle(GroupingContext(tasks, source=0, loads=self._loads))
 
     def _loads(self) -> dict[int, float]:
         try:
-            with ControlClient(self._address, timeout=_LOAD_SECONDS) as control:
+            with ControlClient(self._address, _LOAD_SECONDS, credentials=self._credentials) as control:
                 return control.load(self._tasks)
         except TuplewireError:
             return {}  # whether the worker is there, sending will show

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.config import KIB, SessionSettings
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     BufferFullError,
     DrainingError,
@@ -23,6 +22,7 @@ from tuplewire.errors import (
 )
 from tuplewire.events import event_logger
 from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
+from tuplewire.identity.credentials import Credentials
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.task_workers import At, TaskWorkers
@@ -115,8 +115,10 @@ class SinkWorkers(TaskWorkers):
 
     CALL_SECONDS = 10.0
 
-    def __init__(self, address: str, topology: str, timeout: float) -> None:
-        super().__init__(address, topology, max(timeout, _LEAST_CALL_SECONDS))
+    def __init__(
+        self, address: str, topology: str, timeout: float, credentials: Credentials | None = None
+    ) -> None:
+        super().__init__(address, topology, max(timeout, _LEAST_CALL_SECONDS), credentials)
         self._seconds = timeout
 
     def placement(self) -> Placement:
@@ -154,6 +156,25 @@ class SinkWorkers(TaskWorkers):
             control.close()
         patience.bear(error)
 
+    def wait_for_room(self, attempt: Callable[[float], object]) -> None:
+        """Try to hand messages over until there is room for them, as long as the worker answers.
+
+        attempt: takes how long to try, and raises BufferFullError or FlushTimeoutError if there was no room.
+        Raises UnreachableError once the worker does not answer within the timeout.
+        """
+        warnings = Warnings()
+        while True:
+            try:
+                attempt(min(self._seconds, _LOOK_SECONDS))
+            except (BufferFullError, FlushTimeoutError) as error:
+                with self.client(self.reached, self._timeout) as control:
+                    control.load([0])
+                if warnings.due():
+                    reason = f"{error}. {NEEDS_A_SLOT}"
+                    logger.warning("sink.waits", extra={"worker": self.reached, "reason": reason})
+            else:
+                return
+
     def discard(self, at: At, sink: str, epoch: int, attempt: str = "") -> None:
         """Have what was staged of an attempt thrown away, or all of an epoch; log it if that fails."""
         address, worker_id = at
@@ -182,12 +203,13 @@ class AttemptStage(SinkWorkers):
         epoch: int,
         partition: int,
         placement: Placement | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Begin. timeout: for how long workers may be out of reach. sink, epoch, partition: see Stage.
 
         placement: where the tasks are staged, though they may have moved since; None: where they are now.
         """
-        super().__init__(address, topology, timeout)
+        super().__init__(address, topology, timeout, credentials)
         self._sink, self._epoch, self._partition = sink, epoch, partition
         self.attempt = uuid.uuid4().hex
         """Its name. Spark's numbers of attempts begin anew with every driver."""
@@ -280,23 +302,3 @@ class AttemptStage(SinkWorkers):
         piece.messages += sum(map(len, piece.groups))
         piece.pieces += 1
         piece.groups, piece.size_bytes = [], 0
-
-
-def wait_for_room(address: str, seconds: float, attempt: Callable[[float], object]) -> None:
-    """Try to hand messages over until there is room for them, as long as the worker answers.
-
-    attempt: takes how long to try, and raises BufferFullError or FlushTimeoutError if there was no room.
-    Raises UnreachableError once the worker does not answer within so many seconds.
-    """
-    warnings = Warnings()
-    while True:
-        try:
-            attempt(min(seconds, _LOOK_SECONDS))
-        except (BufferFullError, FlushTimeoutError) as error:
-            with ControlClient(address, max(seconds, _LEAST_CALL_SECONDS)) as control:
-                control.load([0])
-            if warnings.due():
-                reason = f"{error}. {NEEDS_A_SLOT}"
-                logger.warning("sink.waits", extra={"worker": address, "reason": reason})
-        else:
-            return

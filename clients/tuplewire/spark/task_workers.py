@@ -15,6 +15,7 @@ from tuplewire.errors import (
     WrongTopologyError,
     WrongWorkerError,
 )
+from tuplewire.identity.credentials import Credentials
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Former, Held, Standing
 from tuplewire.spark.worker_client import WorkerClient
@@ -33,14 +34,17 @@ class TaskWorkers(ExitStack):
 
     address: of any worker of the topology, which tells the others'; or several, with commas.
     timeout: seconds for which a worker that does not answer, or that has no assignment or no room yet, is
-    asked again.
+    asked again. credentials: None: those of the environment.
     """
 
     CALL_SECONDS: ClassVar[float]
     """The longest that one call takes."""
 
-    def __init__(self, address: str, topology: str, timeout: float) -> None:
+    def __init__(
+        self, address: str, topology: str, timeout: float, credentials: Credentials | None = None
+    ) -> None:
         super().__init__()
+        self._credentials = credentials
         self._address, *more = address.split(",")
         self.reached = self._address
         """The address of the worker that has answered last."""
@@ -56,9 +60,13 @@ class TaskWorkers(ExitStack):
         """The workers of the last assignment: address to id."""
         self._controls: dict[str, WorkerClient] = {}
 
+    def client(self, address: str, timeout: float) -> WorkerClient:
+        """Return a client of one worker, to be closed. timeout: of a call, in seconds."""
+        return WorkerClient(address, timeout, credentials=self._credentials)
+
     def _control(self, address: str) -> WorkerClient:
         if address not in self._controls:
-            control = WorkerClient(address, min(self._timeout, self.CALL_SECONDS))
+            control = self.client(address, min(self._timeout, self.CALL_SECONDS))
             self._controls[address] = self.enter_context(control)
             self.callback(self._controls.clear)
         return self._controls[address]
@@ -120,10 +128,16 @@ class HeldTasks(TaskWorkers):
     CALL_SECONDS = 5.0
 
     def __init__(
-        self, address: str, topology: str, tasks: Iterable[int], timeout: float, others: Sequence[str] = ()
+        self,
+        address: str,
+        topology: str,
+        tasks: Iterable[int],
+        timeout: float,
+        others: Sequence[str] = (),
+        credentials: Credentials | None = None,
     ) -> None:
         """Ask nobody yet. others: the addresses of more workers, if the first is out of reach."""
-        super().__init__(address, topology, timeout)
+        super().__init__(address, topology, timeout, credentials)
         self._others += tuple(others)
         self._tasks = tuple(tasks)
         self._at: dict[int, At] = {}

@@ -46,7 +46,7 @@ from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.shipped import Shipped
-from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart, wait_for_room
+from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart
 from tuplewire.spark.task_workers import At
 from tuplewire.tracing import active
 from tuplewire.wire.control_pb2 import StagedAttempt
@@ -59,8 +59,6 @@ _BATCH_ID = "streaming.sql.batchId"
 """The same for the micro-batch."""
 _RUN_ID = "spark.jobGroup.id"
 """The same for this run of the query: each start has another."""
-_NO_LIMIT = 2**31 - 1
-"""Of a message, where a worker does not say what it takes."""
 _PERMANENT = (
     MessageError,
     PayloadRefusedError,
@@ -113,7 +111,7 @@ class _Sink(Shipped):
         options = self._options
         context = _context()
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        with SinkWorkers(resolve_addresses(options.address), options.topology, options.timeout) as workers:
+        with SinkWorkers(*_at(options), options.credentials()) as workers:
             bad = _bad_rows(options, partition, workers)
             address = workers.reached
             # A newer attempt fences an older one off that still runs.
@@ -122,6 +120,8 @@ class _Sink(Shipped):
                 topology=options.topology,
                 client_id=f"spark-{self._write_id}-{partition}",
                 incarnation=attempt + 1,
+                credentials=options.credentials(),
+                **options.session(workers.max_message_bytes),
             )
             try:
                 router = _router_type()(options, partition, bad, address)
@@ -131,8 +131,8 @@ class _Sink(Shipped):
                 groups = (group for rows in sliced(checked) for group in router.groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
                     batch = TaskMessageBatch.from_groups([piece])
-                    wait_for_room(address, options.timeout, partial(_send, client, batch))
-                wait_for_room(address, options.timeout, client.flush)
+                    workers.wait_for_room(partial(_send, client, batch))
+                workers.wait_for_room(client.flush)
             except BaseException:
                 client.close(timeout=0)  # what was not sent yet is the next attempt's
                 raise
@@ -187,9 +187,7 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         self._placement: Placement | None = None
         if self._exactly_once:
             options = self._options
-            with SinkWorkers(
-                resolve_addresses(options.address), options.topology, options.timeout
-            ) as workers:
+            with SinkWorkers(*_at(options), options.credentials()) as workers:
                 self._placement = workers.placement()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
@@ -215,6 +213,10 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Throw away what was staged, where that is possible; in the driver."""
         _discard(self._options, batchId, messages)
+
+
+def _at(options: SinkOptions) -> tuple[str, str, float]:
+    return resolve_addresses(options.address), options.topology, options.timeout
 
 
 def _send(client: Client, batch: TaskMessageBatch, seconds: float) -> None:
@@ -251,7 +253,7 @@ def _bad_rows(options: SinkOptions, partition: int, workers: SinkWorkers) -> Bad
     """
     own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
     workers.check_known((*options.tasks, *own))
-    limit = workers.max_message_bytes or _NO_LIMIT
+    limit = options.session(workers.max_message_bytes)["max_message_bytes"]
     return BadRows(options.bad_rows, partition, limit, workers.known)
 
 
@@ -263,8 +265,7 @@ def _staged(
     placement: Placement | None = None,
 ) -> Part:
     partition = _context().partitionId()
-    at = resolve_addresses(options.address), options.topology, options.timeout
-    with AttemptStage(*at, sink, epoch, partition, placement) as stage:
+    with AttemptStage(*_at(options), sink, epoch, partition, placement, options.credentials()) as stage:
         try:
             bad = _bad_rows(options, partition, stage)
             router = _router_type()(options, partition, bad, stage.reached)
@@ -311,7 +312,7 @@ def _publish(
         return
     sink = parts[0].sink
     versions = sorted(frozenset().union(*(part.versions for part in parts)))
-    with Publisher(resolve_addresses(options.address), options.topology, options.timeout) as publisher:
+    with Publisher(*_at(options), options.credentials()) as publisher:
         if len(versions) > 1 or not repeated:
             places = Counter(chain.from_iterable(publisher.check(sink, epoch, chosen).values()))
             split = sorted(task for task, workers in places.items() if workers > 1)
@@ -330,6 +331,6 @@ def _publish(
 def _discard(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
     """Throw away what attempts have staged of an epoch that fails; else it dies with the next, or in time."""
     parts = [part for part in messages if isinstance(part, Part)]
-    with Publisher(resolve_addresses(options.address), options.topology, options.timeout) as publisher:
+    with Publisher(*_at(options), options.credentials()) as publisher:
         for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
             publisher.discard(at, parts[0].sink, epoch)
