@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import SupportsIndex
 
 from tuplewire.errors import MAX_TASK, ConfigError, InvalidTaskError
@@ -23,6 +24,28 @@ def parse_tasks(text: str) -> tuple[int, ...]:
             raise ConfigError(f"task ids are written like 1,2,10-19, from 0 to {MAX_TASK}, not {text!r}")
         tasks.update(dict.fromkeys(range(first, last + 1)))
     return tuple(tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRanges:
+    """Tasks by their ids, whether they are assigned yet or not. ranges: the first and the last of each."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def __contains__(self, task: object) -> bool:
+        return isinstance(task, int) and any(first <= task <= last for first, last in self.ranges)
+
+
+def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
+    """Read what parse_tasks() reads, and besides `100-` (all from 100 on) and `*` (all); then, TaskRanges."""
+    parts = [part.strip() for part in text.split(",")]
+    if not any(part == "*" or part.endswith("-") for part in parts):
+        return parse_tasks(text)
+    ranges = []
+    for part in parts:
+        tasks = parse_tasks("0" if part == "*" else part.removesuffix("-"))
+        ranges.append((tasks[0], MAX_TASK if part == "*" or part.endswith("-") else tasks[-1]))
+    return TaskRanges(tuple(ranges))
 
 
 def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:

@@ -17,6 +17,7 @@ from helpers.topology import (
     TOPOLOGY,
     Pair,
     acknowledged,
+    assign,
     collect,
     numbered,
     one_worker,
@@ -166,8 +167,8 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
             eventually(lambda: reader.latestOffset(start, limit) != start, timeout=20)
 
 
-def test_attempts_take_turns(workers: Pair) -> None:
-    """A second attempt of a read takes over, and the first goes on once that has ended: both read it all."""
+def test_attempts_read_side_by_side(workers: Pair) -> None:
+    """A second attempt of a read takes nothing from the first: both read it all."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         client.send(large(task, range(900)))
@@ -365,3 +366,46 @@ def test_partition_of_nothing(workers: Pair) -> None:
     reader = TuplewireBatchReader(given(workers.near, str(workers.near_task())))
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
+
+
+def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
+    """Ranges of tasks: a task that joins a running query is read from its first message on, also elsewhere.
+
+    One that is not assigned any more ends the query, unless failOnDataLoss says that it may go.
+    """
+    flags = ("--drain-seconds=1",)
+    with (
+        one_worker("a", *flags, directory=tmp_path) as a,
+        one_worker("b", *flags, directory=tmp_path) as b,
+    ):
+        at_a, at_b = ("a", a.address), ("b", b.address)
+
+        def assigned(version: int, tasks: dict[tuple[str, str], list[int]]) -> None:
+            for each in (a, b):
+                assign(each, version, tasks)
+
+        assigned(1, {at_a: [1, 10], at_b: []})
+        with client_of(a.address) as client, stream_reader(a, "1,10-", failOnDataLoss="true") as reader:
+            client.send(numbered(1, range(3)))
+            client.send(numbered(10, range(2)))
+            client.flush()
+            start = reader.initialOffset()
+            end = reader.latestOffset(start, ReadAllAvailable())
+            assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2, 0, 1]
+            assigned(2, {at_a: [1, 2, 10], at_b: [11]})
+            for task in (2, 11):
+                client.send(numbered(task, range(4)))
+            client.flush()
+            start, end = (
+                end,
+                eventually(
+                    lambda: found if (found := reader.latestOffset(end, ReadAllAvailable())) != end else None,
+                    20,
+                ),
+            )
+            assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2, 3], "task 2 is in no range"
+            assigned(3, {at_a: [1, 2, 10], at_b: []})
+            with pytest.raises(DataLossError, match="task 11 is not assigned any more"):
+                eventually(lambda: reader.latestOffset(end, ReadAllAvailable()) != end, 5)
+        with stream_reader(a, "*", failOnDataLoss="false") as reader:
+            assert set(reader.latestOffset(end, ReadAllAvailable())["tasks"]) == {"1", "2", "10"}

@@ -7,7 +7,7 @@ import pytest
 from tuplewire.config import MIB
 from tuplewire.errors import ConfigError
 from tuplewire.spark.options import GroupingName, sink_options, source_options
-from tuplewire.task_ids import parse_tasks
+from tuplewire.task_ids import TaskRanges, parse_tasks
 
 WHERE = {"address": "w:1", "topology": "t"}
 
@@ -152,3 +152,23 @@ def test_a_read_is_no_stream() -> None:
     for read in (source_options, sink_options):
         with pytest.raises(ConfigError, match=r"unknown option 'path' \(load\(\) and save\(\) take no path"):
             read({**WHERE, "path": "/x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("*", (0, 5, 2**31 - 1), ()),
+        ("10-", (10, 2**31 - 1), (9,)),
+        ("1, 3-4 ,10-", (1, 3, 4, 10, 11), (0, 2, 5, 9)),
+    ],
+)
+def test_ranges_of_tasks(text: str, inside: tuple[int, ...], outside: tuple[int, ...]) -> None:
+    """Those that are assigned later are in them, too; only a read may have them."""
+    tasks = source_options({**WHERE, "tasks": text}).tasks
+    assert isinstance(tasks, TaskRanges)
+    assert all(task in tasks for task in inside)
+    assert not any(task in tasks for task in outside)
+    with pytest.raises(ConfigError, match="task ids are written like"):
+        sink_options({**WHERE, "grouping": "shuffle", "tasks": text})
+    with pytest.raises(ConfigError, match="task ids are written like"):
+        source_options({**WHERE, "tasks": f"{text},x"})

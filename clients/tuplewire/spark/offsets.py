@@ -6,7 +6,7 @@ Pure: what there is comes in, what to read goes out.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -223,10 +223,19 @@ def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int)
     )
 
 
-def check_dropped(start: Offset, held: Mapping[int, Held], tasks: Collection[int]) -> None:
+def check_assigned(start: Offset, held: Mapping[int, Held], tasks: Container[int]) -> None:
+    """Raise DataLossError where a task of a query that reads ranges of tasks is not assigned any more."""
+    if gone := sorted(task for task in start.offsets if task in tasks and task not in held):
+        raise DataLossError(
+            f"task {', '.join(map(str, gone[:10]))} is not assigned any more, with what the query had not read "
+            "of it. Set failOnDataLoss=false to go on without it"
+        )
+
+
+def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
     """Raise ConfigError where a query stops reading tasks of which it has not read everything.
 
-    held: what there is of those that it stops reading. tasks: those that it goes on with.
+    held: what there is of those that it stops reading.
     """
     left = {}
     for task, each in held.items():
@@ -239,7 +248,7 @@ def check_dropped(start: Offset, held: Mapping[int, Held], tasks: Collection[int
         raise ConfigError(
             f"the query stops reading {len(left)} of the tasks in its checkpoint, and has not read "
             f"{sum(left.values())} of their messages: {shown}. Read them first (start the query with these "
-            f"tasks as well as {sorted(tasks)[:10]}), let another program consume them, or set "
+            "tasks as well), let another program consume them, or set "
             "failOnDataLoss=false to leave them where they are"
         )
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuplewire.addresses import resolve_address, resolve_addresses, resolve_topology
@@ -33,7 +33,7 @@ from tuplewire.settings import (
     settings_of,
     unknown,
 )
-from tuplewire.task_ids import TASKS
+from tuplewire.task_ids import TASKS, TaskRanges, parse_ranges
 
 _SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark passes on of its own options."""
@@ -88,6 +88,13 @@ _STARTS = Kind(
     write=lambda value: value if isinstance(value, str) else json.dumps(value),
 )
 
+_TASKS = replace(
+    TASKS,
+    allowed="task ids, 100- for all from 100 on, or * for all",
+    types=(list, tuple, TaskRanges),
+    read=lambda tasks: tasks if isinstance(tasks, TaskRanges) else TASKS.read(tasks),
+    parse=parse_ranges,
+)
 _FOR_STREAMS = ("max_messages", "max_bytes", "min_messages", "max_delay", "starting_offsets")
 _INSTEAD = {
     "path": "load() and save() take no path: name workers in the option address, and tasks in tasks",
@@ -97,6 +104,7 @@ _INSTEAD = {
     "maxoffsetspertrigger": "it is called maxMessagesPerTrigger here",
     "minoffsetspertrigger": "it is called minMessagesPerTrigger here",
     "subscribe": "it is called tasks here, like 1,2,10-19",
+    "subscribepattern": "it is called tasks here, like 100- or *",
     "assign": "it is called tasks here, like 1,2,10-19",
 }
 """What to do where people look for an option of other formats, such as Spark's Kafka connector."""
@@ -188,8 +196,11 @@ class SourceOptions(_Connecting):
     topology: str = setting(
         ANY_TEXT, REQUIRED, "its name (default: TUPLEWIRE_TOPOLOGY, or default)", option="topology"
     )
-    tasks: tuple[int, ...] = setting(
-        TASKS, REQUIRED, "the tasks to read, like 1,2,10-19; required", option="tasks"
+    tasks: tuple[int, ...] | TaskRanges = setting(
+        _TASKS,
+        REQUIRED,
+        "the tasks to read, like 1,2,10-19; required. With 100- or *, also those that are assigned later",
+        option="tasks",
     )
     timeout: float = setting(
         SECONDS, 30.0, "without an answer from a worker after which reading fails", option="timeout"
@@ -290,7 +301,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
                 f"{chosen.max_messages}: a micro-batch cannot have both"
             )
         if isinstance(chosen.starting_offsets, dict) and (
-            others := sorted(chosen.starting_offsets.keys() - set(chosen.tasks))
+            others := [task for task in sorted(chosen.starting_offsets) if task not in chosen.tasks]
         ):
             raise ConfigError(f"startingOffsets names task {others[0]}, which is not in the option tasks")
         return chosen

@@ -30,6 +30,7 @@ from tuplewire.spark.offsets import (
     Range,
     TaskOffset,
     changed,
+    check_assigned,
     check_dropped,
     check_held,
     check_there,
@@ -184,6 +185,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             self._check_former(stands, held)
             self._held = held
             if self._options.fail_on_data_loss:
+                check_assigned(stands, held, self._options.tasks)
                 check_held(begin, held)
             end = next_offset(
                 begin,
@@ -232,9 +234,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
     def _check_dropped(self, start: Offset) -> None:
         """Have an error where the query stops reading a task that still holds something; once for each."""
         tasks = self._options.tasks
-        dropped = start.offsets.keys() - set(tasks) - self._dropped
+        dropped = {task for task in start.offsets if task not in tasks} - self._dropped
         if dropped and self._options.fail_on_data_loss:
-            check_dropped(start, self._tasks.look_at(dropped), tasks)
+            check_dropped(start, self._tasks.look_at(dropped))
         self._dropped |= dropped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name

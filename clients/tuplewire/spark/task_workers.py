@@ -19,6 +19,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Former, Held, Standing
 from tuplewire.spark.worker_client import WorkerClient
+from tuplewire.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
 
 At = tuple[str, str]
@@ -131,15 +132,18 @@ class HeldTasks(TaskWorkers):
         self,
         address: str,
         topology: str,
-        tasks: Iterable[int],
+        tasks: tuple[int, ...] | list[int] | TaskRanges,
         timeout: float,
         others: Sequence[str] = (),
         credentials: Credentials | None = None,
     ) -> None:
-        """Ask nobody yet. others: the addresses of more workers, if the first is out of reach."""
+        """Ask nobody yet. others: the addresses of more workers, if the first is out of reach.
+
+        tasks: TaskRanges: those that are assigned, now and later.
+        """
         super().__init__(address, topology, timeout, credentials)
         self._others += tuple(others)
-        self._tasks = tuple(tasks)
+        self._tasks = tasks
         self._at: dict[int, At] = {}
 
     @property
@@ -153,6 +157,8 @@ class HeldTasks(TaskWorkers):
         Raises UnreachableError, NotReadyError or WrongWorkerError once the timeout has passed,
         WrongTopologyError, or UnknownTaskError for a task that the assignment does not have.
         """
+        if isinstance(self._tasks, TaskRanges):
+            return self.look_at(None, seen, wait)
         found = self.look_at(self._tasks, seen, wait)
         if unknown := [task for task in self._tasks if task not in found]:
             raise self._unknown(unknown)
@@ -161,12 +167,15 @@ class HeldTasks(TaskWorkers):
     def glance(self) -> dict[int, Held]:
         """Do as look_at() with the tasks, by the newest assignment, and once."""
         self._at = {}
-        return self._look(self._tasks)
+        return self._look(None if isinstance(self._tasks, TaskRanges) else self._tasks)
 
     def look_at(
-        self, tasks: Collection[int], seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
+        self, tasks: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
-        """Return what is held now of those of some tasks that the assignment has. Raises what look() does."""
+        """Return what is held now of those of some tasks that the assignment has. Raises what look() does.
+
+        tasks: None: all that the assignment has of the ranges.
+        """
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -178,8 +187,14 @@ class HeldTasks(TaskWorkers):
                 time.sleep(_POLL_SECONDS)
 
     def _look(
-        self, wanted: Collection[int], seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
+        self, wanted: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
+        if wanted is None:
+            if not self._at:  # at first, and when a worker has a newer assignment
+                self._assigned(())
+            wanted = [task for task in self._all if task in self._tasks]
+            if not wanted:
+                time.sleep(wait)
         if not self._at.keys() >= set(wanted):
             self._at |= self._assigned(wanted)
         tasks_at: dict[At, list[int]] = {}
