@@ -396,13 +396,9 @@ def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
             for task in (2, 11):
                 client.send(numbered(task, range(4)))
             client.flush()
-            start, end = (
-                end,
-                eventually(
-                    lambda: found if (found := reader.latestOffset(end, ReadAllAvailable())) != end else None,
-                    20,
-                ),
-            )
+            start = end
+            eventually(lambda: reader.latestOffset(start, ReadAllAvailable()) != start, 20)
+            end = reader.latestOffset(start, ReadAllAvailable())
             assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2, 3], "task 2 is in no range"
             assigned(3, {at_a: [1, 2, 10], at_b: []})
             with pytest.raises(DataLossError, match="task 11 is not assigned any more"):

@@ -225,10 +225,10 @@ def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int)
 
 def check_assigned(start: Offset, held: Mapping[int, Held], tasks: Container[int]) -> None:
     """Raise DataLossError where a task of a query that reads ranges of tasks is not assigned any more."""
-    if gone := sorted(task for task in start.offsets if task in tasks and task not in held):
+    if gone := sorted(task for task in start.offsets if task in tasks and task not in held)[:10]:
         raise DataLossError(
-            f"task {', '.join(map(str, gone[:10]))} is not assigned any more, with what the query had not read "
-            "of it. Set failOnDataLoss=false to go on without it"
+            f"task {', '.join(map(str, gone))} is not assigned any more, with what the query had not read of "
+            "it. Set failOnDataLoss=false to go on without it"
         )
 
 
