@@ -431,6 +431,21 @@ def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture
         assert metric(worker, STAGED) == 0
 
 
+def test_a_write_says_soon_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    """And what it takes where a query of the same program is to make room; whatever its timeout is."""
+    with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
+        writer = TuplewireBatchWriter(sink_options({**opts, "timeout": "60"}))
+
+        def sent() -> Part:
+            attempt(0, 91)
+            return writer.write(iter([large(300)]))
+
+        waiting = thread.submit(sent)
+        eventually(lambda: "Spark needs a free core" in caplog.text, 10)
+        assert take(worker, SMALL_TASK, 300) == list(range(300))
+        assert waiting.result(20).messages == 300
+
+
 def frame(**columns: Any) -> bytes:
     """Return an encoded frame of one group."""
     return OpaqueFrame(groups=[OpaqueGroup(**columns)]).SerializeToString()

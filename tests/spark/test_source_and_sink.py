@@ -113,6 +113,48 @@ def test_the_sessions_timestamp_type_changes_nothing(
         spark.conf.unset("spark.sql.timestampType")
 
 
+@pytest.mark.parametrize("guarantee", ["atLeastOnce", "exactlyOnce"])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
+        ("spark.sql.session.timeZone", "Asia/Tokyo"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.caseSensitive", "true"),
+    ],
+)
+def test_settings_of_a_session_change_nothing(
+    spark: SparkSession, workers: Any, setting: str, value: str, guarantee: str
+) -> None:
+    """Nulls among them: a header without a value, and a key without a message, which is a tombstone."""
+    headers = "case when id = 1 then array(struct('n' as key, cast(null as binary) as value)) end as headers"
+    message = "case when id <> 3 then concat('m', id) end as message"
+    before = spark.conf.get(setting, None)
+    spark.conf.set(setting, value)
+    try:
+        spark.range(0, 5, 1, 1).selectExpr(
+            "2 as task", message, "concat('k', id) as key", headers
+        ).write.format("tuplewire").mode("append").options(
+            **options(workers, deliveryGuarantee=guarantee)
+        ).save()
+        found = read(spark, workers, "2", includeHeaders="true").orderBy("sequence").collect()
+    finally:
+        if before is None:
+            spark.conf.unset(setting)
+        else:
+            spark.conf.set(setting, before)
+    assert [row.message and bytes(row.message) for row in found] == [b"m0", b"m1", b"m2", None, b"m4"]
+    assert [bytes(row.key) for row in found] == [b"k0", b"k1", b"k2", b"k3", b"k4"]
+    assert [row.headers and [tuple(each) for each in row.headers] for row in found] == [
+        None,
+        [("n", None)],
+        None,
+        None,
+        None,
+    ]
+
+
 def test_batch_read_is_a_look(spark: SparkSession, workers: Any) -> None:
     """A DataFrame has what the tasks held at its first use, however often it is used, and leaves it there."""
     before = datetime.now(UTC)
@@ -302,7 +344,7 @@ def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path
     ("more", "message"),
     [
         ({"adress": "x:1"}, r"unknown option 'adress'; the options for reading are:.*maxMessagesPerTrigger"),
-        ({"tasks": "1-"}, "task ids are written like 1,2,10-19"),
+        ({"tasks": "1-x"}, "task ids are written like 1,2,10-19"),
         ({"tasks": "1,77"}, r"task 77 is not in assignment version 1, which has 1, 2, 3, 4: use these"),
         ({"topology": "other"}, "serves topology 'spark', not 'other'"),
         ({"address": "127.0.0.1:1", "timeout": "0.5"}, "127.0.0.1:1"),

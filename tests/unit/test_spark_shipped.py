@@ -97,6 +97,16 @@ def test_nothing_is_unpacked_where_a_library_is_missing(make: Callable[[], objec
     assert "has grpcio none (No module named 'grpc')" in shown
 
 
+def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
+    """One of Spark's jars, which are on the path, has a folder google/protobuf: it does not count."""
+    python = make_interpreter(tmp_path / "without", without=["google"])
+    (tmp_path / "jar" / "google" / "protobuf").mkdir(parents=True)
+    code = "from tuplewire.spark.shipped import Versions; print(Versions.here().libraries['protobuf'])"
+    path = f"{Path(__file__).parents[2] / 'clients'}:{tmp_path / 'jar'}"
+    shown = subprocess.run([python, "-c", code], capture_output=True, check=True, env={"PYTHONPATH": path})
+    assert shown.stdout.decode() == "none (google.protobuf is a folder of something else)\n"
+
+
 @pytest.mark.parametrize("used_again", [True, False])
 def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: bool) -> None:
     """There Spark has everything looked through for garbage after each task; elsewhere nothing is changed."""
