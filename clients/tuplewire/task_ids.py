@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Self, SupportsIndex
 
 from tuplewire.errors import MAX_TASK, ConfigError, InvalidTaskError
 from tuplewire.group import check_task
 from tuplewire.settings import Kind
 
 _MAX_TASKS = 100_000
+_PART = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
 
 
 def parse_tasks(text: str) -> tuple[int, ...]:
@@ -28,24 +30,56 @@ def parse_tasks(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TaskRanges:
-    """Tasks by their ids, whether they are assigned yet or not. ranges: the first and the last of each."""
+    """Task ids, as ranges that do not touch, in order. starts, ends: both within."""
 
-    ranges: tuple[tuple[int, int], ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """Put ranges together."""
+        joined: list[list[int]] = []
+        for start, end in sorted(ranges):
+            if joined and start <= joined[-1][1] + 1:
+                joined[-1][1] = max(end, joined[-1][1])
+            else:
+                joined.append([start, end])
+        return cls(tuple(start for start, _ in joined), tuple(end for _, end in joined))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `1,2,10-19,100-` (all from 100 on), or `*` for every task; ConfigError for anything else."""
+        if text.strip() == "*":
+            return cls((0,), (MAX_TASK,))
+        ranges = []
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            match = _PART.fullmatch(part)
+            start, end = 1, 0
+            if match:
+                start = int(match[1])
+                end = int(match[3] or (MAX_TASK if match[2] else start))
+            if not start <= end <= MAX_TASK:
+                raise ConfigError(f"tasks are written like 1,2,10-19,100-, or *, not {text!r}")
+            ranges.append((start, end))
+        return cls.of(ranges)
 
     def __contains__(self, task: object) -> bool:
-        return isinstance(task, int) and any(first <= task <= last for first, last in self.ranges)
+        if not isinstance(task, int):
+            return False
+        index = bisect_right(self.starts, task) - 1
+        return index >= 0 and task <= self.ends[index]
+
+    @property
+    def everything(self) -> bool:
+        """Whether every task is among them."""
+        return self.ends == (MAX_TASK,) and self.starts == (0,)
 
 
 def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
-    """Read what parse_tasks() reads, and besides `100-` (all from 100 on) and `*` (all); then, TaskRanges."""
+    """Read what parse_tasks() reads; with a part like `100-`, or `*`, TaskRanges."""
     parts = [part.strip() for part in text.split(",")]
-    if not any(part == "*" or part.endswith("-") for part in parts):
-        return parse_tasks(text)
-    ranges = []
-    for part in parts:
-        tasks = parse_tasks("0" if part == "*" else part.removesuffix("-"))
-        ranges.append((tasks[0], MAX_TASK if part == "*" or part.endswith("-") else tasks[-1]))
-    return TaskRanges(tuple(ranges))
+    open_ = any(part == "*" or part.endswith("-") for part in parts)
+    return TaskRanges.parse(text) if open_ else parse_tasks(text)
 
 
 def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.stages import AttemptStage
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.wire.control_pb2 import PublishRequest, StagedAttempt
 
 

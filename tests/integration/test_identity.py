@@ -29,6 +29,7 @@ from helpers.traffic import client_of
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import WrongWorkerError
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.spark.entry_runs import Runs
@@ -37,7 +38,6 @@ from tuplewire.spark.offsets import Range
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireBatchReader
 from tuplewire.spark.task_workers import HeldTasks
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.launching.local_workers import Endpoint

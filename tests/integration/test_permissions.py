@@ -13,8 +13,8 @@ from helpers.sinks import publish
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, StaleEpochError, TuplewireError
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers

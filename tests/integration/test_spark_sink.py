@@ -18,6 +18,7 @@ from helpers.traffic import client_of
 from pyspark import TaskContext
 
 from tuplewire import TaskMessageBatch
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
     EpochTooLargeError,
     ProtocolError,
@@ -31,7 +32,6 @@ from tuplewire.errors import (
 from tuplewire.spark import held_back, publisher
 from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup

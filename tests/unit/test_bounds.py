@@ -13,7 +13,7 @@ from tuplewire.session.departure import Departure, Departures
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
-from tuplewire_service.security.permissions import TaskRanges
+from tuplewire.task_ids import TaskRanges
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 

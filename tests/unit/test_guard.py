@@ -9,8 +9,9 @@ import pytest
 from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
+from tuplewire.task_ids import TaskRanges
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
-from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges
+from tuplewire_service.security.permissions import PermissionRule, Rules
 
 TOKEN = Token("etl", "0123456789" * 2)
 WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), tls=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire_service.security.permissions import Permissions, TaskRanges, read_rules
+from tuplewire.task_ids import TaskRanges
+from tuplewire_service.security.permissions import Permissions, read_rules
 
 RULES = """
 [[client]]

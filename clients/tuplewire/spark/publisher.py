@@ -8,12 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.events import event_logger
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, Patience, SinkWorkers
 from tuplewire.spark.task_workers import At
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import ClassVar
 
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
     NotReadyError,
     UnknownTaskError,
@@ -18,7 +19,6 @@ from tuplewire.errors import (
 from tuplewire.identity.credentials import Credentials
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Former, Held, Standing
-from tuplewire.spark.worker_client import WorkerClient
 from tuplewire.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
 

@@ -5,66 +5,23 @@ Source: Storm's `SimpleACLAuthorizer`, which knows topologies and no tasks.
 
 from __future__ import annotations
 
-import re
 import tomllib
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tuplewire.errors import MAX_TASK, ConfigError
+from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.files import UNREADABLE
+from tuplewire.task_ids import TaskRanges
 
 ACTIONS = ("assign", "drain", "publish", "debug", "faults")
 """What a rule may allow beside sending and receiving; `publish` is for a sink's driver."""
+_NONE = TaskRanges((), ())
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")
 _MOST_DOTS = 1000
 """In one line. The time that a dotted key takes grows with their square, and everything else stands still."""
-_PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRanges:
-    """Task ids, as ranges that do not touch, in order. starts, ends: both within."""
-
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Put ranges together."""
-        joined: list[list[int]] = []
-        for start, end in sorted(ranges):
-            if joined and start <= joined[-1][1] + 1:
-                joined[-1][1] = max(end, joined[-1][1])
-            else:
-                joined.append([start, end])
-        return cls(tuple(start for start, _ in joined), tuple(end for _, end in joined))
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `1,2,10-19`, or `*` for every task; ConfigError for anything else."""
-        if text.strip() == "*":
-            return cls((0,), (MAX_TASK,))
-        ranges = []
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            match = _PART.fullmatch(part)
-            start, end = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if not start <= end <= MAX_TASK:
-                raise ConfigError(f"tasks are written like 1,2,10-19, or *, not {text!r}")
-            ranges.append((start, end))
-        return cls.of(ranges)
-
-    def __contains__(self, task: int) -> bool:
-        index = bisect_right(self.starts, task) - 1
-        return index >= 0 and task <= self.ends[index]
-
-    @property
-    def everything(self) -> bool:
-        """Whether every task is among them."""
-        return self.ends == (MAX_TASK,) and self.starts == (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +38,7 @@ class PermissionRule:
     send: TaskRanges
     receive: TaskRanges
     control: frozenset[str]
-    tap: TaskRanges = TaskRanges((), ())
+    tap: TaskRanges = _NONE
 
     def fits(self, names: Iterable[str], token: str | None, topology: str) -> bool:
         """Whether it is about a client with these names and this token, in a topology."""

@@ -1,4 +1,4 @@
-"""A blocking client of what Spark's queries call at a worker: the services Source and Sinks."""
+"""A blocking client of what readers and writers call at a worker: the services Source and Sinks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ = "/tuplewire.v1.Source/Read"
 
 
 class WorkerClient(ControlClient):
-    """Talks to a worker for a query; see ControlClient. It notices a worker that hangs, as sessions do."""
+    """Talks to a worker as Spark's queries do; see ControlClient. It notices a worker that hangs."""
 
     channel_options = channel_options(SessionSettings())
 
