@@ -96,3 +96,10 @@ def test_new_tasks_are_looked_up_once() -> None:
     for _ in range(2):
         sorting.sort_out(*GOOD)
     assert asked == [{1, 2}]
+
+
+@pytest.mark.parametrize(("length", "shown"), [(40, "x" * 40), (41, "x" * 40 + "...")])
+def test_a_value_is_shown_as_far_as_there_is_room(length: int, shown: str) -> None:
+    """Whole, if it just fits."""
+    with pytest.raises(BadRowsError, match=f"message '{shown}'"):
+        rows().sort_out(pa.array([1]), batch(pa.array(["x" * length])))

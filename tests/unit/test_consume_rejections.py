@@ -83,3 +83,14 @@ def test_messages_of_another_incarnation_are_void() -> None:
     window.all()
     window.opened(WORKER + 1, [(1, 2)])
     assert not window.acknowledge(arrived)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
+    """Counted over all groups of what has arrived; messages before it are acknowledged, and no more."""
+    window = opened()
+    groups = [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(1, [b"c", b"d"])]
+    arrived = window.arrived([Delivery(1, groups[0]), Delivery(3, groups[1])])
+    window.acknowledge(arrived, [Rejected(index, 0.0, "", wait=True)])
+    found = cursor(window)
+    assert (found.acknowledged, found.rejections[-1].sequence) == (index, index + 1)

@@ -113,3 +113,12 @@ def test_a_line_with_too_many_dots_is_named(tmp_path: Path) -> None:
     file.write_text("[[client]]\nsend = '" + "." * 1001 + "'\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="line 2 has more than 1000 dots"):
         read_rules(file)
+
+
+@pytest.mark.parametrize("value", ['[""]', "[1]", "[]", '"a"', '["a", ""]'])
+def test_names_are_a_list_of_texts(tmp_path: Path, value: str) -> None:
+    """Nothing else stands for one, and an empty text for nobody."""
+    file = tmp_path / "permissions.toml"
+    file.write_text(f"[[client]]\ntokens = {value}\n")
+    with pytest.raises(ConfigError, match="tokens is a list of texts"):
+        read_rules(file)

@@ -8,6 +8,7 @@ import pytest
 
 from tuplewire.errors import StaleEpochError
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import SinkEpoch, TaskContent
 from tuplewire_service.worker import publications
 from tuplewire_service.worker.publications import MOST_AHEAD, Publications
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
@@ -198,3 +199,37 @@ def test_few_bytes_are_read_from_files_at_a_time() -> None:
     attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(5)]
     state.choose(sink("s"), 1, ["a"], [attempt])
     assert [len(state.take(15)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_the_first_epoch_is_told_to_others() -> None:
+    """Its number is 0; a sink that has published nothing is not told."""
+    state = made()
+    state.begin(sink("new"), 5, "run")
+    publish(state, sink("s"), 0, group(1, b"a"))
+    assert state.known() == []  # without a run nobody else asks
+    state.begin(sink("s"), 0, "run")
+    assert [(each.name, each.epoch, set(each.tasks)) for each in state.known()] == [("s", 0, {1})]
+
+
+@pytest.mark.parametrize(("epoch", "tasks"), [(4, {1}), (5, {1, 2}), (6, {2})])
+def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> None:
+    """To the same epoch; an earlier one says nothing of it, and a later one takes its place."""
+    state = made()
+    publish(state, sink("s"), 5, group(1, b"a"))
+    state.begin(sink("s"), 5, "run")
+    state.learn([SinkEpoch("me", "s", epoch, {2: TaskContent(1, 1, 7)}, "run")])
+    (known,) = state.known()
+    assert set(known.tasks) == tasks
+
+
+def test_released_bytes_make_room_for_as_many() -> None:
+    """Lengths count with the payloads, when messages come and when they go."""
+    state = made(size_bytes=100)
+    fitting = 100 // (16 + 4)
+    assert len(publish(state, sink("s"), 1, *[group(1, b"x" * 16)] * 20)) == fitting
+    state.release(1, 3, 3 * 16)
+    assert len(taken(state)) == 3
+    for _ in range(20 - fitting - 3):
+        state.release(1, 1, 16)
+        assert len(taken(state)) == 1
+    assert state.waiting_messages == 0

@@ -330,3 +330,12 @@ def test_the_consumer_with_the_most_comes_first() -> None:
     few.take()
     many.take()
     assert [(each.tasks, each.outstanding_messages) for each in queues.consumers()] == [((2,), 2), ((1,), 1)]
+
+
+def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
+    """It may have been told of messages at another worker, which counts for itself."""
+    queues = queues_of(1)
+    queues.put(TaskGroup.of(1, [b"x"] * 10), Program())
+    request = SubscribeRequest("", "c", 1, 99, [Cursor(1, 5, 5, 8, MIB)])
+    taken = queues.subscribe(request, lambda: None).take(MIB)
+    assert sum(len(each.group) for each in taken) == 3

@@ -13,7 +13,7 @@ import pytest
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
-from tuplewire.session.ledger import Settled
+from tuplewire.session.ledger import DropReason, Settled
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -191,3 +191,26 @@ def test_the_end_counts_what_it_drops() -> None:
         await asyncio.to_thread(context.term)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("reason", [DropReason.CLOSED, DropReason.REFUSED])
+def test_what_a_peer_did_not_take_is_counted_by_its_reason(reason: DropReason) -> None:
+    """What a closed connection gives up goes with this worker; everything else keeps its reason."""
+
+    def act(router: Router) -> None:
+        router._settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
+        told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
+        assert router._ledger.acknowledged == 3
+        assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}
+
+    with_router(act)
+
+
+def test_an_assignment_says_whether_it_is_new() -> None:
+    """The same one again changes nothing."""
+
+    def act(router: Router) -> None:
+        assert not router.update(ASSIGNMENT)
+        assert router.update(replace(ASSIGNMENT, version=2))
+
+    with_router(act)

@@ -11,6 +11,7 @@ import pytest
 
 from tuplewire.errors import (
     EpochTooLargeError,
+    ResourceLimitError,
     StageGoneError,
     StaleEpochError,
     UnknownRunError,
@@ -310,3 +311,15 @@ def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> Non
         staging_disk_bytes=10_000,
         staging_directory=str(tmp_path),
     )
+
+
+def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
+    """The error names it; what was reserved on the disk is free again."""
+
+    async def act(sinks: Sinks, _queues: Queues) -> None:
+        await sinks.stage(SINK, 1, name("0a", 1), 0, [TaskGroup.of(TASK, [b"x" * 900])])
+        with pytest.raises(ResourceLimitError):
+            await sinks.stage(SINK, 1, name("0a", 2), 1, [TaskGroup.of(TASK, [b"y" * 900])])
+        assert sinks.snapshot().disk_bytes == 0
+
+    run(act, staging_memory_bytes=1500, staging_disk_bytes=10_000, staging_directory=str(tmp_path / "gone"))

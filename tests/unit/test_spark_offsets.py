@@ -17,6 +17,8 @@ from tuplewire.spark.offsets import (
     Range,
     Standing,
     TaskOffset,
+    changed,
+    check_assigned,
     check_dropped,
     check_held,
     check_there,
@@ -306,3 +308,26 @@ def test_a_query_that_has_read_everything_is_no_loss() -> None:
     check_held(Offset({1: at(5)}), {1: held(5, 5)})
     with pytest.raises(DataLossError):
         check_held(Offset({1: at(6)}), {1: held(5, 5)})
+
+
+def test_a_task_without_messages_does_no_harm() -> None:
+    """With a bound in bytes nothing is divided by what waits; of the task, the same offset stays."""
+    rests = TaskOffset(WORKER, 5, "w:1", {7: 3})
+    start = Offset({1: at(5), 2: rests})
+    end = next_offset(start, now := {1: held(5, 9), 2: held(5, 5)}, tails(now), max_bytes=20)
+    assert end.offsets[1].sequence == 7
+    assert end.offsets[2] is rests
+
+
+def test_a_new_task_without_messages_is_not_read() -> None:
+    """There is nothing between its start and its end."""
+    assert changed(Offset({}), Offset({1: at(0)})) == {}
+    assert changed(Offset({}), Offset({1: at(1)})) == {1: at(1)}
+
+
+def test_a_task_of_a_range_that_is_not_assigned_any_more() -> None:
+    """Is a loss; one that is no longer asked for is none."""
+    start = Offset({1: at(5), 3: at(5)})
+    check_assigned(start, {1: held(5, 5)}, [1])
+    with pytest.raises(DataLossError, match="task 3 is not assigned any more"):
+        check_assigned(start, {1: held(5, 5)}, [1, 3])

@@ -261,3 +261,14 @@ def test_a_refused_first_piece_leaves_no_epoch_open(piece: int, size: int, error
     with pytest.raises(error):
         stage(state, "0b", group(1, size), piece=piece, epoch=4)
     assert tasks(state.choose(SINK, 4, [name(0, "0a", 1, 1)])) == [[1]]
+
+
+def test_a_later_piece_without_the_first_is_refused() -> None:
+    """It is not kept as a beginning; the attempt may begin anew."""
+    state = Staging(1000, 1000, 60.0)
+    with pytest.raises(SequenceGapError):
+        stage(state, "0a", group(1), piece=1)
+    assert not state.has(SINK, 1)
+    assert stage(state, "0a", group(1)) is Room.MEMORY
+    assert state.has(SINK, 1)
+    assert not state.has(SINK, 2)
