@@ -121,7 +121,7 @@ def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
     for acknowledged in (0, groups, groups * 3 // 2):
         log.take(acknowledged, LARGE, LARGE, most=LARGE)
         log.progress(acknowledged, acknowledged)
-        for after in {acknowledged, acknowledged + 1, acknowledged + 63, acknowledged + 64, 2 * groups - 1}:
+        for after in range(acknowledged, 2 * groups):
             found = log.read(after, 2 * groups, LARGE)
             assert sum(len(each.group) for each in found) == max(0, 2 * groups - after)
             if found:
@@ -165,7 +165,9 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
     assert held is not None
     assert held.consumer == "mine"
     all_.subscription.close()
-    assert all_.read(0, 4) == "abcd"
+    assert all_.acknowledge(1) == 1
+    assert sum(each.messages for each in all_.done) == 1, "though two were handed out"
+    assert all_.read(0, 4) == "bcd"
     assert all_.acknowledge(3) >= 1
     assert all_.read(0, 4) == "d"
     held = all_.queues.held(TASK)

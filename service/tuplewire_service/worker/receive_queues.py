@@ -311,10 +311,8 @@ class ReceiveQueues:
         if task not in self._queues:
             return False
         queue = self._unconsumed(task)
-        if queue.log.taken > queue.log.acknowledged:
-            queue.log.rewind()  # a consumer has left without acknowledging these
         self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=_TURN_GROUPS))
-        done = queue.log.progress(queue.log.taken, queue.log.taken)
+        done = queue.log.progress(sequence, sequence, _TURN_GROUPS)
         if done:
             self.on_done(task, done)
         return bool(done)
