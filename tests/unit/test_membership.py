@@ -142,6 +142,7 @@ def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
     world, kept = world_of(2), registry()
     world.settle(kept)
     world.workers["10.0.0.2:6700"].alive = False
+    world.round(kept)
     silent_since = world.now
     while world.now < silent_since + 9:
         world.round(kept)
@@ -149,6 +150,22 @@ def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
     world.round(kept)
     assert counts(kept) == {"w1": 12}
     assert [each.phase for each in kept.status().workers] == [Phase.JOINED, Phase.ABSENT]
+
+
+def test_a_membership_that_stood_still_expires_nobody() -> None:
+    """Its first look afterwards may fail for all workers: they were asked by a program that was frozen."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    for each in world.workers.values():
+        each.alive = False
+    world.now += 60
+    world.round(kept)
+    assert counts(kept) == {"w1": 6, "w2": 6}
+    for each in world.workers.values():
+        each.alive = True
+    world.round(kept)
+    assert counts(kept) == {"w1": 6, "w2": 6}
+    assert "worker.expired" not in happened(kept)
 
 
 def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:

@@ -34,7 +34,8 @@ class _Member:
     address: str
     name: str
     status: control_pb2.GetStatusResponse
-    answered: float
+    silent_since: float
+    """With a problem: when it was first asked in vain."""
     wanted: bool = True
     problem: str = ""
     """Why it does not answer; empty: it does."""
@@ -137,9 +138,11 @@ class Registry:
                 self._not_registered(address, name, problem)
             return
         known, member.problem = member.problem, problem
+        if not known:
+            member.silent_since = now  # and not before: this program may have stood still, and asked nobody
         if member.leaving:
             self._forget(member, "worker.left")
-        elif now - member.answered >= self.expire_seconds:
+        elif now - member.silent_since >= self.expire_seconds:
             self._forget(member, "worker.expired")
         elif not known:
             self.events.append(("worker.silent", member.about(reason=problem)))
@@ -167,8 +170,7 @@ class Registry:
             self.events.append(("worker.leaving", member.about(reason="it drains")))
         if member.acknowledged and status.assignment_version > self.version:
             self._give_way(member, status.assignment_version)
-        member.status, member.answered = status, now
-        member.problem = ""
+        member.status, member.problem = status, ""
 
     def _register(
         self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
