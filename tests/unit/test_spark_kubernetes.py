@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,12 @@ def test_no_template() -> None:
     """Without a template there is nothing to run beside an executor."""
     with pytest.raises(ConfigError, match="kubectl kustomize"):
         settings("")
+
+
+def test_ports_of_the_policy_are_set() -> None:
+    """Else Spark chooses another one, and its shuffles are blocked."""
+    policy = (DEFAULTS.parent / "kustomize" / "base" / "networkpolicy.yaml").read_text(encoding="utf-8")
+    ours_and_dns = {"6700", "9464", "53"}
+    opened = set(re.findall(r"port: (\d+)", policy)) - ours_and_dns
+    fixed = {value for name, value in settings("t.yaml").items() if name.endswith(".port")}
+    assert opened == fixed

@@ -10,6 +10,7 @@ from tuplewire.errors import ConfigError
 CLOSE_SECONDS = 5
 """What a worker needs to close once it is drained, with a second to spare."""
 
+BLOCK_MANAGER_PORT = 7079
 _EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 _WORKER_NAME = "worker.tuplewire"
 _TLS_DIRECTORY = "/etc/tuplewire/tls"
@@ -47,6 +48,8 @@ def settings(
         "spark.kubernetes.executor.terminationGracePeriodSeconds": f"{grace_seconds}s",
         # Only with spark.decommission.enabled, which would else leave the worker nothing of the grace period.
         "spark.executor.decommission.forceKillTimeout": f"{math.ceil(executor_seconds)}s",
+        # The one port that the NetworkPolicy opens for shuffles. By default Spark chooses any.
+        "spark.blockManager.port": str(BLOCK_MANAGER_PORT),
         # Else rows of 10 KB come as batches of 100 MB: see docs/how-to/spark.md, on large rows.
         "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
     }
