@@ -1,0 +1,47 @@
+"""Counts, sequences and sizes begin at zero, in every record of the core: nothing was counted yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+import tuplewire.session
+import tuplewire_service.worker
+from tuplewire import group
+from tuplewire.settings import Settings
+
+OTHERWISE = {"Wanted": {"sample": 1.0, "per_second": 100, "most_bytes": 4096}}
+"""What a tap shows where nobody says how much."""
+
+
+def modules() -> Iterator[ModuleType]:
+    """Yield the modules of the core."""
+    yield group
+    for package in (tuplewire.session, tuplewire_service.worker):
+        for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            yield import_module(each.name)
+
+
+def numbers() -> Iterator[tuple[str, str, float]]:
+    """Yield each number that a field of a record has by default."""
+    for module in modules():
+        for name, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ != module.__name__ or not dataclasses.is_dataclass(kind):
+                continue
+            if issubclass(kind, Settings):
+                continue
+            for field in dataclasses.fields(kind):
+                if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+                    yield name, field.name, field.default
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), list(numbers()))
+def test_it_is_zero(kind: str, field: str, value: float) -> None:
+    """A default that is another is named above."""
+    assert value == OTHERWISE.get(kind, {}).get(field, 0)
