@@ -15,6 +15,8 @@ from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker import queue_readers
+from tuplewire_service.worker.queue_readers import QueueReaders
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -46,6 +48,7 @@ class Fixture:
             RejectionsWithoutTimers(),
         )
         self.queues.assign([TASK])
+        self.readers = QueueReaders(self.queues)
 
     def put(self, *groups: str) -> None:
         """Queue groups of messages."""
@@ -54,12 +57,12 @@ class Fixture:
 
     def read(self, after: int, last: int, max_bytes: int = MIB) -> str:
         """Return the messages that a reader gets in one frame."""
-        return shown(self.queues.read(TASK, after, last, max_bytes))
+        return shown(self.readers.read(TASK, after, last, max_bytes))
 
     def acknowledge(self, sequence: int) -> int:
         """Acknowledge up to a sequence; return in how many turns."""
         turns = 0
-        while self.queues.acknowledge(TASK, sequence):
+        while self.readers.acknowledge(TASK, sequence):
             turns += 1
         return turns
 
@@ -108,8 +111,8 @@ def test_a_frame_has_a_bound() -> None:
     assert all_.read(0, LARGE, 1) == "a"
     assert all_.read(1, LARGE, 12) == "bcd"
     assert all_.read(4, LARGE, 60).startswith("efg")
-    assert len(all_.queues.read(TASK, 6, LARGE, MIB)) == MAX_FRAME_GROUPS
-    assert len(all_.queues.read(TASK, 5, LARGE, MIB)) == MAX_FRAME_GROUPS
+    assert len(all_.readers.read(TASK, 6, LARGE, MIB)) == MAX_FRAME_GROUPS
+    assert len(all_.readers.read(TASK, 5, LARGE, MIB)) == MAX_FRAME_GROUPS
 
 
 @pytest.mark.parametrize("groups", [1, 63, 64, 127, 128, 129, 500])
@@ -134,7 +137,7 @@ def test_what_was_acknowledged_is_passed_over() -> None:
     all_ = Fixture()
     all_.put("abc", "def")
     all_.acknowledge(4)
-    assert all_.queues.read(TASK, 0, 6, MIB)[0].first_sequence == 5
+    assert all_.readers.read(TASK, 0, 6, MIB)[0].first_sequence == 5
     assert all_.read(0, 6) == "ef"
     assert all_.read(0, 4) == ""
 
@@ -177,15 +180,15 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
 
 def test_a_task_that_is_not_here() -> None:
     """Reading says so; acknowledging passes it over, as the task may have moved."""
-    queues = Fixture().queues
+    readers = Fixture().readers
     with pytest.raises(UnknownTaskError):
-        queues.read(9, 0, 1, MIB)
-    assert not queues.acknowledge(9, 1)
+        readers.read(9, 0, 1, MIB)
+    assert not readers.acknowledge(9, 1)
 
 
 async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
     """Whether a wait for news ends by a change, and not by its time."""
-    waiting = asyncio.create_task(all_.queues.wait_for_change(seen, 60 if change else 0.05))
+    waiting = asyncio.create_task(all_.readers.wait_for_change(seen, 60 if change else 0.05))
     await asyncio.sleep(0)
     if waiting.done():
         return True
@@ -215,3 +218,22 @@ def test_a_wait_ends_with_news(seen: dict[int, int], change: str, news: bool) ->
     assert asyncio.run(_waited(all_, seen, change)) is news
     queue = all_.queues._queues.get(TASK)
     assert queue is None or not queue.readers
+
+
+def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more has its answer at once; what has waited makes room."""
+    monkeypatch.setattr(queue_readers, "_MOST_WATCHED", 1)
+    all_ = Fixture()
+
+    async def act() -> None:
+        for _ in range(2):
+            tail = all_.queues._queues[TASK].log.tail
+            waiting = asyncio.create_task(all_.readers.wait_for_change({TASK: tail}, 60))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(1):
+                await all_.readers.wait_for_change({TASK: 99}, 60)
+            assert not waiting.done()
+            all_.put("z")
+            await waiting
+
+    asyncio.run(act())

@@ -15,6 +15,7 @@ from tuplewire_service.control.names import distinct
 from tuplewire_service.control.status_messages import held_to_wire
 from tuplewire_service.messaging.streamed.recv_service import frame_of
 from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_receiver
+from tuplewire_service.worker.queue_readers import QueueReaders
 from tuplewire_service.worker.worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -28,6 +29,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
     def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
         """Serve it. admit: what the caller may receive."""
         self._worker = worker
+        self._readers = QueueReaders(worker.router.queues)
         self._admit = admit
 
     def _check(
@@ -51,7 +53,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         if request.wait_millis:
             seen = {task: each.seen_sequence for task, each in wanted.items()}
             seconds = min(request.wait_millis / 1000, _MOST_WAIT_SECONDS)
-            await router.queues.wait_for_change(seen, seconds)
+            await self._readers.wait_for_change(seen, seconds)
         # All at one moment; the rest in a thread, as a queue may have a million groups.
         held = [each for each in map(router.queues.held, wanted) if each is not None]
         response = pb.PollResponse(
@@ -83,7 +85,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         position, number = request.after_sequence, 0
         max_bytes = worker.settings.session.max_frame_bytes
         while position < request.last_sequence:
-            found = worker.router.queues.read(request.task, position, request.last_sequence, max_bytes)
+            found = self._readers.read(request.task, position, request.last_sequence, max_bytes)
             if not found:
                 return
             position, number = found[-1].last, number + 1
@@ -95,7 +97,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         self._check(request, context, tasks)
         if request.incarnation == self._worker.incarnation:
             for each in request.tasks:
-                while self._worker.router.queues.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
+                while self._readers.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
                     await asyncio.sleep(0)  # others have their turn
                 await asyncio.sleep(0)
         return pb.AcknowledgeResponse()

@@ -45,7 +45,7 @@ class Queue:
     held_until: float = 0.0
     """Nothing is handed out before this time, by the monotonic clock; 0: nothing has kept its place."""
     readers: set[asyncio.Event] = field(default_factory=set)
-    """Set when something changes for a reader that waits; see ReceiveQueues.wait_for_change."""
+    """Set when something changes for a reader that waits; see QueueReaders."""
 
     def wake_readers(self) -> None:
         """Tell those who wait that messages have come, or that the task moves."""

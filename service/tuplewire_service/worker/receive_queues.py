@@ -6,12 +6,9 @@ subscriber takes it over.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
@@ -78,6 +75,10 @@ class ReceiveQueues:
 
     def __len__(self) -> int:
         return len(self._queues)
+
+    def get(self, task: int) -> Queue | None:
+        """Return the queue of a local task."""
+        return self._queues.get(task)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._queues)
@@ -263,59 +264,6 @@ class ReceiveQueues:
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += len(delivery.group)
-
-    # --- readers: they keep track of what they have read, and are no consumers -------------------
-
-    async def wait_for_change(self, seen: Mapping[int, int], seconds: float) -> None:
-        """Wait until one of some tasks has more than was seen, by its last sequence, or is not here."""
-        change = asyncio.Event()
-        queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
-        if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
-            return
-        for queue, _ in queues:
-            queue.readers.add(change)
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), seconds)
-        finally:
-            for queue, _ in queues:
-                queue.readers.discard(change)
-
-    def _unconsumed(self, task: int) -> Queue:
-        """Return the queue of a local task; SupersededError if it has a consumer."""
-        queue = self._queues.get(task)
-        if queue is None:
-            raise self.not_here(task)
-        if queue.consumer is not None:
-            raise SupersededError(
-                f"task {task} has a consumer, {queue.consumer_key[1]!r}: to read it, end that one"
-            )
-        return queue
-
-    def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
-        """Return messages of a local task that come after a sequence, up to another, for one frame.
-
-        Raises SupersededError if it has a consumer.
-        """
-        queue = self._unconsumed(task)
-        found = queue.log.read(after, last, max_bytes)
-        if found:
-            queue.times.left(found[-1].last, time.monotonic(), self.wait)
-        return found
-
-    def acknowledge(self, task: int, sequence: int) -> bool:
-        """Release messages of a local task up to a sequence, some at a time; return whether to call again.
-
-        Raises SupersededError if it has a consumer.
-        """
-        if task not in self._queues:
-            return False
-        queue = self._unconsumed(task)
-        self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=_TURN_GROUPS))
-        done = queue.log.progress(sequence, sequence, _TURN_GROUPS)
-        if done:
-            self.on_done(task, done)
-        return bool(done)
 
     # --- consumers -----------------------------------------------------------------------------
 
