@@ -10,7 +10,27 @@ from tuplewire import TaskGroup
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.stages import AttemptStage
-from tuplewire.wire.control_pb2 import PublishRequest, StagedAttempt
+from tuplewire.wire.codec import plain_frame
+from tuplewire.wire.control_pb2 import PublishRequest, StagedAttempt, StageRequest
+
+
+def first_piece(
+    sink: str,
+    epoch: int,
+    attempt: str,
+    groups: Sequence[TaskGroup],
+    worker_id: str = "",
+    topology: str = TOPOLOGY,
+) -> StageRequest:
+    """Return the first piece of an attempt of partition 0."""
+    return StageRequest(
+        topology=topology,
+        sink=sink,
+        epoch=epoch,
+        attempt=attempt,
+        frame=plain_frame(groups),
+        receiver_id=worker_id,
+    )
 
 
 def publish(
@@ -26,7 +46,7 @@ def publish(
     publisher: who publishes, where it is not who stages.
     """
     attempt = uuid.uuid4().hex
-    assert not control.stage(TOPOLOGY, sink, epoch, 0, attempt, 0, groups, worker_id=worker_id)
+    assert not control.stage(first_piece(sink, epoch, attempt, groups, worker_id))
     named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), pieces=1)
     return (
         (publisher or control)

@@ -12,7 +12,7 @@ import pytest
 from helpers.admin import get
 from helpers.hostile import RECV, SEND, hello, subscribe, talk
 from helpers.ports import free_port, listen_peers
-from helpers.sinks import publish, write
+from helpers.sinks import first_piece, publish, write
 from helpers.topology import (
     TOPOLOGY,
     assign,
@@ -81,7 +81,7 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
         ] == ["WRONG_WORKER"] * 3
         groups = [TaskGroup.of(0, [b"x"])]
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
-            control.stage("other", "s", 1, 0, "a", 0, groups, worker_id="v")
+            control.stage(first_piece("s", 1, "a", groups, "v", "other"))
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
             control.publish(control_pb2.PublishRequest(topology="other", sink="s", epoch=1, receiver_id="v"))
         assert publish(control, "s", 1, groups, worker_id="w") == 1

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from helpers import eventually
 from helpers.secured import denied, secret_file
-from helpers.sinks import publish
+from helpers.sinks import first_piece, publish
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
@@ -138,7 +138,7 @@ def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
         WorkerClient(worker.endpoint.address, credentials=worker.etl) as control,
         pytest.raises(PermissionDeniedError, match="send to task 15"),
     ):
-        control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(15, [b"a"])])
+        control.stage(first_piece("sink", 1, "a", [TaskGroup.of(15, [b"a"])]))
 
 
 def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
@@ -150,8 +150,8 @@ def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
         WorkerClient(worker.endpoint.address, credentials=worker.driver) as driver,
     ):
         with pytest.raises(PermissionDeniedError, match="send to task 5"):
-            driver.stage(TOPOLOGY, "parted", 1, 0, "a", 0, [TaskGroup.of(5, [b"a"])])
-        executor.stage(TOPOLOGY, "parted", 1, 0, "a", 0, [TaskGroup.of(5, [b"a"])])
+            driver.stage(first_piece("parted", 1, "a", [TaskGroup.of(5, [b"a"])]))
+        executor.stage(first_piece("parted", 1, "a", [TaskGroup.of(5, [b"a"])]))
         with pytest.raises(PermissionDeniedError, match=r"may not call Publish.* 'publish' in `control`"):
             executor.publish(control_pb2.PublishRequest(**about))
         with pytest.raises(PermissionDeniedError, match="may not call Begin"):
@@ -295,7 +295,7 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
             WorkerClient(address, credentials=executor) as control,
             WorkerClient(address, credentials=driver) as operator,
         ):
-            control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(1, [b"a"])])
+            control.stage(first_piece("sink", 1, "a", [TaskGroup.of(1, [b"a"])]))
             calls: dict[str, Callable[[], object]] = {
                 "UpdateAssignment": lambda: control.update_assignment(assignment, force=True),
                 "Drain": control.drain,

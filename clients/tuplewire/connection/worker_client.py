@@ -8,10 +8,9 @@ from typing import Any
 from tuplewire.config import SessionSettings
 from tuplewire.connection.control_client import ControlClient, mapped_errors
 from tuplewire.connection.grpc_channel import channel_options
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, groups_of, plain_frame
+from tuplewire.wire.codec import decode_recv_response, groups_of
 
 _READ = "/tuplewire.v1.Source/Read"
 
@@ -66,37 +65,14 @@ class WorkerClient(ControlClient):
         )
         self._call("Acknowledge", request, service="source")
 
-    def stage(
-        self,
-        topology: str,
-        sink: str,
-        epoch: int,
-        partition: int,
-        attempt: str,
-        piece: int,
-        groups: Iterable[TaskGroup],
-        *,
-        worker_id: str = "",
-    ) -> str:
+    def stage(self, request: pb.StageRequest) -> str:
         """Hand over a piece of what an attempt of a sink writes; nobody sees it before the attempt is chosen.
 
-        attempt: names it, as no other one. piece: from 0, in order. groups: at most a frame's worth.
-        worker_id: the worker that is meant; empty: whoever answers. Returns what there is no room for now
-        (send the piece again later), or nothing once it is kept.
+        Returns what there is no room for now (send the piece again later), or nothing once it is kept.
 
         Raises SequenceGapError when pieces before it are not there any more, StaleEpochError,
         EpochTooLargeError when there will never be room, UnknownTaskError and WrongWorkerError.
         """
-        request = pb.StageRequest(
-            topology=topology,
-            sink=sink,
-            epoch=epoch,
-            partition=partition,
-            attempt=attempt,
-            piece=piece,
-            frame=plain_frame(groups),
-            receiver_id=worker_id,
-        )
         response = self._call("Stage", request, service="sinks")
         return "" if response.taken else str(response.waits_for or "another piece")
 

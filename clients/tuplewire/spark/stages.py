@@ -27,6 +27,7 @@ from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.task_workers import At, TaskWorkers
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.codec import plain_frame
 
 logger = event_logger(__name__)
 
@@ -273,12 +274,19 @@ class AttemptStage(SinkWorkers):
         piece = self._pieces[at]
         patience, warnings = Patience(self._seconds), Warnings()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
-        what = self._topology, self._sink, self._epoch, self._partition, self.attempt
+        request = pb.StageRequest(
+            topology=self._topology,
+            sink=self._sink,
+            epoch=self._epoch,
+            partition=self._partition,
+            attempt=self.attempt,
+            piece=piece.pieces,
+            frame=plain_frame(piece.groups),
+            receiver_id=worker_id,
+        )
         while True:
             try:
-                waits_for = self._control(address).stage(
-                    *what, piece.pieces, piece.groups, worker_id=worker_id
-                )
+                waits_for = self._control(address).stage(request)
             except (*AWAY, UnknownTaskError) as error:  # the worker's assignment may be older than ours
                 self._bear(patience, error, address)
                 if piece.pieces:
