@@ -12,7 +12,7 @@ from helpers import eventually
 from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes import LaunchError
-from tuplewire.spark.topology.nearest import RunToken, nearest_worker
+from tuplewire.spark.topology.nearest import RunToken, _host_of, nearest_worker
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import LocalWorkers
@@ -74,6 +74,21 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
         RunToken().kept() as key,
-        nearest_worker(None, elsewhere, "t", 30, key),
+        nearest_worker(None, elsewhere, 30, key),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("unix:///run/w.sock", "driver"),
+        ("127.0.0.1:6700", "driver"),
+        ("[::1]:6700", "driver"),
+        ("worker-0.workers:6700", "worker-0.workers"),
+        ("[fd00::7]:6700", "fd00::7"),
+    ],
+)
+def test_where_a_worker_is_that_listens_everywhere(address: str, host: str) -> None:
+    """On this host, if it was reached on it; else where it was reached."""
+    assert _host_of(address, "driver") == host

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from tuplewire.addresses import ADDRESS_VARIABLE
+from tuplewire.addresses import (
+    ADDRESS_VARIABLE,
+    is_loopback,
+    join_host_port,
+    resolve_topology,
+    split_host_port,
+)
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
@@ -67,26 +73,24 @@ class RunKey:
 
 
 @contextmanager
-def nearest_worker(
-    address: str | None, host: str, topology: str, timeout: float, key: RunKey
-) -> Iterator[Place]:
+def nearest_worker(address: str | None, host: str, timeout: float, key: RunKey) -> Iterator[Place]:
     """Find the worker at an address, by default TUPLEWIRE_ADDRESS, or start one, which ends with the block.
 
-    host: this machine's name for others. topology: of a worker that is started; others have theirs. timeout:
-    for the worker to answer, in seconds. key: what a worker that is started asks for. Raises UnreachableError
-    when none answers, LaunchError when one that is started does not bind, and ConfigError where none can be
-    started.
+    host: this machine's name for others. timeout: for the worker to answer, in seconds. key: what a worker
+    that is started asks for; it serves TUPLEWIRE_TOPOLOGY, as those do that are deployed. Raises
+    UnreachableError when none answers, LaunchError when one that is started does not bind, and ConfigError
+    where none can be started.
     """
     with ExitStack() as stack:
         address = address or os.environ.get(ADDRESS_VARIABLE)
         own = not address
-        address = address or stack.enter_context(_started(host, topology, timeout, key))
+        address = address or stack.enter_context(_started(host, timeout, key))
         credentials = key.to_own() if own else Credentials.from_environment()
         with ControlClient(address, timeout, credentials=credentials) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
         named, _, port = tcp.rpartition(":")
-        peer = f"{host}:{port}" if named in _WILDCARDS else tcp
+        peer = join_host_port(_host_of(address, host), int(port)) if named in _WILDCARDS else tcp
         yield Place(
             address,
             status.worker_id,
@@ -99,8 +103,14 @@ def nearest_worker(
         )
 
 
+def _host_of(address: str, here: str) -> str:
+    """Return the host of a worker that listens on all addresses: where it was reached, or this one."""
+    reached = "" if address.startswith("unix:") else split_host_port(address)[0]
+    return here if not reached or is_loopback(reached) else reached
+
+
 @contextmanager
-def _started(host: str, topology: str, timeout: float, key: RunKey) -> Iterator[str]:
+def _started(host: str, timeout: float, key: RunKey) -> Iterator[str]:
     """Run a worker process; it does not outlive this one, even when that is killed."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(
@@ -114,7 +124,7 @@ def _started(host: str, topology: str, timeout: float, key: RunKey) -> Iterator[
         worker = Child(
             worker_command(
                 f"{host}-{os.getpid()}",
-                topology,
+                resolve_topology(None),
                 Path(directory, "worker.log"),
                 listen=f"{host}:0",
                 drain_seconds=_DRAIN_SECONDS,

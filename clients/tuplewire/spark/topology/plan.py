@@ -99,7 +99,7 @@ class Plan:
         if len(topologies) > 1:
             raise ConfigError(
                 f"the workers serve different topologies, {', '.join(map(repr, topologies))}: "
-                "start them with one --topology"
+                "start them with one --topology; set TUPLEWIRE_TOPOLOGY to it where a run starts its own"
             )
         self.topology = topologies[0]
         _check_admission(workers)
