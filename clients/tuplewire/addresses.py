@@ -9,7 +9,7 @@ from urllib.parse import quote
 from tuplewire.errors import ConfigError
 
 ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
-_TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
+TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
 _DEFAULT_TOPOLOGY = "default"
 
 
@@ -91,7 +91,7 @@ def resolve_addresses(addresses: str | None) -> str:
 
 def resolve_topology(topology: str | None) -> str:
     """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`; ConfigError for what is no text."""
-    topology = topology or os.environ.get(_TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY
+    topology = topology or os.environ.get(TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY
     _check_text(f"topology {topology!r}", topology)
     return topology
 

@@ -74,7 +74,7 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
         RunToken().kept() as key,
-        nearest_worker(None, elsewhere, 30, key),
+        nearest_worker(None, elsewhere, "t", 30, key),
     ):
         pass
 

@@ -96,7 +96,7 @@ class Submitted(Shipped):
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
-            place = stack.enter_context(nearest_worker(address, host, START_SECONDS, key))
+            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, key))
             if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
                 version = self._submitter_version(self.submitter, key)
         except TuplewireError as error:

@@ -19,7 +19,6 @@ from tuplewire.addresses import (
     ADDRESS_VARIABLE,
     is_loopback,
     join_host_port,
-    resolve_topology,
     split_host_port,
 )
 from tuplewire.connection.control_client import ControlClient
@@ -73,18 +72,20 @@ class RunKey:
 
 
 @contextmanager
-def nearest_worker(address: str | None, host: str, timeout: float, key: RunKey) -> Iterator[Place]:
+def nearest_worker(
+    address: str | None, host: str, topology: str, timeout: float, key: RunKey
+) -> Iterator[Place]:
     """Find the worker at an address, by default TUPLEWIRE_ADDRESS, or start one, which ends with the block.
 
-    host: this machine's name for others. timeout: for the worker to answer, in seconds. key: what a worker
-    that is started asks for; it serves TUPLEWIRE_TOPOLOGY, as those do that are deployed. Raises
-    UnreachableError when none answers, LaunchError when one that is started does not bind, and ConfigError
-    where none can be started.
+    host: this machine's name for others. topology: of a worker that is started, unless TUPLEWIRE_TOPOLOGY
+    names that of the deployed ones. timeout: for the worker to answer, in seconds. key: what a worker that is
+    started asks for. Raises UnreachableError when none answers, LaunchError when one that is started does not
+    bind, and ConfigError where none can be started.
     """
     with ExitStack() as stack:
         address = address or os.environ.get(ADDRESS_VARIABLE)
         own = not address
-        address = address or stack.enter_context(_started(host, timeout, key))
+        address = address or stack.enter_context(_started(host, topology, timeout, key))
         credentials = key.to_own() if own else Credentials.from_environment()
         with ControlClient(address, timeout, credentials=credentials) as control:
             status = control.status()
@@ -110,7 +111,7 @@ def _host_of(address: str, here: str) -> str:
 
 
 @contextmanager
-def _started(host: str, timeout: float, key: RunKey) -> Iterator[str]:
+def _started(host: str, topology: str, timeout: float, key: RunKey) -> Iterator[str]:
     """Run a worker process; it does not outlive this one, even when that is killed."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(
@@ -124,7 +125,7 @@ def _started(host: str, timeout: float, key: RunKey) -> Iterator[str]:
         worker = Child(
             worker_command(
                 f"{host}-{os.getpid()}",
-                resolve_topology(None),
+                os.environ.get(TOPOLOGY_VARIABLE) or topology,
                 Path(directory, "worker.log"),
                 listen=f"{host}:0",
                 drain_seconds=_DRAIN_SECONDS,

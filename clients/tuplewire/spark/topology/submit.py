@@ -84,7 +84,7 @@ def submit_topology(
         if workers or not is_remote(spark):
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
-            place = stack.enter_context(nearest_worker(address, str(host), START_SECONDS, run_key))
+            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, run_key))
         submitted = Submitted(
             name,
             run,
