@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tuplewire.addresses import (
     ADDRESS_VARIABLE,
+    TOPOLOGY_VARIABLE,
     is_loopback,
     join_host_port,
     split_host_port,
