@@ -270,13 +270,17 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
                 control.drain(5)
 
 
-@pytest.mark.parametrize("consumed", [0, 10])
+@pytest.mark.parametrize(("consumed", "drain_seconds"), [(0, 1), (10, 1), (0, 0.01)])
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_a_drained_worker_that_is_still_listed_blocks_nothing(
-    tmp_path: Path, transport: str, consumed: int
+    tmp_path: Path, transport: str, consumed: int, drain_seconds: float
 ) -> None:
-    """Its task has moved, and it never comes back: what it had not taken goes to the new owner."""
-    flags = (f"--transport={transport}", "--receive-queue-messages=64")
+    """Its task has moved, and it never comes back: what it had not taken goes to the new owner.
+
+    Its goodbye has the time that it takes, also where the drain has none.
+    """
+    more = f"--drain-seconds={drain_seconds}"
+    flags = (f"--transport={transport}", "--receive-queue-messages=64", more)
     with ExitStack() as stack:
         a, b, c = (stack.enter_context(one_worker(name, *flags, directory=tmp_path)) for name in "abc")
         for each in (a, b, c):

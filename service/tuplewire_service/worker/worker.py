@@ -191,6 +191,7 @@ class Worker:
         router = self.router
         router.rejections.hurry()
         self._enter(WorkerState.DRAINING)
+        router.refresh()  # the goodbye needs connections to all workers: they open meanwhile
 
         def stays_open() -> bool:
             return (router.passing or self._sinks.staged) and self._clock() < moves_deadline
@@ -218,7 +219,8 @@ class Worker:
             ticker.cancel()
         self.waits_for = "connections to all other workers, to say goodbye"
         router.refresh()
-        patience = min(self._clock() + _GOODBYE_SECONDS, deadline) if router.leaves_messages else 0.0
+        # Also past the deadline: without a goodbye, senders wait for this worker as long as it is assigned.
+        patience = self._clock() + _GOODBYE_SECONDS if router.leaves_messages else 0.0
         # Nothing tells of a connection that opens.
         while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
