@@ -96,6 +96,7 @@ class BaseClient(Live):
         """Be a client that has not connected yet."""
         self._id = self._client_id or str(uuid.uuid4())
         self._sender: Sender | None = None
+        self._made: Sender | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
 
@@ -195,14 +196,15 @@ class Client(BaseClient):
         if self._process is not _process:
             self._forget()
         if self._sender is None:
-            made = self._new_sender()  # without the lock: a logging handler may send with this client
+            # Without the lock: a logging handler may send with this client.
+            made = self._made = self._made or self._new_sender()
             with self._lock:
                 if self._closed:
                     raise ClosedError("the client is closed")
                 if self._sender is None:
-                    self._sender = made
                     messaging_loop().begin(made)
                     owe_goodbye(self, made)
+                    self._sender = made  # last: after an interrupt before it, the same one is begun again
         return self._sender
 
     @overload
@@ -330,7 +332,7 @@ class Client(BaseClient):
         patience = self._settings.flush_patience(timeout)
         with self._lock:
             self._closed = True
-            sender = self._sender
+            sender = self._sender or self._made
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.ended:

@@ -9,12 +9,14 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
 from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
 
 from tuplewire import Client, TaskMessage
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
 from tuplewire_service.launching.local_workers import Endpoint
 
@@ -168,3 +170,26 @@ def test_a_signal_handler_may_close(worker: Endpoint, on_alarm: OnAlarm) -> None
         assert client.ledger().dropped["closed"] <= 1  # the one in which it was closed
         accepted += client.ledger().acknowledged
     assert len(numbers_of(worker, accepted)) == accepted
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_first_send_is_interrupted(
+    worker: Endpoint, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    """Before its connection begins, or after: the next one uses the same, and everything is acknowledged."""
+    loop = messaging_loop()
+    begin = loop.begin
+
+    def interrupted(connection: Any) -> None:
+        monkeypatch.setattr(loop, "begin", begin)
+        if begun:
+            begin(connection)
+        raise Interrupted
+
+    monkeypatch.setattr(loop, "begin", interrupted)
+    with Client(worker.address, topology=TOPOLOGY) as client:
+        with pytest.raises(Interrupted):
+            client.send(TASK, b"first")
+        client.send(TASK, b"second")
+        client.flush(10)
+        assert client.ledger().acknowledged == 1

@@ -209,6 +209,8 @@ class EventLoopThread:
             self.loop.call_soon_threadsafe(begin)
 
     def _begin(self, connection: Connecting) -> None:
+        if connection in self.suspendables:
+            return  # its caller was interrupted, and begins it again
         self.suspendables.add(connection)
         if not self._suspended:
             connection.start()

@@ -25,17 +25,16 @@ class WorkerClient(ControlClient):
 
         Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
         """
-        response: pb.PollResponse = self._call("Poll", request, self._poll_seconds(request), "source")
+        timeout = self.timeout + request.wait_millis / 1000
+        response: pb.PollResponse = self._call("Poll", request, timeout, "source")
         return response
 
     def begin_poll(self, request: pb.PollRequest) -> Any:
         """Do the same without waiting for the answer; return a gRPC future."""
         connection = self._connected(self.timeout)
         metadata = self._dialler.metadata(self.address)
-        return connection.source.Poll.future(request, timeout=self._poll_seconds(request), metadata=metadata)
-
-    def _poll_seconds(self, request: pb.PollRequest) -> float:
-        return self.timeout + request.wait_millis / 1000
+        timeout = self.timeout + request.wait_millis / 1000
+        return connection.source.Poll.future(request, timeout=timeout, metadata=metadata)
 
     def read(self, request: pb.ReadRequest) -> Iterator[list[Delivery]]:
         """Yield messages of a task, frame by frame; ends where there are no more.
