@@ -64,10 +64,8 @@ class TaskRanges:
         return cls.of(ranges)
 
     def __contains__(self, task: object) -> bool:
-        if not isinstance(task, int):
-            return False
-        index = bisect_right(self.starts, task) - 1
-        return index >= 0 and task <= self.ends[index]
+        index = bisect_right(self.starts, task) - 1 if isinstance(task, int) else -1
+        return isinstance(task, int) and index >= 0 and task <= self.ends[index]
 
     @property
     def everything(self) -> bool:

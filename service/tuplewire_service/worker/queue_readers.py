@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Mapping
 
 from tuplewire.errors import SupersededError
@@ -64,7 +63,7 @@ class QueueReaders:
         queue = self._unconsumed(task)
         found = queue.log.read(after, last, max_bytes)
         if found:
-            queue.times.left(found[-1].last, time.monotonic(), self._queues.wait)
+            self._queues.reached(queue, found[-1].last)
         return found
 
     def acknowledge(self, task: int, sequence: int) -> bool:

@@ -258,9 +258,13 @@ class ReceiveQueues:
         queues = (*self._queues.values(), *self._leaving.values())
         return sum(len(group) for queue in queues for group, _ in queue.log.remove())
 
+    def reached(self, queue: Queue, last: int) -> None:
+        """Account for the first delivery of messages up to a sequence, to a consumer or a reader."""
+        queue.times.left(last, time.monotonic(), self.wait)
+
     def taken(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
         """Account for messages that were handed to a queue's consumer."""
-        queue.times.left(queue.log.taken, time.monotonic(), self.wait)
+        self.reached(queue, queue.log.taken)
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += len(delivery.group)

@@ -14,7 +14,7 @@ from itertools import chain
 
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire.session.delivery import Delivery, Done
+from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations, Exemplar, FrameTimes
 from tuplewire.session.ledger import Settled
 from tuplewire.tracing.context import TraceParent, sampled
@@ -123,10 +123,10 @@ class TracedQueues(ReceiveQueues):
             queued = Queued(queue.log.tail, time.time_ns(), group.accepted_micros, contexts)
             self._traced.setdefault(group.task, deque()).append(queued)
 
-    def taken(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
-        super().taken(queue, deliveries)
+    def reached(self, queue: Queue, last: int) -> None:
+        super().reached(queue, last)
         now_ns = time.time_ns()
-        for each in _until(self._traced, queue.task, queue.log.taken):
+        for each in _until(self._traced, queue.task, last):
             each.span = self._spans.passed("queue", queue.task, each.contexts, each.came_ns, {})
             if each.span is not None:
                 mark(self.wait, (now_ns - each.came_ns) / 1e9, each.span)
