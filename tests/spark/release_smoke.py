@@ -150,7 +150,7 @@ class Smoke:
             self.run_pass(Pass(77))
         except ProcessFailedError as error:
             notes = error.__notes__
-        assert 'raise LookupError("no such number")' in "".join(notes)
+        assert 'raise LookupError("no such number")' in "".join(notes), notes
         return f"{COUNT} rows, and a failure"
 
     def run_pass(self, bolt: Pass) -> TopologyResult:

@@ -104,6 +104,24 @@ class Fail(Double):
         super().execute(message, collector)
 
 
+class FailInTurn(Double):
+    """Raises in one task, and then in the other, once that ends because of it."""
+
+    def __init__(self, notes: Path) -> None:
+        self.waits = notes / "waits"
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.is_first = context.task_index == 1
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        if self.is_first:
+            eventually(self.waits.exists)
+            raise LookupError("the cause")
+        self.waits.touch()
+        eventually(lambda: not any("receive " in each.name for each in threading.enumerate()))
+        raise LookupError("what it led to")
+
+
 class FailToPrepare(Double):
     """Cannot be prepared."""
 
@@ -330,6 +348,14 @@ def test_failing_bolt(spark: SparkSession, workers: list[str], tmp_path: Path) -
     tracker = spark.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(running.job_group)]
     assert "FAILED" in [job.status for job in jobs if job]
+
+
+def test_what_a_failure_leads_to_is_not_told(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """A bolt that fails because its PySpark task ends, as another one has failed, is not the one named."""
+    with pytest.raises(ProcessFailedError, match="the cause"):
+        run_topology(
+            spark, doubling(Numbers(None), FailInTurn(tmp_path)), conf=TWO, workers=workers, progress=quiet
+        )
 
 
 def test_failing_prepare(spark: SparkSession, workers: list[str]) -> None:

@@ -333,11 +333,10 @@ class _TopologyMember:
         if self._worker is not None:
             try:
                 self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
+                self._worker.check()
             except (TuplewireError, TimeoutError) as error:
-                if not self._aborted:
+                if not self._aborted:  # else it is what the failure elsewhere has led to
                     self._note(error)
-            if self._worker.failure is not None:
-                self._note(self._worker.failure)
         _, runs = self._inbox.take(0.0)
         yield from self._batches(runs)
         if self._problem is not None:
