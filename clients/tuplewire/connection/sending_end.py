@@ -40,10 +40,10 @@ class SendingEnd(ReceiverReports, ABC):
         super().__init__(settings.load_expires_seconds)
         self.address = address
         self.connected = False
-        self.closing = False
-        """Whether nothing more is accepted."""
-        self.ended = False
-        """Whether all that was left has been given up or taken back."""
+        self.writes = True
+        """Whether frames are written; otherwise all that is left will be taken back."""
+        self.closing = self.ended = False
+        """Whether nothing more is accepted; whether all that was left has been given up or taken back."""
         self.counts = SendCounts()
         self.receiver_assignment_version = 0
         """That of the receiver, as of its last welcome; 0: it has none."""
@@ -292,7 +292,7 @@ class SendingEnd(ReceiverReports, ABC):
     def next_frame(self) -> OutFrame | None:
         """Return what to write next; None when there is nothing, or no connection."""
         with self._lock:
-            if not self.connected:
+            if not (self.connected and self.writes):
                 return None
             self._take_in()
             if self.close_unused_due:

@@ -122,6 +122,13 @@ class IRelayConnection(IClientConnection):
         """
 
     @abstractmethod
+    def stop_writing(self) -> None:
+        """Write no frame from now on: what was not written is with nobody else when it is taken back.
+
+        Called where the transport's I/O runs.
+        """
+
+    @abstractmethod
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """Close, and return what is not settled by then with its tokens, in order within each task.
 
@@ -173,6 +180,9 @@ class RelayClient(SendingEnd, IRelayConnection):
         with self._lock:
             self._take_in()
             return self._window.receiver_has_none
+
+    def stop_writing(self) -> None:
+        self.writes = False
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from tuplewire.batch import TaskMessageBatch
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage
 from tuplewire.session.ledger import Settled
-from tuplewire_service.messaging.base import IClientConnection, Intake
+from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, Intake
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.scenery import (
@@ -71,6 +71,20 @@ class RelayConformance(TransportConformance):
             ]
             assert client.take_back(0.1) == []
             assert_ledger(client, 0)
+
+    def test_nothing_is_written_after_stop_writing(self) -> None:
+        """A server that comes later gets nothing, and what is taken back is not marked as redelivered."""
+        recorder = Recorder()
+        with self.context() as context:
+            port = self.unused_port()
+            client, _, _ = attached(context.connect(TOPOLOGY, HOST, port))
+            client.forward([TaskGroup.of(1, [b"a"])], "token")
+            client.stop_writing()
+            context.bind(TOPOLOGY, port, recorder)
+            eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
+            left = client.take_back(0.2)
+            assert [(group.payloads(), group.redelivered) for group, _ in left] == [([b"a"], False)]
+            assert recorder.seen() == []
 
     def test_messages_bring_the_time_at_which_they_were_sent(self) -> None:
         """What waits for its receiver was sent before; what is passed on keeps the time that it has."""

@@ -85,6 +85,8 @@ class Connections:
 
     def _leave(self, peer: Peer, timeout: float) -> None:
         connection = self._connections.pop(peer)
+        if not timeout:  # a peer that answers now must not get what goes elsewhere
+            connection.stop_writing()
         self._leaving[connection] = peer
         task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
         self._closing.add(task)
