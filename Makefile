@@ -217,13 +217,9 @@ compat-install: .venv-oldest/.done .venv-locked/.done
 settings: $(VENV)/.dev ## Write docs/reference/settings.md from the declarations in the code
 	PYTHONPATH=tests $(BIN)/python -m helpers.settings_page > docs/reference/settings.md
 
-MONITORING := deploy/kustomize/components/monitoring
-
 .PHONY: monitoring
-monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from deploy/prometheus
-	$(BIN)/python deploy/prometheus/make_prometheusrule.py > $(MONITORING)/prometheusrule.yaml
-	$(BIN)/python deploy/prometheus/make_dashboard.py > $(MONITORING)/tuplewire.json
-	$(MAKE) --no-print-directory chart
+monitoring: $(VENV)/.deploy ## Write the chart's Grafana dashboard from deploy/prometheus/dashboard.yml
+	$(BIN)/python deploy/prometheus/make_dashboard.py > deploy/helm/tuplewire/files/tuplewire.json
 
 .PHONY: pictures
 pictures: $(VENV)/.deploy build/pictures/panels.js ## Draw the pictures of live page and dashboard in docs/images anew, in a real browser
@@ -245,12 +241,12 @@ lock: $(VENV)/.deploy ## Lock what the image is made of, in the newest versions 
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 		| $(LOCK) - --output-file deploy/build-requirements.lock
 
-HELM := deploy/helm/tuplewire
+HELM := $(or $(wildcard build/bin/helm),helm)
 
-.PHONY: chart
-chart: $(VENV)/.deploy ## Write the Helm chart and the SparkApplication from deploy/kustomize
-	$(BIN)/python deploy/helm/make_chart.py $(HELM)
-	$(BIN)/python deploy/helm/make_spark_application.py > deploy/spark-application.yaml
+.PHONY: manifests
+manifests: $(VENV)/.deploy ## Write the manifests for clusters without Helm, and the SparkApplication, from the chart
+	$(HELM) template tuplewire deploy/helm/tuplewire > deploy/manifests.yaml
+	$(BIN)/python deploy/make_spark_application.py < deploy/manifests.yaml > deploy/spark-application.yaml
 
 # Draws the pictures of the site. Without npm they stay the text that they are made from.
 MERMAID := mermaid@12.3.0

@@ -16,11 +16,11 @@ Check Tuplewire in a real cluster, step by step; each step says what it shows.
                  is drained there.
   --image IMAGE  what workers run, with its tag. With --yes: one that the cluster has or can pull; into k3s comes one
                  by docker save IMAGE | k3s ctr images import -. Else one that docker has; by default it is built.
-  --chart        install the Helm chart in place of the overlay dev; both without certificates
+  --chart        install the Helm chart, in place of applying what it renders; both without certificates
   --keep         leave cluster or namespace as they are in the end
   --print        print what would be run, and run nothing
 
-Needs kubectl 1.29 or newer; kind 0.24 or newer and docker, without --yes; helm 3.14 or newer, with --chart.
+Needs kubectl 1.29 or newer and helm 3.14 or newer; kind 0.24 or newer and docker, without --yes.
 Exit codes: 0 all was shown; 1 a step failed, which is named; 64 wrong usage; 69 a tool is missing, nothing was run.
 END
 }
@@ -60,7 +60,7 @@ need() {
     command -v "$1" >/dev/null || missing+=("$1 ($2)")
 }
 need kubectl "1.29 or newer"
-$chart && need helm "3.14 or newer, for --chart"
+need helm "3.14 or newer"
 if $own; then
     context=kind-$name
     need kind "0.24 or newer, for a cluster of its own; or --yes for the current context"
@@ -102,15 +102,18 @@ run_with() {
 kube=(kubectl --context "$context" --namespace "$name")
 apply=("${kube[@]}" apply --filename -)
 
-# An overlay with the image, and a patch of its only object where one is given.
-overlay() {
-    local patch=()
-    (($# == 1)) || patch=(kubectl patch --local --filename - --type json --output yaml --patch "$2")
-    printf '$ kubectl kustomize %q | sed %q |' "$1" "s|localhost/tuplewire:dev|$image|"
-    ((${#patch[@]} == 0)) || { printf ' %q' "${patch[@]}" && printf ' |'; }
-    echo " ${apply[*]}"
-    $print || kubectl kustomize "$1" | sed "s|localhost/tuplewire:dev|$image|" | "${patch[@]:-cat}" | "${apply[@]}"
+# Apply the output of a command, changed by `through`.
+through=(cat)
+apply_from() {
+    printf '$'
+    printf ' %q' "$@"
+    printf ' |'
+    printf ' %q' "${through[@]}"
+    echo " | ${apply[*]}"
+    $print || "$@" | "${through[@]}" | "${apply[@]}"
 }
+values=(--values deploy/helm/dev.yaml --set-string "image.repository=${image%:*},image.tag=${image##*:}"
+    --set workers.resources.requests.cpu=100m)
 
 # A program of the image: NAME LABELS WORD...
 job() {
@@ -200,35 +203,39 @@ metadata: {name: $name, labels: {pod-security.kubernetes.io/enforce: restricted}
 END
 made=${made:-namespace}
 if $chart; then
-    run helm install tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" \
-        --set-string "image.repository=${image%:*},image.tag=${image##*:}" \
-        --set "secure=false,workers.replicas=2,workers.resources.requests.cpu=100m,assignment.tasksPerWorker=4"
+    run helm install tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" "${values[@]}"
 else
-    overlay deploy/kustomize/overlays/dev
+    apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}"
 fi
 ready
 
 step "A worker beside an executor" \
     "that it starts before the program and ends after it, and that another user of its group reaches its socket"
-overlay deploy/kustomize/overlays/dev/executor '[
+through=(kubectl patch --local --filename - --type json --output yaml --patch '[
   {"op": "add", "path": "/spec/restartPolicy", "value": "Never"},
   {"op": "add", "path": "/spec/containers/0/image", "value": "'"$image"'"},
-  {"op": "add", "path": "/spec/containers/0/args", "value": ["status", "--json"]}]'
+  {"op": "add", "path": "/spec/containers/0/args", "value": ["status", "--json"]}]')
+apply_from "${kube[@]}" get configmap tuplewire-executor-template \
+    --output 'go-template={{index .data "executor-template.yaml"}}'
 run "${kube[@]}" wait '--for=jsonpath={.status.phase}=Succeeded' pod/tuplewire-executor --timeout=180s
 run "${kube[@]}" logs tuplewire-executor --container spark-kubernetes-executor
 run "${kube[@]}" delete pod tuplewire-executor
 
-step "A stranger" "that the network keeps out a pod without the label tuplewire/program; it fails where nothing does"
+step "A stranger" "that the network lets a pod with the label tuplewire/program in at 6700, and no other one anywhere"
 run "${kube[@]}" create configmap cluster-job --from-file deploy/cluster_job.py
-job stranger '{app: stranger}' tuplewire status tuplewire-worker-0.tuplewire-workers:6700 --timeout 15 |
-    run_with "${apply[@]}"
-run "${kube[@]}" wait --for=condition=Failed job/stranger --timeout=120s
-
-step "A job" "messages by way of worker 0 to worker 1, which go on through the steps that follow"
 label='{tuplewire/program: "true"}'
 program=(python /job/cluster_job.py)
+near=tuplewire-worker-0.tuplewire-workers
+job friend "$label" "${program[@]}" reach $near 6700=open 9464=closed | run_with "${apply[@]}"
+job stranger '{app: stranger}' "${program[@]}" reach $near 6700=closed 9464=closed | run_with "${apply[@]}"
+for each in friend stranger; do
+    run "${kube[@]}" wait --for=condition=Complete "job/$each" --timeout=120s
+    run "${kube[@]}" logs "job/$each"
+done
+
+step "A job" "messages by way of worker 0 to worker 1, which go on through the steps that follow"
 job recv "$label" "${program[@]}" recv tuplewire-worker-1.tuplewire-workers:6700 4 | run_with "${apply[@]}"
-job send "$label" "${program[@]}" send tuplewire-worker-0.tuplewire-workers:6700 4 /tmp/stop |
+job send "$label" "${program[@]}" send $near:6700 4 /tmp/stop |
     run_with "${apply[@]}"
 for each in recv send; do
     run "${kube[@]}" wait --for=condition=Ready pod --selector "job-name=$each" --timeout=120s

@@ -2,6 +2,7 @@
 
     python cluster_job.py send ADDRESS TASK STOP    until the file STOP is there
     python cluster_job.py recv ADDRESS TASK         until told how many there were
+    python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
 
 What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
 where it is not.
@@ -9,6 +10,7 @@ where it is not.
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import tuplewire
 
 WAIT_SECONDS = 300.0
+REACH_SECONDS = 5.0
 BURST, PAUSE_SECONDS = 100, 0.05
 
 
@@ -48,8 +51,29 @@ def receive(address: str, task: int) -> str:
     sys.exit(f"nothing came any more after {count} messages")
 
 
+def reach(host: str, *ports: str) -> str:
+    """See whether ports are open or closed as said; return what to print. SystemExit where one is not."""
+    address = str(socket.getaddrinfo(host, None)[0][4][0])  # a name that is not known is no closed port
+    for text in ports:
+        port, _, wanted = text.partition("=")
+        try:
+            socket.create_connection((address, int(port)), REACH_SECONDS).close()
+            found = "open"
+        except OSError as error:
+            found, why = "closed", error
+        if found != wanted:
+            sys.exit(f"{host}:{port} is {found}" + (f" ({why})" if found == "closed" else ""))
+    return f"{host}: {', '.join(ports)}"
+
+
+def main() -> str:
+    """Do what the arguments say; return what to print."""
+    role, where, *rest = sys.argv[1:]
+    if role == "reach":
+        return reach(where, *rest)
+    task = int(rest[0])
+    return send(where, task, Path(rest[1])) if role == "send" else receive(where, task)
+
+
 if __name__ == "__main__":
-    role, where, number, *rest = sys.argv[1:]
-    print(
-        send(where, int(number), Path(rest[0])) if role == "send" else receive(where, int(number)), flush=True
-    )
+    print(main(), flush=True)

@@ -65,19 +65,7 @@ find_go() {
     }
 }
 
-# kubectl renders the manifests where it is new enough for them, as Debian 12's is not. kustomize does, too.
-renders() { "$@" deploy/kustomize/overlays/prod >/dev/null 2>&1; }
-build_kustomize() {
-    find_go || return
-    GOBIN=$PWD/build/bin "$go" install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
-}
-
-if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
-    echo "Building kustomize ..."
-    build_kustomize || echo "not installed: kustomize; see above what failed, or install kubectl, 1.32 or newer" >&2
-fi
-
-# Helm, likewise: it takes a few minutes, once.
+# Helm takes a few minutes, once.
 if ! command -v helm >/dev/null && [[ ! -x build/bin/helm ]]; then
     echo "Building helm ..."
     { find_go && GOBIN=$PWD/build/bin "$go" install helm.sh/helm/v4/cmd/helm@v4.2.3; } ||

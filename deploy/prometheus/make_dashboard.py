@@ -127,5 +127,12 @@ def _place(left: int, top: int, width: int, height: int) -> dict[str, int]:
     return {"x": left, "y": top, "w": width, "h": height}
 
 
+def _in_lines(made: dict[str, Any]) -> str:
+    """Return it as JSON with a line for each panel, so that changes can be read."""
+    panels = ",\n  ".join(map(json.dumps, made["panels"]))
+    others = [f"{json.dumps(name)}: {json.dumps(made[name])}" for name in made if name != "panels"]
+    return "{\n " + ",\n ".join(others) + f',\n "panels": [\n  {panels}\n ]\n}}'
+
+
 if __name__ == "__main__":
-    print(json.dumps(dashboard(yaml.safe_load(_LIST.read_text(encoding="utf-8"))), indent=1))
+    print(_in_lines(dashboard(yaml.safe_load(_LIST.read_text(encoding="utf-8")))))

@@ -1,6 +1,6 @@
-"""The Helm chart and the SparkApplication: current, valid with every choice of values, rolled where needed.
+"""The Helm chart with every choice of values, and what is made of it: valid, current, rolled where needed.
 
-What holds for the overlays, too, is in test_manifests.py and test_sizing.py, which take the chart as well.
+What must hold for each profile is in test_manifests.py and test_sizing.py.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ import tomllib
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from helpers.manifests import (
     CHART,
-    OVERLAYS,
     Manifest,
     chart,
-    cluster,
     container,
     executor,
     helm,
-    pods,
     selects,
     the,
     variables,
@@ -36,7 +32,7 @@ from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, missing
 
-from tuplewire.settings import settings_of
+from tuplewire.settings import FLAG, Setting, settings_of
 from tuplewire_service.command.cli import command_parser
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -58,27 +54,6 @@ def workers(*settings: str) -> Manifest:
     """Return the pods of the workers outside Spark."""
     pod: Manifest = the(chart(*settings), "StatefulSet")["spec"]["template"]
     return pod
-
-
-def made(script: str, *arguments: str | Path) -> str:
-    """Return what a script of deploy/helm prints."""
-    command = [sys.executable, ROOT / "deploy" / "helm" / script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-
-def test_the_chart_is_current(tmp_path: Path) -> None:
-    """It is what `make chart` makes of deploy/kustomize now, and what is written by hand."""
-    made("make_chart.py", tmp_path)
-    by_hand = {
-        "Chart.yaml",
-        *(f"templates/{name}" for name in ("_helpers.tpl", "configmaps.yaml", "NOTES.txt")),
-    }
-    files = {
-        str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
-    }
-    there = {str(path.relative_to(CHART)): path.read_text() for path in CHART.rglob("*") if path.is_file()}
-    assert {name: there.get(name) for name in files} == files, "run make chart"
-    assert there.keys() == files.keys() | by_hand
 
 
 def test_the_linter_has_nothing_to_say() -> None:
@@ -144,9 +119,34 @@ def test_the_workers_take_any_setting() -> None:
     settings = tomllib.loads(text["data"]["worker.toml"])
     assert (settings["max_silent_streams"], settings["receive_queue_bytes"]) == (7, "1MiB")
     assert settings.keys() <= settings_of(WorkerConfig).keys()
-    known = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
-    assert known.keys() < settings_of(WorkerConfig).keys()
-    assert known.keys().isdisjoint({"listen", "tls_ca", "worker_id"})
+
+
+OF_THE_CHART = {
+    *("listen", "listen_unix", "admin", "state_file", "staging_directory"),
+    *("worker_id", "advertise", "assignment_file", "tasks", "address_file", "allow_plaintext"),
+    *("program", "program_conf", "program_state_file", "permissions_file", "token_file"),
+    *("tls_certificate", "tls_key", "tls_ca", "tls_worker_names", "session", "limits"),
+}
+"""Settings that ports, mounts and arguments of the pods depend on, or that have no place there."""
+
+
+def test_the_schema_has_every_other_setting() -> None:
+    """Each is of the types that the worker takes: a size may have a unit, and null leaves the default."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    found = {name: each["type"] for name, each in schema["properties"]["settings"]["properties"].items()}
+    known = settings_of(WorkerConfig)
+    assert found == {name: types_of(known[name]) for name in known if name not in OF_THE_CHART}
+
+
+def types_of(each: Setting) -> list[str]:
+    """Return the types in JSON of what the worker takes for a setting."""
+    types = each.kind.types if isinstance(each.kind.types, tuple) else (each.kind.types,)
+    kinds = {{bool: "boolean", int: "integer", float: "number"}.get(one, "string") for one in types}
+    if each.kind is not FLAG:
+        kinds.add("string")  # a size has units, and every text is read as a flag's is
+    if "number" in kinds:
+        kinds.discard("integer")
+    return [*sorted(kinds), "null"]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,7 @@ def test_a_program_is_spread() -> None:
     """Without a membership, the tasks of a topology are dealt out by turns; else each worker has a range."""
 
     def tasks(*settings: str) -> list[list[int]]:
-        data = the(chart(*settings), "ConfigMap", "tuplewire-assignment")["data"]["assignment.json"]
-        return [each["tasks"] for each in json.loads(data)["workers"]]
+        return [each["tasks"] for each in assignment(*settings)["workers"]]
 
     assert tasks("assignment.tasksPerWorker=2") == [[0, 1], [2, 3], [4, 5]]
     spread = tasks("assignment.tasksPerWorker=2", "program.reference=a.b:c")
@@ -262,49 +261,63 @@ def test_workers_are_scaled_by_metrics_that_are_there() -> None:
     for behavior in behaviors:
         (policy,) = behavior["scaleDown"]["policies"]
         assert (policy["type"], policy["value"]) == ("Pods", 1)
-    for choice in ("cluster", "hpa"):
-        assert "replicas" not in the(chart(*CHOICES[choice]), "StatefulSet")["spec"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_overlays_roll_by_a_name(overlay: str) -> None:
-    """There the workers' settings are the executors', under a name that ends in what they hold."""
-    objects = cluster(overlay)
-    volumes = the(objects, "StatefulSet")["spec"]["template"]["spec"]["volumes"]
-    (name,) = (each["configMap"]["name"] for each in volumes if each["name"] == "tuplewire-config")
-    assert re.fullmatch(r"tuplewire-worker-config-[a-z0-9]{10}", name)
-    assert the(objects, "ConfigMap", name)["data"] == the(objects, "ConfigMap", "tuplewire-config")["data"]
+@pytest.mark.parametrize("kind", ["hpa", "keda"])
+def test_an_autoscaler_takes_over_what_is_there(kind: str) -> None:
+    """The number of workers is always said: where the field goes, Kubernetes makes it 1."""
+    scaled = chart("membership.enabled=true", f"autoscaling.kind={kind}", "autoscaling.min=4")
+    assert the(scaled, "StatefulSet")["spec"]["replicas"] == 4
 
 
-OF_CHARTS = ("imagePullPolicy", "imagePullSecrets", "nodeSelector", "tolerations", "affinity")
-"""What a chart offers and the overlays leave to a patch."""
+def assignment(*settings: str) -> Mapping[str, Any]:
+    """Return what the workers read of their tasks."""
+    data = the(chart(*settings), "ConfigMap", "tuplewire-assignment")["data"]["assignment.json"]
+    found: Mapping[str, Any] = json.loads(data)
+    return found
 
 
-def without_values(pod: Manifest) -> Manifest:
-    """Return a pod without what is a value of the chart, and without names that end in a hash."""
-    spec = {key: value for key, value in pod["spec"].items() if key not in OF_CHARTS}
-    for kind in ("initContainers", "containers"):
-        spec[kind] = [
-            {key: value for key, value in each.items() if key not in OF_CHARTS} for each in spec.get(kind, [])
-        ]
-    text = re.sub(r"tuplewire-worker-config(-\w{10})?", "tuplewire-config", json.dumps(spec))
-    notes = {key: text for key, text in pod["metadata"]["annotations"].items() if "checksum" not in key}
-    return {"spec": json.loads(text), "labels": pod["metadata"]["labels"], "annotations": notes}
+def test_an_assignment_with_other_tasks_has_another_version() -> None:
+    """A worker refuses other tasks under a version that it knows, and a version below it."""
+    before = assignment()
+    for change in ("workers.replicas=4", "assignment.tasksPerWorker=9", "settings.topology=other"):
+        assert assignment(change)["version"] != before["version"], change
+    assert assignment("workers.resources.requests.cpu=2") == before
+    last = assignment("assignment.version=7")["version"]
+    for change in ("workers.replicas=1", "workers.replicas=9", "assignment.tasksPerWorker=1"):
+        assert assignment("assignment.version=8", change)["version"] > last
 
 
-@pytest.mark.parametrize("kind", ["worker", "executor"])
-def test_the_pods_are_those_of_prod(kind: str) -> None:
-    """As it comes, the chart has the overlay's workers and executors, down to the last field."""
-    assert without_values(pods("chart")[kind]) == without_values(pods("prod")[kind])
+def test_the_policy_lets_in_whom_values_name() -> None:
+    """A driver outside the cluster, by its address, reaches the messages and nothing else."""
+    named = {"ipBlock": {"cidr": "10.1.0.0/16"}}
+    objects = chart("networkPolicy.programs[0].ipBlock.cidr=10.1.0.0/16")
+    rules = the(objects, "NetworkPolicy", "tuplewire")["spec"]["ingress"]
+    assert [rule["ports"][0]["port"] for rule in rules if named in rule["from"]] == [6700]
 
 
-# --- the Spark operator -----------------------------------------------------------------------------------
+# --- made of the chart ------------------------------------------------------------------------------------
+
+
+def test_the_manifests_are_current() -> None:
+    """deploy/manifests.yaml, for clusters without Helm, is what the chart makes by its defaults."""
+    done = helm("template", "tuplewire", CHART)
+    written = (ROOT / "deploy" / "manifests.yaml").read_text(encoding="utf-8")
+    assert written == done.stdout, "run make manifests"
 
 
 def test_the_spark_application_is_current() -> None:
-    """deploy/spark-application.yaml is what `make chart` makes."""
-    written = (ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8")
-    assert written == made("make_spark_application.py"), "run make chart"
+    """deploy/spark-application.yaml is made of the manifests."""
+    deploy = ROOT / "deploy"
+    made = subprocess.run(
+        [sys.executable, deploy / "make_spark_application.py"],
+        input=(deploy / "manifests.yaml").read_text(encoding="utf-8"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    assert (deploy / "spark-application.yaml").read_text(encoding="utf-8") == made, "run make manifests"
 
 
 def test_the_operator_knows_every_field() -> None:
@@ -315,18 +328,20 @@ def test_the_operator_knows_every_field() -> None:
     application = yaml.safe_load((ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8"))
     read = models.SparkV1beta2SparkApplication.from_dict(application)
     again = read.to_dict()
-    for port in again["spec"]["executor"]["template"]["spec"]["initContainers"][0]["ports"]:
-        assert port.pop("protocol") == "TCP"  # a default, which it fills in
+    for role in ("executor", "driver"):
+        for port in again["spec"][role]["template"]["spec"]["initContainers"][0]["ports"]:
+            assert port.pop("protocol") == "TCP"  # a default, which it fills in
     assert again == application
     with pytest.raises(ValueError, match="mainApplicationFile"):
         models.SparkV1beta2SparkApplicationSpec.from_dict({"type": "Python"})
 
 
-def test_the_application_has_the_template_of_prod() -> None:
-    """Its executors are those of the overlay prod, and the pod is one of Kubernetes' own."""
+@pytest.mark.parametrize("role", ["executor", "driver"])
+def test_the_application_has_the_charts_templates(role: str) -> None:
+    """Its executors and driver are those of the chart, and each pod is one of Kubernetes' own."""
     application = yaml.safe_load((ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8"))
-    template = application["spec"]["executor"]["template"]
-    pod = executor("prod")
+    template = application["spec"][role]["template"]
+    pod = executor("default", role)
     assert template["spec"] == pod["spec"]
     assert template["metadata"]["labels"] == pod["metadata"]["labels"]
     validate({"apiVersion": "v1", "kind": "Pod", **template}, VERSIONS[0])

@@ -1,4 +1,4 @@
-"""What kustomize and Helm make of deploy/: valid, and true to the worker that it runs."""
+"""What Helm makes of the chart: valid, and true to the worker that it runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.manifests import (
-    CHARTS,
-    EVERYWHERE,
+    PROFILES,
     Manifest,
     cluster,
     container,
@@ -38,26 +37,26 @@ from tuplewire_service.worker.assignment import load_assignment
 
 CONFIG = "/etc/tuplewire/worker.toml"
 FILES = ("assignment_file", "tls_certificate", "tls_key", "tls_ca", "token_file", "permissions_file")
-SECURE = ("mtls", "prod", "chart")
-PLACES = [(overlay, kind) for overlay in EVERYWHERE for kind in ("worker", "executor")]
+SECURE = ("mtls", "prod", "default")
+PLACES = [(profile, kind) for profile in PROFILES for kind in ("worker", "executor", "driver")]
 
-every_overlay = pytest.mark.parametrize("overlay", EVERYWHERE)
-every_pod = pytest.mark.parametrize(("overlay", "kind"), PLACES)
+every_profile = pytest.mark.parametrize("profile", PROFILES)
+every_pod = pytest.mark.parametrize(("profile", "kind"), PLACES)
 
 
-def config_file(overlay: str) -> str:
-    """Return worker.toml as the ConfigMap of an overlay has it."""
-    text: str = the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"][PurePosixPath(CONFIG).name]
+def config_file(profile: str) -> str:
+    """Return worker.toml as the ConfigMap of an profile has it."""
+    text: str = the(cluster(profile), "ConfigMap", "tuplewire-config")["data"][PurePosixPath(CONFIG).name]
     return text
 
 
 @functools.cache
-def config_of(overlay: str, kind: str) -> Mapping[str, Any]:
+def config_of(profile: str, kind: str) -> Mapping[str, Any]:
     """Return what the real command makes of a pod's arguments, environment and file."""
-    worker = container(pods(overlay)[kind])
+    worker = container(pods(profile)[kind])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "worker.toml"
-        path.write_text(config_file(overlay), encoding="utf-8")
+        path.write_text(config_file(profile), encoding="utf-8")
         known = {**variables(worker), "POD_NAME": "a-pod", "POD_IP": "10.1.2.3"}
         arguments = [
             re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text).replace(CONFIG, str(path))
@@ -72,42 +71,42 @@ def config_of(overlay: str, kind: str) -> Mapping[str, Any]:
     return tomllib.loads(done.stdout)
 
 
-@every_overlay
+@every_profile
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_schemas_are_kept(overlay: str, version: str) -> None:
+def test_the_schemas_are_kept(profile: str, version: str) -> None:
     """Every object is one of its kind, with no unknown field, in old and new versions of Kubernetes.
 
     The operator's kinds are not Kubernetes' own: test_rules.py.
     """
-    for manifest in (*cluster(overlay), executor(overlay)):
+    for manifest in (*cluster(profile), executor(profile)):
         if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
             validate(manifest, version)
 
 
-@every_overlay
-def test_objects_are_different(overlay: str) -> None:
+@every_profile
+def test_objects_are_different(profile: str) -> None:
     """No two objects have kind and name in common, and none is a Secret."""
-    names = [(each["kind"], each["metadata"]["name"]) for each in cluster(overlay)]
+    names = [(each["kind"], each["metadata"]["name"]) for each in cluster(profile)]
     assert len(names) == len(set(names))
     assert "Secret" not in dict(names)
 
 
 @every_pod
-def test_pods_are_whole(overlay: str, kind: str) -> None:
+def test_pods_are_whole(profile: str, kind: str) -> None:
     """Mounts have their volumes, names are different, limits are above requests, probes ask at open ports."""
-    check_pod(pods(overlay)[kind])
+    check_pod(pods(profile)[kind])
 
 
-@every_overlay
-def test_the_worker_is_a_native_sidecar(overlay: str) -> None:
+@every_profile
+def test_the_worker_is_a_native_sidecar(profile: str) -> None:
     """It is up before the executor, ends after it, and is waited for without an assignment."""
-    check_sidecar(executor(overlay))
+    check_sidecar(executor(profile))
 
 
 @every_pod
-def test_nobody_has_more_rights_than_needed(overlay: str, kind: str) -> None:
+def test_nobody_has_more_rights_than_needed(profile: str, kind: str) -> None:
     """Every container keeps the standard `restricted`; the worker's root is read-only."""
-    pod = pods(overlay)[kind]
+    pod = pods(profile)[kind]
     for each in containers(pod):
         check_restricted(pod, each["name"])
     assert container(pod)["securityContext"]["readOnlyRootFilesystem"] is True
@@ -115,96 +114,96 @@ def test_nobody_has_more_rights_than_needed(overlay: str, kind: str) -> None:
 
 
 @every_pod
-def test_memory_is_guaranteed_and_cpu_is_not_throttled(overlay: str, kind: str) -> None:
+def test_memory_is_guaranteed_and_cpu_is_not_throttled(profile: str, kind: str) -> None:
     """The worker's request of memory is its limit; of CPU there is a request and no limit."""
-    resources = container(pods(overlay)[kind])["resources"]
+    resources = container(pods(profile)[kind])["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
     assert "cpu" in resources["requests"]
     assert "cpu" not in resources["limits"]
 
 
 @every_pod
-def test_the_worker_takes_its_settings(overlay: str, kind: str) -> None:
+def test_the_worker_takes_its_settings(profile: str, kind: str) -> None:
     """The real command line and the real loader accept them; ports and probes are where it listens."""
-    worker = container(pods(overlay)[kind])
-    config = config_of(overlay, kind)
+    worker = container(pods(profile)[kind])
+    config = config_of(profile, kind)
     assert config["worker_id"] == "a-pod"
     ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
-    messages = "tls-grpc" if overlay in SECURE else "grpc"
+    messages = "tls-grpc" if profile in SECURE else "grpc"
     listening = {messages: config["listen"], "metrics": config["admin"]}
     assert ports == {name: split_host_port(address)[1] for name, address in listening.items()}
     assert {split_host_port(address)[0] for address in listening.values()} == {"::"}
     assert config["advertise"] in {
         "10.1.2.3",
-        f"a-pod.{the(cluster(overlay), 'Service')['metadata']['name']}",
+        f"a-pod.{the(cluster(profile), 'Service')['metadata']['name']}",
     }
 
 
 @every_pod
-def test_files_are_mounted(overlay: str, kind: str) -> None:
+def test_files_are_mounted(profile: str, kind: str) -> None:
     """Every file that the worker is told of is in a volume; what it writes is in one that can be written."""
-    pod = pods(overlay)[kind]
-    worker, config = container(pod), config_of(overlay, kind)
+    pod = pods(profile)[kind]
+    worker, config = container(pod), config_of(profile, kind)
     for path in (CONFIG, *filter(None, (config.get(name) for name in FILES))):
         mount = mounted(worker, path)
         assert mount, path
         assert mount["readOnly"] is True, path
-        assert _has(overlay, pod, mount, PurePosixPath(path).name), path
+        assert _has(profile, pod, mount, PurePosixPath(path).name), path
     mount = mounted(worker, config["listen_unix"])
     assert mount
     assert "readOnly" not in mount
 
 
-def _has(overlay: str, pod: Manifest, mount: Manifest, name: str) -> bool:
+def _has(profile: str, pod: Manifest, mount: Manifest, name: str) -> bool:
     """Whether the ConfigMap behind a mount has a file; what is in a Secret only its maker knows."""
     (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
     if "secret" in volume:
         return name in {"tls.crt", "tls.key", "ca.crt", "token"}
-    return name in the(cluster(overlay), "ConfigMap", volume["configMap"]["name"])["data"]
+    return name in the(cluster(profile), "ConfigMap", volume["configMap"]["name"])["data"]
 
 
-@every_overlay
-def test_the_executor_finds_its_worker(overlay: str) -> None:
-    """Its address is the worker's socket, which both have in the same volume at the same place."""
-    pod = executor(overlay)
-    spark = container(pod, "spark-kubernetes-executor")
-    path = config_of(overlay, "executor")["listen_unix"]
-    assert variables(spark)["TUPLEWIRE_ADDRESS"] == f"unix://{path}"
-    assert mounted(spark, path) == mounted(container(pod), path)
+@every_profile
+def test_the_executor_finds_its_worker(profile: str) -> None:
+    """Its address is the worker's socket, in a volume that only the worker writes."""
+    for role in ("executor", "driver"):
+        pod = executor(profile, role)
+        spark = container(pod, f"spark-kubernetes-{role}")
+        path = config_of(profile, role)["listen_unix"]
+        assert variables(spark)["TUPLEWIRE_ADDRESS"] == f"unix://{path}"
+        assert mounted(spark, path) == {**(mounted(container(pod), path) or {}), "readOnly": True}
 
 
-@every_overlay
-def test_a_drain_has_its_time(overlay: str) -> None:
+@every_profile
+def test_a_drain_has_its_time(profile: str) -> None:
     """The grace period is longer than a worker may drain and close, beside an executor as well."""
-    stateful = the(cluster(overlay), "StatefulSet")["spec"]["template"]["spec"]
-    drain = config_of(overlay, "worker")["drain_seconds"]
+    stateful = the(cluster(profile), "StatefulSet")["spec"]["template"]["spec"]
+    drain = config_of(profile, "worker")["drain_seconds"]
     assert stateful["terminationGracePeriodSeconds"] >= drain + kubernetes.CLOSE_SECONDS
-    drain = config_of(overlay, "executor")["drain_seconds"]
+    drain = config_of(profile, "executor")["drain_seconds"]
     given = kubernetes.settings("t.yaml", drain_seconds=drain)
     assert given == kubernetes.settings("t.yaml")
 
 
-@every_overlay
-def test_selectors_find_the_pods(overlay: str) -> None:
+@every_profile
+def test_selectors_find_the_pods(profile: str) -> None:
     """Whatever selects pods takes those that it is for."""
-    labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(overlay).items()}
-    stateful = the(cluster(overlay), "StatefulSet")
-    service = the(cluster(overlay), "Service")
+    labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(profile).items()}
+    stateful = the(cluster(profile), "StatefulSet")
+    service = the(cluster(profile), "Service")
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
     offered = {
         port["name"]: port["containerPort"] for port in container(stateful["spec"]["template"])["ports"]
     }
     for port in service["spec"]["ports"]:
         assert offered[port["name"]] == port["targetPort"] == port["port"]
-    for selector in _selectors_of_workers(overlay):
-        assert selects(selector, labels["worker"]), selector
-        assert not selects(selector, labels["executor"]), selector
-    policy = the(cluster(overlay), "NetworkPolicy", "tuplewire")["spec"]["podSelector"]
+    for selector in _selectors_of_workers(profile):
+        assert [kind for kind in labels if selects(selector, labels[kind])] == ["worker"], selector
+    policy = the(cluster(profile), "NetworkPolicy", "tuplewire")["spec"]["podSelector"]
     assert all(selects(policy, each) for each in labels.values())
 
 
-def _selectors_of_workers(overlay: str) -> Iterator[Manifest]:
-    for each in cluster(overlay):
+def _selectors_of_workers(profile: str) -> Iterator[Manifest]:
+    for each in cluster(profile):
         if each["kind"] == "Service":
             yield {"matchLabels": each["spec"]["selector"]}
         if each["kind"] in {"StatefulSet", "PodDisruptionBudget"}:
@@ -214,18 +213,18 @@ def _selectors_of_workers(overlay: str) -> Iterator[Manifest]:
             yield from (constraint["labelSelector"] for constraint in spread)
 
 
-@every_overlay
-def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
+@every_profile
+def test_the_network_is_closed_but_for_those_who_need_it(profile: str) -> None:
     """Workers and drivers reach the messages, Prometheus alone the metrics, Spark its own pods."""
-    spec = the(cluster(overlay), "NetworkPolicy", "tuplewire")["spec"]
-    ports = {port["name"]: port["containerPort"] for port in container(executor(overlay))["ports"]}
+    spec = the(cluster(profile), "NetworkPolicy", "tuplewire")["spec"]
+    ports = {port["name"]: port["containerPort"] for port in container(executor(profile))["ports"]}
     ports["grpc"] = ports.get("grpc") or ports["tls-grpc"]
     allowed = {rule["ports"][0]["port"]: rule["from"] for rule in spec["ingress"]}
     assert spec["policyTypes"] == ["Ingress"]
     assert all(len(rule["ports"]) == 1 for rule in spec["ingress"])
-    assert set(allowed) == {ports["grpc"], ports["metrics"], 7079}
-    executors = {**executor(overlay)["metadata"]["labels"], "spark-role": "executor"}
-    workers = pods(overlay)["worker"]["metadata"]["labels"]
+    assert set(allowed) == {ports["grpc"], ports["metrics"], 7078, 7079}
+    executors = {**executor(profile)["metadata"]["labels"], "spark-role": "executor"}
+    workers = pods(profile)["worker"]["metadata"]["labels"]
     driver, program, stranger = {"spark-role": "driver"}, {"tuplewire/program": "true"}, {"app": "another"}
 
     def comes_in(port: int, labels: Manifest) -> bool:
@@ -235,40 +234,41 @@ def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
 
     assert all(comes_in(6700, labels) for labels in (executors, workers, driver, program))
     assert all(comes_in(7079, labels) for labels in (executors, driver))
-    assert not any(comes_in(7079, labels) for labels in (workers, program))
+    assert not any(comes_in(port, labels) for port in (7078, 7079) for labels in (workers, program))
+    assert comes_in(7078, executors)
     assert not any(comes_in(port, stranger) for port in allowed)
     (prometheus,) = allowed[9464]
     assert set(prometheus) == {"namespaceSelector", "podSelector"}
 
 
-@every_overlay
-def test_workers_connect_to_names_and_each_other_only(overlay: str) -> None:
+@every_profile
+def test_workers_connect_to_names_and_each_other_only(profile: str) -> None:
     """Workers outside Spark reach the DNS, and the port of messages of all workers; executors stay open."""
-    spec = the(cluster(overlay), "NetworkPolicy", "tuplewire-egress")["spec"]
-    labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(overlay).items()}
+    spec = the(cluster(profile), "NetworkPolicy", "tuplewire-egress")["spec"]
+    labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(profile).items()}
     assert selects(spec["podSelector"], labels["worker"])
     assert not selects(spec["podSelector"], labels["executor"])
     assert spec["policyTypes"] == ["Egress"]
     names, peers = spec["egress"]
     assert {(port["protocol"], port["port"]) for port in names["ports"]} == {("UDP", 53), ("TCP", 53)}
     assert all(names["to"])
-    port = split_host_port(config_of(overlay, "worker")["listen"])[1]
+    port = split_host_port(config_of(profile, "worker")["listen"])[1]
     assert peers["ports"] == [{"protocol": "TCP", "port": port}]
     (to,) = peers["to"]
     assert all(selects(to["podSelector"], each) for each in labels.values())
     assert not selects(to["podSelector"], {"app": "another"})
 
 
-@every_overlay
-def test_meshes_read_the_port_rightly(overlay: str) -> None:
+@every_profile
+def test_meshes_read_the_port_rightly(profile: str) -> None:
     """Its protocol is gRPC, or TLS where the worker has certificates; then it passes meshes by."""
-    service = the(cluster(overlay), "Service")["spec"]
+    service = the(cluster(profile), "Service")["spec"]
     (port,) = service["ports"]
-    secure = overlay in SECURE
+    secure = profile in SECURE
     assert (port["name"], port["appProtocol"]) == (("tls-grpc", "tls") if secure else ("grpc", "grpc"))
     assert service["ipFamilyPolicy"] == "PreferDualStack"
-    for kind, pod in pods(overlay).items():
-        assert ("tls_ca" in config_of(overlay, kind)) == secure
+    for kind, pod in pods(profile).items():
+        assert ("tls_ca" in config_of(profile, kind)) == secure
         passed = {
             name: value
             for name, value in pod["metadata"]["annotations"].items()
@@ -293,14 +293,14 @@ def test_prometheus_finds_every_worker() -> None:
         assert ports[endpoint["port"]] == 9464
 
 
-@every_overlay
-def test_the_assignment_names_the_workers(overlay: str, tmp_path: Path) -> None:
+@every_profile
+def test_the_assignment_names_the_workers(profile: str, tmp_path: Path) -> None:
     """The real loader takes it, and it has each pod of the StatefulSet at its name in the Service."""
     path = tmp_path / "assignment.json"
-    path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
     assignment = load_assignment(path)
-    config = config_of(overlay, "worker")
-    stateful = the(cluster(overlay), "StatefulSet")
+    config = config_of(profile, "worker")
+    stateful = the(cluster(profile), "StatefulSet")
     name, service = stateful["metadata"]["name"], stateful["spec"]["serviceName"]
     port = split_host_port(config["listen"])[1]
     assert assignment.topology == config["topology"]
@@ -309,8 +309,8 @@ def test_the_assignment_names_the_workers(overlay: str, tmp_path: Path) -> None:
     }
 
 
-@every_overlay
-def test_secrets_are_only_where_they_are_needed(overlay: str) -> None:
+@every_profile
+def test_secrets_are_only_where_they_are_needed(profile: str) -> None:
     """There are none in dev; elsewhere workers and executors have theirs, which only their group may read."""
     secrets = {
         kind: {
@@ -318,57 +318,55 @@ def test_secrets_are_only_where_they_are_needed(overlay: str) -> None:
             for each in pod["spec"]["volumes"]
             if "secret" in each
         }
-        for kind, pod in pods(overlay).items()
+        for kind, pod in pods(profile).items()
     }
     workers = dict.fromkeys(("tuplewire-tls", "tuplewire-worker-tokens"), 0o440)
     programs = dict.fromkeys(("tuplewire-client-tls", "tuplewire-token"), 0o440)
-    expected = {"worker": workers, "executor": {**workers, **programs}}
-    assert secrets == (expected if overlay in SECURE else {"worker": {}, "executor": {}})
+    drivers = dict.fromkeys(("tuplewire-client-tls", "tuplewire-driver-token"), 0o440)
+    expected = {"worker": workers, "executor": {**workers, **programs}, "driver": {**workers, **drivers}}
+    assert secrets == (expected if profile in SECURE else {kind: {} for kind in expected})
 
 
-@pytest.mark.parametrize("overlay", SECURE)
-def test_programs_have_a_certificate_of_their_own(overlay: str) -> None:
-    """The executor's container has a program's certificate and the token, and never the worker's key."""
-    spark = container(executor(overlay), "spark-kubernetes-executor")
-    mounts = {each["mountPath"]: each["name"] for each in spark["volumeMounts"]}
-    assert mounts["/etc/tuplewire/tls"] == "tuplewire-client-tls"
-    assert mounts["/etc/tuplewire/token"] == "tuplewire-token"
-    assert not {"tuplewire-tls", "tuplewire-worker-tokens"} & set(mounts.values())
-    given = kubernetes.settings("t.yaml", secure=True)
-    driver = {
-        name.removeprefix("spark.kubernetes.driverEnv."): value
-        for name, value in given.items()
-        if name.startswith("spark.kubernetes.driverEnv.")
-    }
+@pytest.mark.parametrize("profile", SECURE)
+def test_programs_have_a_certificate_of_their_own(profile: str) -> None:
+    """Spark's containers have a program's certificate and their token, and never the worker's key."""
+    spark, driver = (
+        container(executor(profile, role), f"spark-kubernetes-{role}") for role in ("executor", "driver")
+    )
+    for one, token in ((spark, "tuplewire-token"), (driver, "tuplewire-driver-token")):
+        mounts = {each["mountPath"]: each["name"] for each in one["volumeMounts"]}
+        assert mounts["/etc/tuplewire/tls"] == "tuplewire-client-tls"
+        assert mounts["/etc/tuplewire/token"] == token
+        assert not {"tuplewire-tls", "tuplewire-worker-tokens"} & set(mounts.values())
     environment = variables(spark)
+    assert environment == variables(driver)
     del environment["TUPLEWIRE_ADDRESS"]
-    assert environment == driver
     names = environment.pop("TUPLEWIRE_TLS_WORKER_NAMES")
-    assert names == config_of(overlay, "executor")["tls_worker_names"]
+    assert names == config_of(profile, "executor")["tls_worker_names"]
     assert all(mounted(spark, path) for path in environment.values())
 
 
 def test_certificates_are_all_that_sets_the_files_apart() -> None:
     """Every worker.toml says the same, but for who may talk."""
     plain = tomllib.loads(config_file("dev"))
-    assert tomllib.loads(config_file("chart-plain")) == plain
-    del plain["allow_plaintext"]
-    for overlay in SECURE:
-        secure = tomllib.loads(config_file(overlay))
+    del plain["allow_plaintext"], plain["log_level"]
+    for profile in SECURE:
+        secure = tomllib.loads(config_file(profile))
         assert {name: secure.pop(name) for name in plain} == plain
+        secure.pop("log_level", None)  # only dev and mtls log everything
         assert all(name.startswith(("tls_", "token_", "permissions_")) for name in secure), secure
 
 
-@pytest.mark.parametrize("overlay", SECURE)
-def test_executors_may_not_control(overlay: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", SECURE)
+def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     """The real loader takes the permissions: executors send and receive, drivers control, too.
 
-    Topologies on Spark may assign, by a token that no Secret of the overlays has.
+    Topologies on Spark may assign, by a token that no Secret of the profiles has.
     """
     path = tmp_path / "permissions.toml"
-    path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")
+    path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")
     rules = read_rules(path)
-    topology = str(config_of(overlay, "worker")["topology"])
+    topology = str(config_of(profile, "worker")["topology"])
     names = ["any.certificate"]
     driver, executor_, topologies, nobody, unnamed = (
         rules.of(names, token, topology)
@@ -381,7 +379,7 @@ def test_executors_may_not_control(overlay: str, tmp_path: Path) -> None:
     assert all(each.send.everything and each.receive.everything for each in senders)
     assert not nobody.any
     assert not unnamed.any
-    for pod in pods(overlay).values():
+    for pod in pods(profile).values():
         for one in containers(pod):
             paths = [mount["mountPath"] for mount in one["volumeMounts"]]
             assert ("/etc/tuplewire/permissions" in paths) == (one["name"] == "tuplewire")
@@ -391,13 +389,13 @@ def test_the_page_names_what_is_there() -> None:
     """Every folder and file of deploy/ in the commands of docs/how-to/deploy.md exists."""
     page = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w./-])deploy/[\w./-]+", page))
-    assert "deploy/kustomize/overlays/prod/executor" in named
+    assert "deploy/helm/tuplewire" in named
     assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
-@every_overlay
-def test_one_image(overlay: str) -> None:
+@every_profile
+def test_one_image(profile: str) -> None:
     """The workers outside Spark and beside executors run the same image."""
-    images = {container(pod)["image"] for pod in pods(overlay).values()}
+    images = {container(pod)["image"] for pod in pods(profile).values()}
     assert len(images) == 1
-    assert (images == {"registry.example.com/tuplewire:0.1.0"}) == (overlay in {"prod", *CHARTS})
+    assert (images == {"registry.example.com/tuplewire:0.1.0"}) == (profile in {"prod", "default"})

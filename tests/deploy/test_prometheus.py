@@ -18,7 +18,7 @@ import pytest
 import yaml
 from helpers.admin import scrape
 from helpers.certificates import Authority
-from helpers.manifests import KUSTOMIZE
+from helpers.manifests import CHART
 from helpers.program import Program, Threads
 from helpers.prometheus import PROMETHEUS, RATE_INTERVAL, Prometheus
 from helpers.secured import tls_flags
@@ -42,9 +42,7 @@ STUCK = (5, 15)
 """Tasks that nobody reads under load: of the first worker, and of the second."""
 COUNTED = 25
 BATCH = 100
-DASHBOARD = json.loads(
-    (KUSTOMIZE / "components" / "monitoring" / "tuplewire.json").read_text(encoding="utf-8")
-)
+DASHBOARD = json.loads((CHART / "files" / "tuplewire.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [
     rule

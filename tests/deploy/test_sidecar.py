@@ -13,14 +13,13 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.certificates import Authority
-from helpers.manifests import OVERLAYS, cluster, executor, the
+from helpers.manifests import PROFILES, cluster, container, executor, the, variables
 from helpers.pod_here import PodHere, pod_here
 from helpers.secured import secret_file
 from helpers.worker_process import environment_without_ours
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.identity.credentials import Credentials
-from tuplewire.spark import kubernetes
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
@@ -89,26 +88,26 @@ class Pods(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["dev", SECURE])
-def overlay(request: pytest.FixtureRequest) -> str:
-    """Return an overlay's name: one without certificates, and one with."""
+def profile(request: pytest.FixtureRequest) -> str:
+    """Return an profile's name: one without certificates, and one with."""
     name: str = request.param
-    assert name in OVERLAYS
+    assert name in PROFILES
     return name
 
 
 @pytest.fixture(scope="module")
-def pods(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+def pods(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
     """Run two pods, and hand out their tasks, as a driver does."""
-    folder = tmp_path_factory.mktemp(overlay)
+    folder = tmp_path_factory.mktemp(profile)
     secrets = _secrets(folder / "secrets")
-    if overlay == SECURE:
+    if profile == SECURE:
         secrets["tuplewire-permissions"] = folder / "permissions"
         secrets["tuplewire-permissions"].mkdir()
-        rules = the(cluster(overlay), "ConfigMap", "tuplewire-permissions")["data"]
+        rules = the(cluster(profile), "ConfigMap", "tuplewire-permissions")["data"]
         for name, text in rules.items():
             (secrets["tuplewire-permissions"] / name).write_text(text, encoding="utf-8")
-    config = the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
-    template = executor(overlay)
+    config = the(cluster(profile), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
+    template = executor(profile)
     with ExitStack() as stack:
         near, far = (
             stack.enter_context(pod_here(template, name, folder / name, config, secrets))
@@ -121,9 +120,9 @@ def pods(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod
             (AssignedWorker("near", near.address, (1,)), AssignedWorker("far", far.address, (2,))),
         )
         for pod in (near, far):
-            with ControlClient(pod.address, credentials=_driver(overlay, secrets)) as control:
+            with ControlClient(pod.address, credentials=_driver(profile, secrets)) as control:
                 control.update_assignment(assignment_to_wire(assignment))
-        yield Pods(near, far, before, _driver_variables(secrets) if overlay == SECURE else {})
+        yield Pods(near, far, before, _driver_variables(secrets) if profile == SECURE else {})
 
 
 def _secrets(folder: Path) -> dict[str, Path]:
@@ -142,28 +141,23 @@ def _secrets(folder: Path) -> dict[str, Path]:
     }
 
 
-def _driver(overlay: str, secrets: dict[str, Path]) -> Credentials:
-    """Return what a driver's pod has, by Spark's settings."""
-    if overlay != SECURE:
+def _driver(profile: str, secrets: dict[str, Path]) -> Credentials:
+    """Return what a driver's pod has, by its template."""
+    if profile != SECURE:
         return Credentials(allow_plaintext=True)
     return Credentials.from_environment(_driver_variables(secrets))
 
 
 def _driver_variables(secrets: dict[str, Path]) -> dict[str, str]:
-    given = kubernetes.settings("t.yaml", secure=True)
-    places = {
-        path: secrets[name.removeprefix("spark.kubernetes.driver.secrets.")]
-        for name, path in given.items()
-        if name.startswith("spark.kubernetes.driver.secrets.")
-    }
-    variables = {
-        name.removeprefix("spark.kubernetes.driverEnv."): value
-        for name, value in given.items()
-        if name.startswith("spark.kubernetes.driverEnv.")
-    }
-    for path, folder in places.items():
-        variables = {name: value.replace(path, str(folder)) for name, value in variables.items()}
-    return variables
+    pod = executor(SECURE, "driver")
+    program = container(pod, "spark-kubernetes-driver")
+    found = variables(program)
+    for mount in program["volumeMounts"]:
+        if mount["name"] in secrets:
+            folder = str(secrets[mount["name"]])
+            found = {name: value.replace(mount["mountPath"], folder) for name, value in found.items()}
+    del found["TUPLEWIRE_ADDRESS"]  # this one is no pod
+    return found
 
 
 def test_the_executor_need_not_wait_for_an_assignment(pods: Pods) -> None:
@@ -188,7 +182,7 @@ def test_an_executor_reaches_the_worker_of_another(pods: Pods) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("overlay", [SECURE], indirect=True, scope="module")
+@pytest.mark.parametrize("profile", [SECURE], indirect=True, scope="module")
 def test_an_executor_may_not_control(pods: Pods) -> None:
     """With its token user code can neither drain a worker nor take tasks away, its own nor another's."""
     for address in ("", repr(pods.far.address)):
@@ -199,7 +193,7 @@ def test_an_executor_may_not_control(pods: Pods) -> None:
         assert "may not call UpdateAssignment" in assign
 
 
-def test_a_sink_needs_both_tokens_and_no_more(overlay: str, pods: Pods) -> None:
+def test_a_sink_needs_both_tokens_and_no_more(profile: str, pods: Pods) -> None:
     """What executors stage with their token the driver publishes with its own, at both workers."""
     written = pods.near.run(STAGE.replace("ADDRESS", pods.near.address))
     assert written.returncode == 0, written.stderr
@@ -215,7 +209,7 @@ def test_a_sink_needs_both_tokens_and_no_more(overlay: str, pods: Pods) -> None:
     assert done.returncode == 0, done.stderr
     for pod, task, payload in ((pods.near, 1, "row"), (pods.far, 2, "other")):
         received = pod.run(RECEIVE.replace("[2]", f"[{task}]"))
-        assert received.stdout.strip() == f"[b'{payload}']", (overlay, received.stderr)
+        assert received.stdout.strip() == f"[b'{payload}']", (profile, received.stderr)
 
 
 def test_the_socket_is_its_groups(pods: Pods) -> None:
@@ -224,16 +218,16 @@ def test_the_socket_is_its_groups(pods: Pods) -> None:
     assert stat.S_IMODE(socket.stat().st_mode) == 0o660
 
 
-def test_the_socket_alone_is_not_enough(overlay: str, pods: Pods) -> None:
+def test_the_socket_alone_is_not_enough(profile: str, pods: Pods) -> None:
     """Where there are tokens, a program without one is refused, though it may open the socket."""
     done = pods.near.run(STATUS, "TUPLEWIRE_TOKEN_FILE")
-    assert ("UnauthenticatedError" in done.stderr) == (overlay == SECURE)
-    assert (done.returncode == 0) == (overlay != SECURE)
+    assert ("UnauthenticatedError" in done.stderr) == (profile == SECURE)
+    assert (done.returncode == 0) == (profile != SECURE)
 
 
-def test_an_operator_asks_within_the_pod(overlay: str, pods: Pods) -> None:
+def test_an_operator_asks_within_the_pod(profile: str, pods: Pods) -> None:
     """The commands of the guide, run by `kubectl exec`, reach the worker by its socket and token."""
-    token = ["--token-file", "/etc/tuplewire/token/token"] if overlay == SECURE else []
+    token = ["--token-file", "/etc/tuplewire/token/token"] if profile == SECURE else []
     done = pods.near.ask("status", "unix:///run/tuplewire/worker.sock", *token)
     assert done.returncode == 0, done.stderr
     assert "ready" in done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.manifests import EVERYWHERE, OVERLAYS, cluster, container, pods, the
+from helpers.manifests import PROFILES, cluster, container, pods, the
 from helpers.memory import rss
 from helpers.pod_checks import quantity
 from helpers.sizing import MIB, PER_MESSAGE_BYTES, memory_bytes, task_bytes
@@ -33,52 +33,52 @@ BOUNDS = (
 SIZE = 1000
 
 
-def bounds(overlay: str) -> WorkerConfig:
-    """Return the settings of an overlay that bound the memory."""
-    file = tomllib.loads(the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"])
+def bounds(profile: str) -> WorkerConfig:
+    """Return the settings of an profile that bound the memory."""
+    file = tomllib.loads(the(cluster(profile), "ConfigMap", "tuplewire-config")["data"]["worker.toml"])
     return load({name: str(file[name]) for name in BOUNDS}, {}).config
 
 
-def sized_for(overlay: str, kind: str) -> tuple[int, int, int]:
+def sized_for(profile: str, kind: str) -> tuple[int, int, int]:
     """Return what a pod says it is sized for: its own tasks, those of others, and sessions."""
-    match = SIZED_FOR.fullmatch(pods(overlay)[kind]["metadata"]["annotations"]["tuplewire/sized-for"])
+    match = SIZED_FOR.fullmatch(pods(profile)[kind]["metadata"]["annotations"]["tuplewire/sized-for"])
     assert match
     local, remote, sessions = (int(text) for text in match.groups())
     return local, remote, sessions
 
 
-@pytest.mark.parametrize("overlay", EVERYWHERE)
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("kind", ["worker", "executor"])
-def test_the_limit_is_what_the_settings_come_to(overlay: str, kind: str) -> None:
-    """The arithmetic of docs/how-to/tune.md, with the overlay's own settings, gives the pod's limit."""
-    local, remote, sessions = sized_for(overlay, kind)
-    limit = quantity(container(pods(overlay)[kind])["resources"]["limits"]["memory"])
+def test_the_limit_is_what_the_settings_come_to(profile: str, kind: str) -> None:
+    """The arithmetic of docs/how-to/tune.md, with the profile's own settings, gives the pod's limit."""
+    local, remote, sessions = sized_for(profile, kind)
+    limit = quantity(container(pods(profile)[kind])["resources"]["limits"]["memory"])
     assert limit == memory_bytes(
-        bounds(overlay), local_tasks=local, remote_tasks=remote, sessions=sessions
+        bounds(profile), local_tasks=local, remote_tasks=remote, sessions=sessions
     ), limit / MIB
 
 
-@pytest.mark.parametrize("overlay", EVERYWHERE)
-def test_the_assignment_fits_the_size(overlay: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_assignment_fits_the_size(profile: str, tmp_path: Path) -> None:
     """No worker outside Spark has more tasks than its pod is sized for."""
     path = tmp_path / "assignment.json"
-    path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
-    local, remote, _ = sized_for(overlay, "worker")
+    path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    local, remote, _ = sized_for(profile, "worker")
     tasks = [len(worker.tasks) for worker in load_assignment(path).workers]
     assert max(tasks) <= local
     assert sum(tasks) <= local + remote
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_page_shows_this_arithmetic(overlay: str) -> None:
-    """docs/how-to/tune.md has each overlay's numbers, down to the limit."""
-    local, remote, sessions = sized_for(overlay, "executor")
-    config = bounds(overlay)
+@pytest.mark.parametrize("profile", ["dev", "prod"])
+def test_the_page_shows_this_arithmetic(profile: str) -> None:
+    """docs/how-to/tune.md has both sizes of the chart's values, down to the limit."""
+    local, remote, sessions = sized_for(profile, "executor")
+    config = bounds(profile)
     limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
     task = f"{task_bytes(config, sessions) / MIB:.1f}"
     row = f"| {local} + {remote} | {sessions} | {task} MiB | {limit // MIB} MiB |"
     page = (ROOT / "docs" / "how-to" / "tune.md").read_text(encoding="utf-8")
-    assert any(line.endswith(row) and overlay in line for line in page.splitlines()), row
+    assert any(line.endswith(row) and profile in line for line in page.splitlines()), row
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from helpers import eventually
 from helpers.kubernetes_api import KubernetesApi, kubernetes_api
-from helpers.manifests import OVERLAYS, Manifest, cluster, container, executor, selects, the, variables
+from helpers.manifests import PROFILES, Manifest, cluster, container, executor, selects, the, variables
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar
 from helpers.schemas import VERSIONS, validate
 
@@ -51,18 +51,18 @@ def _ask_for_executor(api: KubernetesApi, template: Path) -> Manifest:
     return api.of_kind("Pod")[asked]
 
 
-@pytest.fixture(scope="module", params=OVERLAYS)
-def overlay(request: pytest.FixtureRequest) -> str:
-    """Return the name of each overlay in turn."""
+@pytest.fixture(scope="module", params=PROFILES)
+def profile(request: pytest.FixtureRequest) -> str:
+    """Return the name of each profile in turn."""
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def pod(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
-    """Return the executor's pod that Spark asks for, with the template of the overlay."""
-    template = tmp_path_factory.mktemp(overlay) / "executor-template.yaml"
-    template.write_text(yaml.safe_dump(executor(overlay)), encoding="utf-8")
+def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
+    """Return the executor's pod that Spark asks for, with the template of the profile."""
+    template = tmp_path_factory.mktemp(profile) / "executor-template.yaml"
+    template.write_text(yaml.safe_dump(executor(profile)), encoding="utf-8")
     with kubernetes_api() as api:
         yield _ask_for_executor(api, template)
 
@@ -78,15 +78,15 @@ def test_it_is_whole(pod: Manifest) -> None:
     check_pod(pod)
 
 
-def test_the_worker_comes_first(overlay: str, pod: Manifest) -> None:
+def test_the_worker_comes_first(profile: str, pod: Manifest) -> None:
     """The sidecar is as the template has it, and starts before all others."""
     check_sidecar(pod)
-    assert container(pod) == container(executor(overlay))
+    assert container(pod) == container(executor(profile))
 
 
-def test_the_executor_is_sparks(overlay: str, pod: Manifest) -> None:
+def test_the_executor_is_sparks(profile: str, pod: Manifest) -> None:
     """Its image, command and resources come from Spark; address, mounts and rights from the template."""
-    merged, ours = container(pod, SPARK), container(executor(overlay), SPARK)
+    merged, ours = container(pod, SPARK), container(executor(profile), SPARK)
     assert merged["image"] == "apache/spark:4.3.0"
     assert merged["args"] == ["executor"]
     assert merged["resources"]["limits"]["memory"]
@@ -113,9 +113,9 @@ def test_only_the_executor_is_decommissioned(pod: Manifest) -> None:
     assert "lifecycle" not in container(pod)
 
 
-def test_the_network_policy_takes_it(overlay: str, pod: Manifest) -> None:
+def test_the_network_policy_takes_it(profile: str, pod: Manifest) -> None:
     """The policy closes the pod, lets others like it in, and Spark's own port is where Spark has it."""
-    spec = the(cluster(overlay), "NetworkPolicy", "tuplewire")["spec"]
+    spec = the(cluster(profile), "NetworkPolicy", "tuplewire")["spec"]
     labels = pod["metadata"]["labels"]
     assert selects(spec["podSelector"], labels)
     ports = {port["name"]: port["containerPort"] for port in container(pod, SPARK)["ports"]}

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from helpers.kubernetes_api import KubernetesApi, kubernetes_api
 from helpers.manifests import Manifest, cluster, container, executor, selects, the, variables
-from helpers.pod_checks import check_pod, mounted
+from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.schemas import VERSIONS, validate
 
 from tuplewire.identity.credentials import Credentials
@@ -21,7 +21,7 @@ from tuplewire_demos.java import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-OVERLAY = "mtls"
+PROFILE = "mtls"
 DRIVER = "spark-kubernetes-driver"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
@@ -29,11 +29,13 @@ SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 @pytest.fixture(scope="module")
 def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesApi]:
     """Submit a program with our settings, and return what the cluster was asked for."""
-    template = tmp_path_factory.mktemp("submit") / "executor-template.yaml"
-    template.write_text(yaml.safe_dump(executor(OVERLAY)), encoding="utf-8")
+    folder = tmp_path_factory.mktemp("submit")
+    template, drivers = folder / "executor-template.yaml", folder / "driver-template.yaml"
+    for path, role in ((template, "executor"), (drivers, "driver")):
+        path.write_text(yaml.safe_dump(executor(PROFILE, role)), encoding="utf-8")
     with kubernetes_api() as api:
         settings = {
-            **kubernetes.settings(template, secure=True),
+            **kubernetes.settings(template, driver_template=drivers),
             "spark.kubernetes.container.image": "apache/spark:4.3.0",
             "spark.kubernetes.submission.waitAppCompletion": "false",
         }
@@ -73,8 +75,14 @@ def driver(submitted: KubernetesApi) -> Manifest:
 
 
 def test_the_drivers_pod_is_one(driver: Manifest) -> None:
-    """With the Secrets and variables of our settings it keeps the schemas, and is whole."""
+    """It keeps the schemas and the standard `restricted`, is whole, and has its worker before it."""
     check_pod(driver)
+    check_sidecar(driver)
+    for name in ("tuplewire", DRIVER):
+        check_restricted(driver, name)
+    assert variables(container(driver, DRIVER))["TUPLEWIRE_ADDRESS"] == "unix:///run/tuplewire/worker.sock"
+    ports = {each["containerPort"] for each in container(driver, DRIVER)["ports"]}
+    assert ports >= {kubernetes.DRIVER_PORT, kubernetes.BLOCK_MANAGER_PORT}
     for version in VERSIONS:
         validate(driver, version)
 
@@ -98,7 +106,7 @@ def test_the_driver_shows_who_it_is(driver: Manifest) -> None:
 def test_the_template_travels(submitted: KubernetesApi) -> None:
     """The driver gets the template as it is, and makes its executors of it."""
     (travels,) = [each for each in submitted.of_kind("ConfigMap") if "podspec-configmap-key" in each["data"]]
-    assert yaml.safe_load(travels["data"]["podspec-configmap-key"]) == executor(OVERLAY)
+    assert yaml.safe_load(travels["data"]["podspec-configmap-key"]) == executor(PROFILE)
 
 
 def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi) -> None:
@@ -107,13 +115,13 @@ def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi) -> None:
     (pod,) = submitted.of_kind("Pod")
     program = pod["metadata"]["labels"]["spark-app-selector"]
     labels = {
-        **executor(OVERLAY)["metadata"]["labels"],
+        **executor(PROFILE)["metadata"]["labels"],
         "spark-role": "executor",
         "spark-app-selector": program,
     }
     # What two policies allow adds up, so that neither takes anything from the other.
     assert selects(sparks["spec"]["podSelector"], labels)
-    ours = the(cluster(OVERLAY), "NetworkPolicy", "tuplewire")["spec"]
+    ours = the(cluster(PROFILE), "NetworkPolicy", "tuplewire")["spec"]
     assert selects(ours["podSelector"], labels)
     (peer,) = sparks["spec"]["ingress"][0]["from"]
     assert not selects(peer["podSelector"], {"app.kubernetes.io/name": "prometheus"})

@@ -1,4 +1,4 @@
-"""What kustomize makes of deploy/kustomize, and Helm of the chart, as plain dicts."""
+"""What Helm makes of the chart, as plain dicts."""
 
 from __future__ import annotations
 
@@ -15,32 +15,16 @@ from helpers.tools import ROOT, missing
 
 Manifest = dict[str, Any]
 
-KUSTOMIZE = ROOT / "deploy" / "kustomize"
-OVERLAYS = ("dev", "mtls", "prod")
 CHART = ROOT / "deploy" / "helm" / "tuplewire"
-CHARTS = {"chart": (), "chart-plain": ("secure=false",)}
-"""The chart with values that stand for an overlay."""
-EVERYWHERE = (*OVERLAYS, *CHARTS)
-_BUILT = ROOT / "build" / "bin" / "kustomize"
+_DEV = f"--values={CHART.parent / 'dev.yaml'}"
+PROFILES: dict[str, tuple[str, ...]] = {
+    "dev": (_DEV,),
+    "mtls": (_DEV, "--set=secure=true"),
+    "prod": ("--set=monitoring.enabled=true",),
+    "default": (),
+}
+"""Values of the chart, as Helm's flags, by the names that tests know them by."""
 _HELM = ROOT / "build" / "bin" / "helm"
-
-
-def _program() -> list[str | Path]:
-    """Return what renders a folder; the one that the installer has built comes first: it was needed."""
-    if kustomize := shutil.which(_BUILT) or shutil.which("kustomize"):
-        return [kustomize, "build"]
-    if kubectl := shutil.which("kubectl"):
-        return [kubectl, "kustomize"]
-    return missing("neither kubectl nor kustomize is there; deploy/install-tools.sh builds kustomize")
-
-
-@functools.cache
-def render(folder: str) -> tuple[Manifest, ...]:
-    """Return what a folder below deploy/kustomize comes to."""
-    command = [*_program(), KUSTOMIZE / folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -52,27 +36,28 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
-def chart(*settings: str) -> tuple[Manifest, ...]:
-    """Return what Helm makes of the chart with values, each as `a.b=c`."""
-    flags = [f"--set={each}" for each in settings]
+def rendered(*flags: str) -> tuple[Manifest, ...]:
+    """Return what Helm makes of the chart with these flags."""
     done = helm("template", "a-release", CHART, *flags)
     assert done.returncode == 0, done.stderr
     return tuple(filter(None, yaml.safe_load_all(done.stdout)))
 
 
-def cluster(overlay: str) -> tuple[Manifest, ...]:
-    """Return what is applied to a cluster, of an overlay or of one of CHARTS."""
-    return chart(*CHARTS[overlay]) if overlay in CHARTS else render(f"overlays/{overlay}")
+def chart(*settings: str) -> tuple[Manifest, ...]:
+    """Return what Helm makes of the chart with values, each as `a.b=c`."""
+    return rendered(*(f"--set={each}" for each in settings))
 
 
-def executor(overlay: str) -> Manifest:
-    """Return Spark's template of an executor's pod."""
-    if overlay in CHARTS:
-        data = the(cluster(overlay), "ConfigMap", "tuplewire-executor-template")["data"]
-        found: Manifest = yaml.safe_load(data["executor-template.yaml"])
-        return found
-    (template,) = render(f"overlays/{overlay}/executor")
-    return template
+def cluster(profile: str) -> tuple[Manifest, ...]:
+    """Return what is applied to a cluster."""
+    return rendered(*PROFILES[profile])
+
+
+def executor(profile: str, role: str = "executor") -> Manifest:
+    """Return Spark's template of an executor's pod, or of a driver's."""
+    data = the(cluster(profile), "ConfigMap", f"tuplewire-{role}-template")["data"]
+    found: Manifest = yaml.safe_load(data[f"{role}-template.yaml"])
+    return found
 
 
 def the(manifests: tuple[Manifest, ...], kind: str, name: str = "") -> Manifest:
@@ -81,9 +66,13 @@ def the(manifests: tuple[Manifest, ...], kind: str, name: str = "") -> Manifest:
     return found
 
 
-def pods(overlay: str) -> dict[str, Manifest]:
-    """Return the pods, as metadata and spec: of the workers outside Spark, and of the executors."""
-    return {"worker": the(cluster(overlay), "StatefulSet")["spec"]["template"], "executor": executor(overlay)}
+def pods(profile: str) -> dict[str, Manifest]:
+    """Return the pods, as metadata and spec: of the workers outside Spark, of executors and drivers."""
+    return {
+        "worker": the(cluster(profile), "StatefulSet")["spec"]["template"],
+        "executor": executor(profile),
+        "driver": executor(profile, "driver"),
+    }
 
 
 def containers(pod: Manifest) -> Iterator[Manifest]:

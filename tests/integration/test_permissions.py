@@ -21,7 +21,7 @@ from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
-DEPLOYED = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "mtls" / "permissions.toml"
+DEPLOYED = Path(__file__).parents[2] / "deploy" / "helm" / "tuplewire" / "files" / "permissions.toml"
 _SECONDS = 60.0
 
 RULES = """
@@ -270,7 +270,7 @@ def test_startup_needs_files_of_use(tmp_path: Path) -> None:
 
 
 def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
-    """By the rules and tokens of the overlays, it sends, receives and stages; all else is the driver's."""
+    """By the rules and tokens of the chart, it sends, receives and stages; all else is the driver's."""
     lines = {name: f"{name} {name}-{'0' * 20}" for name in ("programs/driver", "programs")}
     tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
     driver, executor = (

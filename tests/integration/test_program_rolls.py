@@ -41,7 +41,7 @@ class Site:
         self.authority = Authority()
         self.tls = self.authority.issue("worker.tuplewire").write(folder / "tls")
         self.tokens = secret_file(folder / "token", f"programs/driver {'0' * 20}\nprograms {'1' * 20}")
-        rules = ROOT / "deploy" / "kustomize" / "components" / "mtls" / "permissions.toml"
+        rules = ROOT / "deploy" / "helm" / "tuplewire" / "files" / "permissions.toml"
         conf = {**CONF, "mine.folder": str(folder)}
         (folder / "program.json").write_text(json.dumps(conf))
         (folder / "worker.toml").write_text(self._settings(rules))
@@ -54,7 +54,7 @@ class Site:
         (folder / "assignment.json").write_text(json.dumps(assignment))
 
     def _settings(self, rules: Path) -> str:
-        """Return the settings of the overlays, with what a pod has where we have it."""
+        """Return the settings of the chart, with what a pod has where we have it."""
         own = tomllib.loads((rules.parent / "worker.toml").read_text(encoding="utf-8"))
         bound = ("listen", "listen_unix", "admin", "state_file", "staging_directory")
         own = {

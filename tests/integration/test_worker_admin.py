@@ -118,7 +118,7 @@ def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
         "tuplewire_worker_pending_messages 0.0",
         "tuplewire_ready 1.0",
         "tuplewire_assignment_version 3.0",
-        "tuplewire_assignment_file_errors_total 0.0",
+        "tuplewire_assignment_refused 0.0",
         'tuplewire_queue_messages{task="0"} 0.0',
         'tuplewire_queue_capacity_messages{task="1"} 131072.0',
     ):

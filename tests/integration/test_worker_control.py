@@ -196,7 +196,7 @@ def test_health_watch_of_an_unknown_service(worker: Running) -> None:
 
 
 def test_assignment_file_is_followed(tmp_path: Path) -> None:
-    """The worker takes the file's assignment, keeps it while the file is bad, and counts that."""
+    """The worker takes the file's assignment, and keeps it while the file is bad, which shows everywhere."""
     file = tmp_path / "assignment.json"
     with running(tmp_path, f"--assignment-file={file}") as worker, ControlClient(worker.address) as client:
         assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0,)),))
@@ -205,7 +205,16 @@ def test_assignment_file_is_followed(tmp_path: Path) -> None:
         file.write_text("{")
         eventually(lambda: "assignment_file.refused" in worker.log.partition("applied")[2], 10, "refused")
         assert client.status().assignment_version == 1
-        assert "tuplewire_assignment_file_errors_total 2.0" in worker.get("/metrics")[1]
+        assert "tuplewire_assignment_refused 1.0" in worker.get("/metrics")[1]
+        status, text = worker.get("/readyz")
+        assert (status, "the assignment file is refused" in text) == (503, True)
+        other = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
+        for refused in (other, assignment):
+            file.write_text(json.dumps(refused.to_json()))
+            expected = 503 if refused is other else 200
+            eventually(lambda expected=expected: worker.get("/readyz")[0] == expected, 10, "readiness")  # type: ignore[misc]
+            eventually(lambda: "is not newer than 1" in worker.log, 10, "the version is known")
+        assert "tuplewire_assignment_refused 0.0" in worker.get("/metrics")[1]
 
 
 def test_command_shows_status_and_assigns(worker: Running) -> None:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers import eventually
 from helpers.browser import browser
 from helpers.certificates import Authority
-from helpers.manifests import KUSTOMIZE
+from helpers.manifests import CHART
 from helpers.ports import free_port
 from helpers.prometheus import RATE_INTERVAL, Prometheus
 from helpers.restartable import RestartableWorker
@@ -231,9 +231,7 @@ def draw(panels: list[dict[str, Any]], directory: Path, began: float, ended: flo
 
 def main() -> None:
     """Run the scene for three minutes, and draw it."""
-    dashboard = json.loads(
-        (KUSTOMIZE / "components" / "monitoring" / "tuplewire.json").read_text(encoding="utf-8")
-    )
+    dashboard = json.loads((CHART / "files" / "tuplewire.json").read_text(encoding="utf-8"))
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made,
         scene(Path(made)) as (prometheus, workers),

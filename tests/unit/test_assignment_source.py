@@ -81,40 +81,40 @@ def test_a_swapped_symlink_is_seen(tmp_path: Path, taker: _Taker) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "{", "[]", '{"version": 2}', _text(0), '{"version": 2, "topology": "t", "workers": [3]}']
 )
-def test_a_bad_file_is_counted_and_the_old_one_stays(
+def test_a_bad_file_is_told_and_the_old_one_stays(
     tmp_path: Path, taker: _Taker, bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bad content is logged and counted once, and the next good one works."""
+    """A bad content is logged once, and the next good one works."""
     file = tmp_path / "assignment.json"
     file.write_text(_text(1))
     source = _source(file, taker)
     _check(source)
     file.write_text(bad)
     assert [_check(source), _check(source)] == [False, False]
-    assert (source.errors, taker.versions) == (1, [1])
+    assert (bool(source.problem), taker.versions) == (True, [1])
     (told,) = logged(caplog, "assignment_file.refused")
     assert str(file) in told["reason"]
     file.write_text(_text(2))
     assert _check(source)
-    assert taker.versions == [1, 2]
+    assert (source.problem, taker.versions) == ("", [1, 2])
 
 
-def test_a_refused_assignment_is_counted(tmp_path: Path, taker: _Taker) -> None:
+def test_a_refused_assignment_is_told(tmp_path: Path, taker: _Taker) -> None:
     """A version older than the one in force is an error of the file."""
     taker.versions.append(7)
     file = tmp_path / "assignment.json"
     file.write_text(_text(3))
     source = _source(file, taker)
     assert not _check(source)
-    assert source.errors == 1
+    assert "version 3 is older" in source.problem
 
 
 def test_a_missing_file_may_come_later(tmp_path: Path, taker: _Taker) -> None:
-    """A file that is not there counts once, and is read when it comes."""
+    """A file that is not there is told, and is read when it comes."""
     file = tmp_path / "assignment.json"
     source = _source(file, taker)
     assert [_check(source), _check(source)] == [False, False]
-    assert source.errors == 1
+    assert "cannot read" in source.problem
     file.write_text(_text(1))
     assert _check(source)
 

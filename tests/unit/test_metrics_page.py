@@ -81,7 +81,7 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
 
 def families(tasks: int, peers: int, config: WorkerConfig) -> list[Metric]:
     """Return what a worker with so many tasks and peers tells."""
-    return list(WorkerCollector(lambda: snapshot(tasks, peers), lambda: 0, config, 2**30).collect())
+    return list(WorkerCollector(lambda: snapshot(tasks, peers), config, 2**30).collect())
 
 
 def rows() -> dict[str, tuple[str, set[str]]]:

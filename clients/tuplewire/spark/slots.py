@@ -23,7 +23,9 @@ def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> N
     if slots is not None and slots < tasks:
         raise ConfigError(
             f"{what} runs {tasks} PySpark tasks at the same time, and Spark has {slots} slot(s): give it "
-            f"more cores or executors (and wait until they are there), such as local[{tasks}], or run fewer"
+            f"more cores or executors, such as local[{tasks}], or run fewer. Where executors start late, "
+            "spark.scheduler.minRegisteredResourcesRatio=1 and "
+            "spark.scheduler.maxRegisteredResourcesWaitingTime=5m have Spark wait for them"
         )
 
 

@@ -59,13 +59,11 @@ class WorkerCollector(Collector):
     def __init__(
         self,
         read: Callable[[], WorkerSnapshot],
-        assignment_errors: Callable[[], int],
         config: WorkerConfig,
         memory_limit: int,
     ) -> None:
         """Tell what read() returns. memory_limit: what the process may have, in bytes."""
         self._read = read
-        self._assignment_errors = assignment_errors
         self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
         self._memory_limit = memory_limit
         self._lock = threading.Lock()
@@ -110,10 +108,10 @@ class WorkerCollector(Collector):
             "Newest assignment version known, of this worker or another; above the one in force: it lags.",
             snapshot.newest_version,
         )
-        yield counter(
-            "assignment_file_errors",
-            "How often the assignment file could not be read or used; the assignment before it stayed.",
-            self._assignment_errors(),
+        yield gauge(
+            "assignment_refused",
+            "1 while what the assignment file has is not in force, as it could not be read or used, else 0.",
+            int(snapshot.assignment_refused),
         )
         yield from self._received_families(snapshot.servers.received)
         yield gauges(

@@ -109,17 +109,14 @@ class DataPlane:
         add_SourceServicer_to_server(self._source, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._assignment_source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
+        if source := self._assignment_source:
+            self.worker.assignment_problem = lambda: source.problem
         self._watches: list[asyncio.Task[None]] = []
         state = config.state_file
         self._state = StateFile(Path(state), config.worker_id, incarnation) if state else None
         self._keeping: asyncio.Task[None] | None = None
         if self._state is not None:
             self.worker.predecessor_lost = self._state.predecessor_lost
-
-    @property
-    def assignment_errors(self) -> int:
-        """How often the assignment file could not be used."""
-        return self._assignment_source.errors if self._assignment_source else 0
 
     def bind(self) -> None:
         """Listen on TCP and on the Unix socket; BindError when an address is in use."""

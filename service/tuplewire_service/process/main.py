@@ -130,9 +130,7 @@ def _serve(
             only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
             plane.assign(Assignment(1, config.topology, (only,)))
         registry = CollectorRegistry()
-        registry.register(
-            WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config, memory_limit())
-        )
+        registry.register(WorkerCollector(plane.snapshot, config, memory_limit()))
         registry.register(plane.security)
         registry.register(log)
         registry.register(plane.faults)

@@ -118,7 +118,7 @@ class Assignment:
         if self == known:
             return False
         raise StaleAssignmentError(
-            f"assignment version {self.version} is not newer than {known.version}, which is in force"
+            f"assignment version {self.version} is not newer than {known.version}, in force; raise it"
         )
 
     def _check_room(self, known: Assignment | None) -> None:
@@ -253,14 +253,14 @@ class AssignmentFile:
     one tick of the clock leave one modification time.
 
     update: called with the assignment. Its errors (a stale version, a wrong topology) count as the file's.
-    errors: how often the file could not be read or used. The assignment before it stays in force.
+    problem: why what the file has is not in force; empty when it is. The assignment before it stays.
     """
 
     def __init__(
         self, path: Path, update: Callable[[Assignment], bool], *, poll_seconds: float = 1.0
     ) -> None:
         self.path = path
-        self.errors = 0
+        self.problem = ""
         self._update = update
         self._poll_seconds = poll_seconds
         self._seen: bytes | str | None = None
@@ -269,15 +269,18 @@ class AssignmentFile:
         """Look at the file now; True when an assignment was put in force."""
         try:
             found = await asyncio.to_thread(self._read)  # it may be large
-            if found is None or not self._update(found):
+            if found is None:
                 return False
+            changed = self._update(found)
         except TuplewireError as error:
-            self.errors += 1
+            self.problem = f"the assignment file is refused: {error}"
             logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})
             return False
-        extra = {"path": str(self.path), "version": found.version}
-        logger.info("assignment_file.applied", extra=extra)
-        return True
+        self.problem = ""
+        if changed:
+            extra = {"path": str(self.path), "version": found.version}
+            logger.info("assignment_file.applied", extra=extra)
+        return changed
 
     def _read(self) -> Assignment | None:
         """Return what the file has, None if that is what it had before; ConfigError where it is of no use."""

@@ -84,6 +84,8 @@ class Worker:
         """What drain() waits for."""
         self.predecessor_lost = 0
         """How many messages died with the process before this one, at most."""
+        self.assignment_problem: Callable[[], str] = lambda: ""
+        """Why what the assignment file has is not in force; empty when it is."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
         self.congested: frozenset[int] = frozenset()
@@ -168,6 +170,8 @@ class Worker:
             return str(error)
         if self.state is WorkerState.STARTING and (missing := self.router.connections.not_ready):
             return f"not connected yet to {', '.join(missing)}"
+        if self.state is WorkerState.READY and (problem := self.assignment_problem()):
+            return problem  # it serves by the assignment before, and whoever rolls workers has to see that
         return "" if self.servers.program is None else self.servers.program.not_ready_because
 
     def host(self, program: IProgram) -> None:
@@ -372,5 +376,6 @@ class Worker:
             congested=self.congested,
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
+            assignment_refused=bool(self.assignment_problem()),
             taps=router.taps.snapshot(),
         )

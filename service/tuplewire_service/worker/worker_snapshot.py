@@ -187,4 +187,6 @@ class WorkerSnapshot:
     """Tasks that are changing hands and have something on an old route."""
     not_ready_because: str
     """Empty when ready; else one line for humans."""
+    assignment_refused: bool = False
+    """Whether what the assignment file has is not in force."""
     taps: TapSnapshot = TapSnapshot()
