@@ -80,27 +80,6 @@ class Client(BaseClient):
         if key is not None or headers or not sender.send_one(messages, payload, self.source):
             await sender.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
-    @overload
-    def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
-    @overload
-    def try_send(
-        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
-    ) -> bool: ...
-    def try_send(
-        self,
-        messages: Any,
-        payload: bytes | None = None,
-        /,
-        *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-    ) -> bool:
-        """Hand over messages, but never wait; return False if `send` would. Needs a running loop."""
-        sender = self._connected()
-        if key is None and not headers and sender.send_one(messages, payload, self.source):
-            return True
-        return sender.offer(as_groups(messages, payload, self.source, key, headers))
-
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
@@ -44,7 +45,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class BaseClient(Live):
+class BaseClient(Live, ABC):
     """What the blocking and the asyncio client share: their arguments, and what they open."""
 
     traced = True
@@ -159,6 +160,34 @@ class BaseClient(Live):
         waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble
         return 0.0 if waited else self._settings.patience_after_error
 
+    @overload
+    def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
+    @overload
+    def try_send(
+        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
+    ) -> bool: ...
+    def try_send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+    ) -> bool:
+        """Hand over as `send` does, but never wait; return False if `send` would wait.
+
+        tuplewire.aio.Client needs a running loop for it.
+        """
+        sender = self._connected()
+        if key is None and not headers and sender.send_one(messages, payload, self.source):
+            return True
+        return sender.offer(as_groups(messages, payload, self.source, key, headers))
+
+    @abstractmethod
+    def _connected(self) -> Sender:
+        """Return the sender, which has begun to connect; ClosedError once the client is closed."""
+
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message."""
         return LedgerSnapshot() if self._sender is None else self._sender.ledger()
@@ -257,27 +286,6 @@ class Client(BaseClient):
             sender = self._connected()
         if key is not None or headers or not sender.send_one(messages, payload, self.source):
             sender.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
-
-    @overload
-    def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
-    @overload
-    def try_send(
-        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
-    ) -> bool: ...
-    def try_send(
-        self,
-        messages: Any,
-        payload: bytes | None = None,
-        /,
-        *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-    ) -> bool:
-        """Hand over as `send` does, but never wait; return False if `send` would wait."""
-        sender = self._connected()
-        if key is None and not headers and sender.send_one(messages, payload, self.source):
-            return True
-        return sender.offer(as_groups(messages, payload, self.source, key, headers))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged, or was given up as `overflow` says.

@@ -40,8 +40,7 @@ class SendingEnd(ReceiverReports, ABC):
         super().__init__(settings.load_expires_seconds)
         self.address = address
         self.connected = False
-        self.writes = True
-        """Whether frames are written; otherwise all that is left will be taken back."""
+        self.writes = True  # else no frame is written any more, as all that is left will be taken back
         self.closing = self.ended = False
         """Whether nothing more is accepted; whether all that was left has been given up or taken back."""
         self.counts = SendCounts()

@@ -192,10 +192,9 @@ class LocalClient(IRelayConnection):
     flush, flush_async = _passed_on("flush"), _passed_on("flush_async")
     close, close_async, abort = _passed_on("close"), _passed_on("close_async"), _passed_on("abort")
     take_back, take_back_async = _passed_on("take_back"), _passed_on("take_back_async")
-    stop_writing = _passed_on("stop_writing")
     attach, watch_releases = _passed_on("attach"), _passed_on("watch_releases")
     all_released, route_before = _passed_on("all_released"), _passed_on("route_before")
-    get_load, statistics = _passed_on("get_load"), _passed_on("statistics")
+    get_load, statistics, stop_writing = map(_passed_on, ("get_load", "statistics", "stop_writing"))
 
     def __init__(self, sender: LocalSender) -> None:
         self._sender = sender

@@ -123,10 +123,7 @@ class IRelayConnection(IClientConnection):
 
     @abstractmethod
     def stop_writing(self) -> None:
-        """Write no frame from now on: what was not written is with nobody else when it is taken back.
-
-        Called where the transport's I/O runs.
-        """
+        """Write no frame from now on: no other process gets what is taken back then. On the I/O thread."""
 
     @abstractmethod
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
