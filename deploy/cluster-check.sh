@@ -8,19 +8,23 @@ usage() {
     cat <<'END'
 Check Tuplewire in a real cluster, step by step; each step says what it shows.
 
-  deploy/cluster-check.sh [--chart] [--keep] [--print]
+  deploy/cluster-check.sh [--kind] [--chart] [--keep] [--print]
   deploy/cluster-check.sh --yes --image IMAGE [--chart] [--keep] [--print]
 
-  Without --yes: in a cluster of its own with three nodes, tuplewire-check, made by kind and removed in the end.
+  By default: in a cluster of its own with two nodes, built from Go modules and Debian packages by deploy/cluster, as
+  root on Debian. The first build takes 20 minutes of CPU; K8S_DIR (~/.cache/tuplewire-k8s) keeps it.
+  --kind         in a cluster of its own with three nodes, made by kind
   --yes          in the cluster of the current kubectl context, in a namespace of its own, tuplewire-check. No node
                  is drained there.
   --image IMAGE  what workers run, with its tag. With --yes: one that the cluster has or can pull; into k3s comes one
-                 by docker save IMAGE | k3s ctr images import -. Else one that docker has; by default it is built.
+                 by docker save IMAGE | k3s ctr images import -. With --kind: one that docker has; by default it is
+                 built.
   --chart        install the Helm chart, in place of applying what it renders; both without certificates
   --keep         leave cluster or namespace as they are in the end
   --print        print what would be run, and run nothing
 
-Needs kubectl 1.29 or newer and helm 3.14 or newer; kind 0.24 or newer and docker, without --yes.
+Needs helm 3.14 or newer (make deploy-tools); kubectl 1.29 or newer, with --yes or --kind; kind 0.24 or newer and
+docker, with --kind; Go, with neither.
 Exit codes: 0 all was shown; 1 a step failed, which is named; 64 wrong usage; 69 a tool is missing, nothing was run.
 END
 }
@@ -30,11 +34,12 @@ wrong() {
     exit 64
 }
 
-own=true image='' chart=false keep=false print=false
+own=true kind=false image='' chart=false keep=false print=false
 while (($#)); do
     case $1 in
         -h | --help) usage && exit ;;
         --yes) own=false ;;
+        --kind) kind=true ;;
         --chart) chart=true ;;
         --keep) keep=true ;;
         --print) print=true ;;
@@ -48,6 +53,7 @@ while (($#)); do
     shift
 done
 $own || [[ -n $image ]] || wrong "--yes needs --image, one that the cluster can pull or has"
+! $own || $kind || [[ -z $image ]] || wrong "--image is for --yes and --kind: the image is built from this clone"
 [[ -z $image || ${image##*/} == *:* ]] || wrong "--image needs a tag"
 build=false
 [[ -n $image ]] || build=true image=localhost/tuplewire:dev
@@ -59,15 +65,29 @@ missing=()
 need() {
     command -v "$1" >/dev/null || missing+=("$1 ($2)")
 }
-need kubectl "1.29 or newer"
-need helm "3.14 or newer"
-if $own; then
+PATH=$PATH:$PWD/build/bin:$PWD/build/go/bin  # of make deploy-tools
+need helm "3.14 or newer: make deploy-tools"
+kubectl=(kubectl) helm=(helm) home=tuplewire-check-control-plane
+if $own && ! $kind; then
+    # shellcheck source=cluster/env.sh
+    source deploy/cluster/env.sh
+    context=local home=node1
+    # The cluster's network is in a namespace of its own.
+    kubectl=(nsenter "--net=/run/netns/$PREFIX-1" kubectl) helm=(nsenter "--net=/run/netns/$PREFIX-1" helm)
+    need go "to build Kubernetes"
+    need apt-get "Debian, to install containerd and runc"
+    $print || ((EUID == 0)) || missing+=("root, to start nodes")
+elif $own; then
     context=kind-$name
+    need kubectl "1.29 or newer"
     need kind "0.24 or newer, for a cluster of its own; or --yes for the current context"
     need docker "for kind"
     ! command -v docker >/dev/null || $print || docker info >/dev/null 2>&1 || missing+=("an engine of docker that answers")
-elif ! $print && command -v kubectl >/dev/null; then
-    context=$(kubectl config current-context 2>/dev/null) || missing+=("a current kubectl context")
+else
+    need kubectl "1.29 or newer"
+    if ! $print && command -v kubectl >/dev/null; then
+        context=$(kubectl config current-context 2>/dev/null) || missing+=("a current kubectl context")
+    fi
 fi
 if ! $print && ((${#missing[@]})); then
     echo "cluster-check.sh: NOT CHECKED, nothing was run. Missing:" >&2
@@ -99,7 +119,8 @@ run_with() {
     $print || "$@" <<<"$text"
 }
 
-kube=(kubectl --context "$context" --namespace "$name")
+all=("${kubectl[@]}" --context "$context")
+kube=("${all[@]}" --namespace "$name")
 apply=("${kube[@]}" apply --filename -)
 
 # Apply the output of a command, changed by `through`.
@@ -134,7 +155,7 @@ spec:
       automountServiceAccountToken: false
 END
     # Away from the node that is drained.
-    $own && echo "      nodeName: tuplewire-check-control-plane"
+    ! $own || echo "      nodeName: $home"
     cat <<END
       securityContext: {runAsNonRoot: true, runAsUser: 185, seccompProfile: {type: RuntimeDefault}}
       containers:
@@ -144,6 +165,47 @@ END
           securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
           volumeMounts: [{name: job, mountPath: /job}, {name: tmp, mountPath: /tmp}]
       volumes: [{name: job, configMap: {name: cluster-job}}, {name: tmp, emptyDir: {}}]
+END
+}
+
+# A job of spark_job.py in cluster mode: NAME. A pod with Spark submits it, and waits for its end.
+spark_job() {
+    local name=$1 conf='' each
+    for each in kubernetes.namespace=tuplewire-check kubernetes.container.image=localhost/spark:dev \
+        kubernetes.authenticate.driver.serviceAccountName=spark executor.instances=2 executor.memory=512m \
+        driver.memory=512m executor.cores=1 kubernetes.executor.request.cores=100m kubernetes.driver.request.cores=100m \
+        kubernetes.driver.pod.name="spark-$name"; do
+        conf+=", \"--conf\", \"spark.$each\""
+    done
+    cat <<END
+apiVersion: batch/v1
+kind: Job
+metadata: {name: submit-$name}
+spec:
+  backoffLimit: 0
+  template:
+    metadata: {labels: {app: submit}}
+    spec:
+      restartPolicy: Never
+      serviceAccountName: spark
+      securityContext: {runAsNonRoot: true, runAsUser: 185, fsGroup: 185, seccompProfile: {type: RuntimeDefault}}
+      containers:
+        - name: submit
+          image: localhost/spark:dev
+          args: ["/opt/spark/bin/spark-submit", "--master", "k8s://https://kubernetes.default.svc", "--deploy-mode",
+            "cluster", "--properties-file", "/conf/spark-defaults.conf"$conf, "local:///opt/spark_job.py", "$name"]
+          workingDir: /conf
+          securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+          volumeMounts: [{name: conf, mountPath: /conf}, {name: tmp, mountPath: /tmp}]
+      volumes:
+        - name: tmp
+          emptyDir: {}
+        - name: conf
+          projected:
+            sources:
+              - configMap: {name: spark-defaults}
+              - configMap: {name: tuplewire-executor-template}
+              - configMap: {name: tuplewire-driver-template}
 END
 }
 
@@ -166,9 +228,10 @@ ended() {
             "${kube[@]}" logs --all-containers --prefix --tail=20 --selector app.kubernetes.io/name=tuplewire || true
         } >&2
     fi
-    case $made in
-        cluster) $keep || run kind delete cluster --name "$name" || true ;;
-        namespace) $keep || run kubectl --context "$context" delete namespace "$name" --wait=false || true ;;
+    $keep || case $made in
+        cluster) run kind delete cluster --name "$name" || true ;;
+        nodes) run deploy/cluster/down.sh || true ;;
+        namespace) run "${all[@]}" delete namespace "$name" --wait=false || true ;;
     esac
     ! $print || printf '\nNothing was run.\n'
     ((code == 0)) || exit 1
@@ -177,7 +240,18 @@ trap ended EXIT
 
 # --- the steps ----------------------------------------------------------------------------------------------------
 
-if $own; then
+if $own && ! $kind; then
+    step "The image" "that it is built of this clone, without an engine"
+    run make image
+    run mkdir -p "$K8S_DIR/images"
+    run tar -C build/image/oci -cf "$K8S_DIR/images/tuplewire.tar" .
+    step "A cluster" "which Kubernetes this is"
+    run deploy/cluster/build.sh
+    run deploy/cluster/spark-image.sh
+    made=nodes
+    run deploy/cluster/up.sh
+    run "${all[@]}" version
+elif $own; then
     step "A cluster" "which Kubernetes this is"
     run_with kind create cluster --name "$name" --wait 180s --config - <<'END'
 kind: Cluster
@@ -185,25 +259,25 @@ apiVersion: kind.x-k8s.io/v1alpha4
 nodes: [{role: control-plane}, {role: worker}, {role: worker}]
 END
     made=cluster
-    run kubectl --context "$context" version
+    run "${all[@]}" version
     step "The image" "that docker builds it of this clone, and that nodes take it"
     $build && run docker build --quiet --file deploy/Dockerfile --tag "$image" .
     run kind load docker-image "$image" --name "$name"
 else
     step "The cluster" "which one this is: the context $context"
-    run kubectl --context "$context" version
+    run "${all[@]}" version
 fi
 
 step "Workers" "admission by the standard 'restricted', probes, names in DNS, workers that reach each other"
 # Not `apply`: a namespace that is there already is somebody's.
-run_with kubectl --context "$context" create --filename - <<END
+run_with "${all[@]}" create --filename - <<END
 apiVersion: v1
 kind: Namespace
 metadata: {name: $name, labels: {pod-security.kubernetes.io/enforce: restricted}}
 END
 made=${made:-namespace}
 if $chart; then
-    run helm install tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" "${values[@]}"
+    run "${helm[@]}" install tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" "${values[@]}"
 else
     apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}"
 fi
@@ -211,12 +285,13 @@ ready
 
 step "A worker beside an executor" \
     "that it starts before the program and ends after it, and that another user of its group reaches its socket"
-through=(kubectl patch --local --filename - --type json --output yaml --patch '[
+through=("${kubectl[@]}" patch --local --filename - --type json --output yaml --patch '[
   {"op": "add", "path": "/spec/restartPolicy", "value": "Never"},
   {"op": "add", "path": "/spec/containers/0/image", "value": "'"$image"'"},
   {"op": "add", "path": "/spec/containers/0/args", "value": ["status", "--json"]}]')
 apply_from "${kube[@]}" get configmap tuplewire-executor-template \
     --output 'go-template={{index .data "executor-template.yaml"}}'
+through=(cat)
 run "${kube[@]}" wait '--for=jsonpath={.status.phase}=Succeeded' pod/tuplewire-executor --timeout=180s
 run "${kube[@]}" logs tuplewire-executor --container spark-kubernetes-executor
 run "${kube[@]}" delete pod tuplewire-executor
@@ -226,12 +301,13 @@ run "${kube[@]}" create configmap cluster-job --from-file deploy/cluster_job.py
 label='{tuplewire/program: "true"}'
 program=(python /job/cluster_job.py)
 near=tuplewire-worker-0.tuplewire-workers
-job friend "$label" "${program[@]}" reach $near 6700=open 9464=closed | run_with "${apply[@]}"
-job stranger '{app: stranger}' "${program[@]}" reach $near 6700=closed 9464=closed | run_with "${apply[@]}"
-for each in friend stranger; do
-    run "${kube[@]}" wait --for=condition=Complete "job/$each" --timeout=120s
-    run "${kube[@]}" logs "job/$each"
-done
+reach() {
+    job "$1" "$2" "${program[@]}" reach $near "$3" 9464=closed | run_with "${apply[@]}"
+    run "${kube[@]}" wait --for=condition=Complete "job/$1" --timeout=120s
+    run "${kube[@]}" logs "job/$1"
+}
+reach friend "$label" 6700=open
+reach stranger '{app: stranger}' 6700=closed
 
 step "A job" "messages by way of worker 0 to worker 1, which go on through the steps that follow"
 job recv "$label" "${program[@]}" recv tuplewire-worker-1.tuplewire-workers:6700 4 | run_with "${apply[@]}"
@@ -255,14 +331,53 @@ ready
 if $own; then
     step "A node" "that a worker's node is drained under load, and the worker comes back on another, at its name"
     node=$(node_of tuplewire-worker-1)
-    if [[ $node == "$(node_of tuplewire-worker-0)" ]]; then
-        echo "NOT SHOWN: both workers are on $node, and would go at once"
-    else
-        run "${kube[@]}" drain "$node" --ignore-daemonsets --delete-emptydir-data --timeout=180s
-        ready
-        run "${kube[@]}" uncordon "$node"
-    fi
+    [[ $node != "$home" ]] || node=$(node_of tuplewire-worker-0)  # the job is at home
+    [[ $node != "$home" ]] || { echo "both workers are on $home" >&2 && exit 1; }
+    run "${kube[@]}" drain "$node" --ignore-daemonsets --delete-emptydir-data --timeout=180s
+    ready
+    run "${kube[@]}" uncordon "$node"
 fi
+
+if $own && ! $kind; then
+    step "Spark" "in cluster mode: a shuffle through the policy, a topology, an exactly-once write through a membership"
+    run_with "${apply[@]}" <<'END'
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: spark}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: spark}
+rules:
+  - apiGroups: ["", networking.k8s.io]
+    resources: [pods, services, configmaps, persistentvolumeclaims, networkpolicies]
+    verbs: [get, list, watch, create, update, patch, delete, deletecollection]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: spark}
+subjects: [{kind: ServiceAccount, name: spark}]
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: spark}
+END
+    run "${kube[@]}" create configmap spark-defaults --from-file deploy/spark-defaults.conf
+    for each in topology sink; do
+        spark_job "$each" | run_with "${apply[@]}"
+        run "${kube[@]}" wait --for=condition=Complete "job/submit-$each" --timeout=300s
+        run "${kube[@]}" wait '--for=jsonpath={.status.phase}=Succeeded' "pod/spark-$each" --timeout=10s
+        run "${kube[@]}" logs "spark-$each" --container spark-kubernetes-driver --tail=1
+    done
+fi
+
+step "An upgrade" "that workers take other tasks under a new version, without a restart"
+if $chart; then
+    run "${helm[@]}" upgrade tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" \
+        "${values[@]}" --set assignment.tasksPerWorker=5
+else
+    apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}" \
+        --set assignment.tasksPerWorker=5,assignment.version=2
+fi
+job upgraded "$label" "${program[@]}" holds tuplewire-worker-1.tuplewire-workers:6700 9 | run_with "${apply[@]}"
+run "${kube[@]}" wait --for=condition=Complete job/upgraded --timeout=200s
 
 step "The end" "that every message has arrived, once and in order, and that the books balance"
 run "${kube[@]}" exec job/send -- python -c 'open("/tmp/stop", "w")'

@@ -3,6 +3,7 @@
     python cluster_job.py send ADDRESS TASK STOP    until the file STOP is there
     python cluster_job.py recv ADDRESS TASK         until told how many there were
     python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
+    python cluster_job.py holds ADDRESS TASK        wait until the worker has the task
 
 What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
 where it is not.
@@ -16,9 +17,12 @@ import time
 from pathlib import Path
 
 import tuplewire
+from tuplewire.connection.control_client import ControlClient
 
 WAIT_SECONDS = 300.0
 REACH_SECONDS = 5.0
+POLICY_SECONDS = 60.0
+"""How long a network plugin may take until it knows a new pod."""
 BURST, PAUSE_SECONDS = 100, 0.05
 
 
@@ -52,18 +56,35 @@ def receive(address: str, task: int) -> str:
 
 
 def reach(host: str, *ports: str) -> str:
-    """See whether ports are open or closed as said; return what to print. SystemExit where one is not."""
-    address = str(socket.getaddrinfo(host, None)[0][4][0])  # a name that is not known is no closed port
+    """Check that ports are open or closed as given; return what to print. SystemExit where one is not."""
+    address = str(socket.getaddrinfo(host, None)[0][4][0])  # an unknown name is no closed port
+    deadline = time.monotonic() + POLICY_SECONDS
     for text in ports:
         port, _, wanted = text.partition("=")
-        try:
-            socket.create_connection((address, int(port)), REACH_SECONDS).close()
-            found = "open"
-        except OSError as error:
-            found, why = "closed", error
-        if found != wanted:
-            sys.exit(f"{host}:{port} is {found}" + (f" ({why})" if found == "closed" else ""))
+        while (found := _state_of(address, int(port))) != wanted:
+            if wanted == "closed" or time.monotonic() > deadline:
+                sys.exit(f"{host}:{port} is {found}")
+            time.sleep(1.0)
     return f"{host}: {', '.join(ports)}"
+
+
+def _state_of(address: str, port: int) -> str:
+    try:
+        socket.create_connection((address, port), REACH_SECONDS).close()
+    except OSError:
+        return "closed"
+    return "open"
+
+
+def holds(address: str, task: int) -> str:
+    """Wait until a worker has a task; return what to print. SystemExit where it gets none."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    with ControlClient(address) as control:
+        while time.monotonic() < deadline:
+            if any(each.task == task for each in control.status().tasks):
+                return f"{address} has task {task}"
+            time.sleep(1.0)
+    sys.exit(f"{address} has not got task {task}")
 
 
 def main() -> str:
@@ -72,6 +93,8 @@ def main() -> str:
     if role == "reach":
         return reach(where, *rest)
     task = int(rest[0])
+    if role == "holds":
+        return holds(where, task)
     return send(where, task, Path(rest[1])) if role == "send" else receive(where, task)
 
 

@@ -27,7 +27,15 @@ IMAGE = "r.example/tuplewire:1"
 CONTEXT = ("--yes", "--image", IMAGE)
 """A cluster that is there already."""
 STEPS_OF_ITS_OWN = ["A cluster", "The image", "A node"]
-STEPS = ["Workers", "A worker beside an executor", "A stranger", "A job", "A drain", "A roll", "The end"]
+STEPS = [
+    *("Workers", "A worker beside an executor", "A stranger", "A job", "A drain", "A roll"),
+    *("An upgrade", "The end"),
+]
+REMOVES: dict[object, str] = {
+    (): "deploy/cluster/down.sh",
+    "--kind": "kind delete cluster",
+    CONTEXT: "delete namespace",
+}
 _WAIT_SECONDS = 60.0
 
 
@@ -51,7 +59,9 @@ def _inputs(output: str) -> list[Manifest]:
     return [yaml.safe_load(text) for text in re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)]
 
 
-@pytest.mark.parametrize("words", [(), ("--chart",), CONTEXT], ids=["kind", "chart", "context"])
+@pytest.mark.parametrize(
+    "words", [(), ("--kind",), ("--kind", "--chart"), CONTEXT], ids=["nodes", "kind", "chart", "context"]
+)
 def test_it_prints_what_it_would_run(
     run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...]
 ) -> None:
@@ -60,16 +70,16 @@ def test_it_prints_what_it_would_run(
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"(?m)^== \d+\. (.*)\n   shows: .+\n\$ ", done.stdout)
     its_own = words != CONTEXT
-    assert [each for each in found if each not in {*STEPS_OF_ITS_OWN, "The cluster"}] == STEPS
+    assert [each for each in found if each not in {*STEPS_OF_ITS_OWN, "The cluster", "Spark"}] == STEPS
     assert set(STEPS_OF_ITS_OWN) <= set(found) or not its_own
-    assert ("kind " in done.stdout) == ("docker " in done.stdout) == (" drain NODE" in done.stdout) == its_own
+    assert ("Spark" in found) == (words == ())
+    assert (" drain NODE" in done.stdout) == its_own
+    assert ("kind create" in done.stdout) == ("docker " in done.stdout) == ("--kind" in words)
     *_, last, nothing, end = done.stdout.split("\n")
     assert (nothing, end) == ("Nothing was run.", "")
-    assert "kind delete cluster" in done.stdout if its_own else "delete namespace" in done.stdout
+    assert REMOVES["--kind" if "--kind" in words else words] in done.stdout
     assert last == ""
-    assert "delete" not in run("--print", "--keep", *words).stdout.replace("delete pod", "").replace(
-        "--delete-emptydir-data", ""
-    )
+    assert not any(each in run("--print", "--keep", *words).stdout for each in REMOVES.values())
 
 
 def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProcess[str]]) -> None:
@@ -77,7 +87,7 @@ def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProc
     output = run("--print", *CONTEXT).stdout
     space, *jobs = _inputs(output)
     assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-    assert [job["metadata"]["name"] for job in jobs] == ["friend", "stranger", "recv", "send"]
+    assert [job["metadata"]["name"] for job in jobs] == ["friend", "stranger", "recv", "send", "upgraded"]
     (patch,) = re.findall(r"--patch \$'(.*?)' \|", output)
     pod = {**executor("dev"), "spec": {**executor("dev")["spec"]}}
     pod["spec"]["containers"] = [dict(container(pod, "spark-kubernetes-executor"))]
@@ -106,7 +116,8 @@ def test_the_workers_are_those_that_the_job_names(run: partial[subprocess.Comple
     """As the chart is installed, and as it is rendered, task 4 is worker 1's, and there are two of them."""
     for words in (("--chart", *CONTEXT), CONTEXT):
         output = run("--print", *words).stdout.replace("\\,", ",")
-        (line,) = re.findall(r"helm (?:install|template) .*", output)
+        line, upgrade = re.findall(r"helm (?:install|template|upgrade) .*", output)
+        assert line.split("--set")[0].split()[2:] == upgrade.split("--set")[0].split()[2:]
         flags = re.findall(r"--(?:values|set|set-string) \S+", line)
         manifests = rendered(*" ".join(flags).split())
         assert container(the(manifests, "StatefulSet")["spec"]["template"])["image"] == IMAGE
@@ -144,7 +155,7 @@ esac
 """
 
 
-@pytest.mark.parametrize("words", [(), CONTEXT], ids=["kind", "context"])
+@pytest.mark.parametrize("words", [("--kind",), CONTEXT], ids=["kind", "context"])
 def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     """Where every tool is content, all steps run in their order, on one cluster, and it is cleaned up."""
     asked = tmp_path / "asked"
@@ -154,25 +165,25 @@ def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...
     steps = re.findall(r"(?m)^== \d+\. (.*)$", done.stdout)
     assert f"The {len(steps)} steps are through." in done.stdout
     lines = asked.read_text(encoding="utf-8").splitlines()
-    context = "--context somewhere" if words else "--context kind-tuplewire-check"
+    context = "--context somewhere" if words == CONTEXT else "--context kind-tuplewire-check"
     local = ("kubectl patch --local", "kubectl config")
     assert all(context in line for line in lines if line.startswith("kubectl") and not line.startswith(local))
     assert "image: a-chart" in (tmp_path / "asked.inputs").read_text()
-    assert (f"kubectl {context} delete namespace" if words else "kind delete cluster") in lines[-1]
-    assert any(" drain node-of-tuplewire-worker-1 " in line for line in lines) == (not words)
+    assert REMOVES["--kind" if "--kind" in words else words] in lines[-1]
+    assert any(" drain node-of-tuplewire-worker-1 " in line for line in lines) == (words != CONTEXT)
 
 
 def test_a_step_that_fails_is_named(stubs: Path, tmp_path: Path) -> None:
     """It ends with 1, shows what the cluster says, and removes what it has made; what was there stays."""
     bash = shutil.which("bash") or "/bin/bash"
     environment = {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "BREAK": "rollout restart"}
-    done = _run(bash, environment)
+    done = _run(bash, environment, "--kind")
     assert done.returncode == 1
     assert "FAILED: A roll" in done.stderr
     lines = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     assert any(" get pods,jobs,events" in line for line in lines)
     assert lines[-1] == "kind delete cluster --name tuplewire-check"
-    for words, broken in (((), "create cluster"), (CONTEXT, "create")):
+    for words, broken in ((("--kind",), "create cluster"), (CONTEXT, "create")):
         (tmp_path / "asked").unlink()
         assert _run(bash, {**environment, "BREAK": broken}, *words).returncode == 1
         assert "delete" not in (tmp_path / "asked").read_text(encoding="utf-8")
@@ -180,13 +191,21 @@ def test_a_step_that_fails_is_named(stubs: Path, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(run: partial[subprocess.CompletedProcess[str]]) -> None:
     """Without its tools it runs nothing, says loudly which, and ends with a code of its own."""
-    done = run()
+    done = run("--kind")
     assert (done.returncode, done.stdout) == (69, "")
     assert "NOT CHECKED, nothing was run" in done.stderr
-    assert {line.split()[0] for line in done.stderr.splitlines()[1:]} == {"kubectl", "helm", "kind", "docker"}
+    assert _missing(done) == {"kubectl", "kind", "docker"}
     done = run(*CONTEXT)
     assert done.returncode == 69
-    assert {line.split()[0] for line in done.stderr.splitlines()[1:]} == {"kubectl", "helm"}
+    assert _missing(done) == {"kubectl"}
+    done = run()
+    assert done.returncode == 69
+    assert "apt-get" in _missing(done)
+
+
+def _missing(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """Return the tools that it asks for; those of `make deploy-tools` may be there."""
+    return {line.split()[0] for line in done.stderr.splitlines()[1:]} - {"helm", "go"}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +214,8 @@ def test_what_is_missing_is_named(run: partial[subprocess.CompletedProcess[str]]
         (("--yse",), "unknown argument --yse"),
         (("--yes",), "--yes needs --image"),
         (("--image",), "--image needs a value"),
-        (("--image", "r.example:5000/tuplewire"), "--image needs a tag"),
+        (("--image", "r.example/tuplewire:1"), "--image is for --yes and --kind"),
+        (("--kind", "--image", "r.example:5000/tuplewire"), "--image needs a tag"),
     ],
 )
 def test_wrong_usage(
@@ -212,7 +232,7 @@ def test_help(run: partial[subprocess.CompletedProcess[str]]) -> None:
     """It names each argument and each exit code."""
     done = run("--help")
     assert done.returncode == 0
-    for word in ("--yes", "--image", "--chart", "--keep", "--print", "69"):
+    for word in ("--yes", "--kind", "--image", "--chart", "--keep", "--print", "69"):
         assert word in done.stdout
 
 

