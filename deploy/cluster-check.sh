@@ -8,8 +8,8 @@ usage() {
     cat <<'END'
 Check Tuplewire in a real cluster, step by step; each step says what it shows.
 
-  deploy/cluster-check.sh [--kind] [--chart] [--keep] [--print]
-  deploy/cluster-check.sh --yes --image IMAGE [--chart] [--keep] [--print]
+  deploy/cluster-check.sh [--kind] [--chart] [--secure] [--keep] [--print]
+  deploy/cluster-check.sh --yes --image IMAGE [--chart] [--secure] [--keep] [--print]
 
   By default: in a cluster of its own with two nodes, built from Go modules and Debian packages by deploy/cluster, as
   root on Debian. The first build takes 20 minutes of CPU; K8S_DIR (~/.cache/tuplewire-k8s) keeps it.
@@ -19,7 +19,8 @@ Check Tuplewire in a real cluster, step by step; each step says what it shows.
   --image IMAGE  what workers run, with its tag. With --yes: one that the cluster has or can pull; into k3s comes one
                  by docker save IMAGE | k3s ctr images import -. With --kind: one that docker has; by default it is
                  built.
-  --chart        install the Helm chart, in place of applying what it renders; both without certificates
+  --chart        install the Helm chart, in place of applying what it renders
+  --secure       with certificates, tokens and permissions
   --keep         leave cluster or namespace as they are in the end
   --print        print what would be run, and run nothing
 
@@ -34,13 +35,14 @@ wrong() {
     exit 64
 }
 
-own=true kind=false image='' chart=false keep=false print=false
+own=true kind=false image='' chart=false secure=false keep=false print=false
 while (($#)); do
     case $1 in
         -h | --help) usage && exit ;;
         --yes) own=false ;;
         --kind) kind=true ;;
         --chart) chart=true ;;
+        --secure) secure=true ;;
         --keep) keep=true ;;
         --print) print=true ;;
         --image)
@@ -67,6 +69,7 @@ need() {
 }
 PATH=$PATH:$PWD/build/bin:$PWD/build/go/bin  # of make deploy-tools
 need helm "3.14 or newer: make deploy-tools"
+! $secure || need openssl "3 or newer, for --secure"
 kubectl=(kubectl) helm=(helm) home=tuplewire-check-control-plane
 if $own && ! $kind; then
     # shellcheck source=cluster/env.sh
@@ -135,6 +138,24 @@ apply_from() {
 }
 values=(--values deploy/helm/dev.yaml --set-string "image.repository=${image%:*},image.tag=${image##*:}"
     --set workers.resources.requests.cpu=100m)
+operator=()
+if $secure; then
+    values+=(--set secure=true --set-file permissions=deploy/cluster/permissions.toml)
+    operator=(env TUPLEWIRE_TOKEN_FILE=/etc/tuplewire/token/token)
+fi
+
+# What a worker's own command line says in its pod: POD WORD...
+inside() {
+    run "${kube[@]}" exec "$1" -- "${operator[@]}" tuplewire "${@:2}" unix:///run/tuplewire/worker.sock
+}
+
+# A certificate and a key of a CA: FOLDER FILE NAME. The CA is made first.
+certificate() {
+    local signed=()
+    [[ $2 == ca ]] || signed=(-CA "$1/ca.crt" -CAkey "$1/ca.key" -addext "subjectAltName=DNS:$3")
+    run openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "/CN=$3" \
+        -keyout "$1/$2.key" -out "$1/$2.crt" "${signed[@]}"
+}
 
 # A program of the image: NAME LABELS WORD...
 job() {
@@ -157,14 +178,34 @@ END
     # Away from the node that is drained.
     ! $own || echo "      nodeName: $home"
     cat <<END
-      securityContext: {runAsNonRoot: true, runAsUser: 185, seccompProfile: {type: RuntimeDefault}}
+      securityContext: {runAsNonRoot: true, runAsUser: 185, fsGroup: 185, seccompProfile: {type: RuntimeDefault}}
+      volumes:
+        - {name: job, configMap: {name: cluster-job}}
+        - {name: tmp, emptyDir: {}}
+END
+    ! $secure || cat <<END
+        - {name: tls, secret: {secretName: tuplewire-client-tls, defaultMode: 0440}}
+        - {name: token, secret: {secretName: tuplewire-driver-token, defaultMode: 0440}}
+END
+    cat <<END
       containers:
         - name: program
           image: $image
           command: [${words%, }]
           securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
-          volumeMounts: [{name: job, mountPath: /job}, {name: tmp, mountPath: /tmp}]
-      volumes: [{name: job, configMap: {name: cluster-job}}, {name: tmp, emptyDir: {}}]
+          volumeMounts:
+            - {name: job, mountPath: /job}
+            - {name: tmp, mountPath: /tmp}
+END
+    ! $secure || cat <<END
+            - {name: tls, mountPath: /etc/tuplewire/tls, readOnly: true}
+            - {name: token, mountPath: /etc/tuplewire/token, readOnly: true}
+          env:
+            - {name: TUPLEWIRE_TLS_CERTIFICATE, value: /etc/tuplewire/tls/tls.crt}
+            - {name: TUPLEWIRE_TLS_KEY, value: /etc/tuplewire/tls/tls.key}
+            - {name: TUPLEWIRE_TLS_CA, value: /etc/tuplewire/tls/ca.crt}
+            - {name: TUPLEWIRE_TLS_WORKER_NAMES, value: worker.tuplewire}
+            - {name: TUPLEWIRE_TOKEN_FILE, value: /etc/tuplewire/token/token}
 END
 }
 
@@ -276,6 +317,28 @@ kind: Namespace
 metadata: {name: $name, labels: {pod-security.kubernetes.io/enforce: restricted}}
 END
 made=${made:-namespace}
+if $secure; then
+    folder=FOLDER
+    $print || folder=$(mktemp -d)
+    certificate "$folder" ca cluster-check
+    certificate "$folder" worker worker.tuplewire
+    certificate "$folder" client program.tuplewire
+    for each in worker client; do
+        secret=tuplewire-tls
+        [[ $each == worker ]] || secret=tuplewire-client-tls
+        run "${kube[@]}" create secret generic $secret "--from-file=tls.crt=$folder/$each.crt" \
+            "--from-file=tls.key=$folder/$each.key" "--from-file=ca.crt=$folder/ca.crt"
+    done
+    $print || {
+        echo "check $(openssl rand -hex 32)" >"$folder/tuplewire-token"
+        echo "check/driver $(openssl rand -hex 32)" >"$folder/tuplewire-driver-token"
+        cat "$folder"/tuplewire-{driver-token,token} >"$folder/tuplewire-worker-tokens"
+    }
+    for each in tuplewire-token tuplewire-driver-token tuplewire-worker-tokens; do
+        run "${kube[@]}" create secret generic $each "--from-file=token=$folder/$each"
+    done
+    $print || rm -r "$folder"
+fi
 if $chart; then
     run "${helm[@]}" install tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" "${values[@]}"
 else
@@ -319,7 +382,7 @@ done
 
 step "A drain" "that a worker under load ends with 0, and that its tasks wait for the kubelet to start it again"
 # The container may end before kubectl has its answer.
-run "${kube[@]}" exec tuplewire-worker-1 -- tuplewire drain 127.0.0.1:6700 || true
+inside tuplewire-worker-1 drain || true
 exited='{.status.containerStatuses[0].lastState.terminated.exitCode}'
 run "${kube[@]}" wait "--for=jsonpath=$exited=0" pod/tuplewire-worker-1 --timeout=120s
 ready
@@ -385,6 +448,6 @@ run "${kube[@]}" wait --for=condition=Complete job/send job/recv --timeout=300s
 run "${kube[@]}" logs job/send
 run "${kube[@]}" logs job/recv
 for each in 0 1; do
-    run "${kube[@]}" exec "tuplewire-worker-$each" -- tuplewire status 127.0.0.1:6700
+    inside "tuplewire-worker-$each" status
 done
 $print || printf '\nThe %d steps are through.\n' "$steps"
