@@ -214,7 +214,7 @@ spark_job() {
     local name=$1 conf='' each
     for each in kubernetes.namespace=tuplewire-check kubernetes.container.image=localhost/spark:dev \
         kubernetes.authenticate.driver.serviceAccountName=spark executor.instances=2 executor.memory=512m \
-        driver.memory=512m executor.cores=1 kubernetes.executor.request.cores=100m kubernetes.driver.request.cores=100m \
+        driver.memory=512m driver.memoryOverhead=1g executor.memoryOverhead=1g executor.cores=1 kubernetes.executor.request.cores=100m kubernetes.driver.request.cores=100m \
         kubernetes.driver.pod.name="spark-$name"; do
         conf+=", \"--conf\", \"spark.$each\""
     done
@@ -427,7 +427,8 @@ END
         spark_job "$each" | run_with "${apply[@]}"
         run "${kube[@]}" wait --for=condition=Complete "job/submit-$each" --timeout=300s
         run "${kube[@]}" wait '--for=jsonpath={.status.phase}=Succeeded' "pod/spark-$each" --timeout=10s
-        run "${kube[@]}" logs "spark-$each" --container spark-kubernetes-driver --tail=1
+        # Which fails where the job has not printed it.
+        run "${kube[@]}" logs "spark-$each" --container spark-kubernetes-driver | grep -e '^passed' ${print:+-e '^\$'}
     done
 fi
 

@@ -82,9 +82,12 @@ def test_it_prints_what_it_would_run(
     assert not any(each in run("--print", "--keep", *words).stdout for each in REMOVES.values())
 
 
-def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProcess[str]]) -> None:
+@pytest.mark.parametrize("words", [(), ("--secure",)], ids=["plain", "secure"])
+def test_what_it_applies_keeps_the_schemas(
+    run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...]
+) -> None:
     """The jobs are such as the standard `restricted` admits; the pod with a sidecar is whole."""
-    output = run("--print", *CONTEXT).stdout
+    output = run("--print", *CONTEXT, *words).stdout
     space, *jobs = _inputs(output)
     assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     assert [job["metadata"]["name"] for job in jobs] == ["friend", "stranger", "recv", "send", "upgraded"]
@@ -101,6 +104,7 @@ def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProc
         for each in (space, *jobs, pod):
             validate(each, version)
     for job in jobs:
+        check_pod(job["spec"]["template"])
         spec = job["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -232,7 +236,7 @@ def test_help(run: partial[subprocess.CompletedProcess[str]]) -> None:
     """It names each argument and each exit code."""
     done = run("--help")
     assert done.returncode == 0
-    for word in ("--yes", "--kind", "--image", "--chart", "--keep", "--print", "69"):
+    for word in ("--yes", "--kind", "--image", "--chart", "--secure", "--keep", "--print", "69"):
         assert word in done.stdout
 
 
