@@ -214,7 +214,8 @@ spark_job() {
     local name=$1 conf='' each
     for each in kubernetes.namespace=tuplewire-check kubernetes.container.image=localhost/spark:dev \
         kubernetes.authenticate.driver.serviceAccountName=spark executor.instances=2 executor.memory=512m \
-        driver.memory=512m driver.memoryOverhead=1g executor.memoryOverhead=1g executor.cores=1 kubernetes.executor.request.cores=100m kubernetes.driver.request.cores=100m \
+        driver.memory=512m driver.memoryOverhead=1g executor.memoryOverhead=1g executor.cores=1 \
+        kubernetes.executor.request.cores=100m kubernetes.driver.request.cores=100m \
         kubernetes.driver.pod.name="spark-$name"; do
         conf+=", \"--conf\", \"spark.$each\""
     done
@@ -435,12 +436,12 @@ fi
 step "An upgrade" "that workers take other tasks under a new version, without a restart"
 if $chart; then
     run "${helm[@]}" upgrade tuplewire deploy/helm/tuplewire --kube-context "$context" --namespace "$name" \
-        "${values[@]}" --set assignment.tasksPerWorker=5
+        "${values[@]}" --set assignment.tasksPerWorker=3
 else
     apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}" \
-        --set assignment.tasksPerWorker=5,assignment.version=2
+        --set assignment.tasksPerWorker=3,assignment.version=2
 fi
-job upgraded "$label" "${program[@]}" holds tuplewire-worker-1.tuplewire-workers:6700 9 | run_with "${apply[@]}"
+job upgraded "$label" "${program[@]}" holds tuplewire-worker-1.tuplewire-workers:6700 3 | run_with "${apply[@]}"
 run "${kube[@]}" wait --for=condition=Complete job/upgraded --timeout=200s
 
 step "The end" "that every message has arrived, once and in order, and that the books balance"

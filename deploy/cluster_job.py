@@ -11,6 +11,7 @@ where it is not.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import tuplewire
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import UnreachableError
 
 WAIT_SECONDS = 300.0
 REACH_SECONDS = 5.0
@@ -81,8 +83,10 @@ def holds(address: str, task: int) -> str:
     deadline = time.monotonic() + WAIT_SECONDS
     with ControlClient(address) as control:
         while time.monotonic() < deadline:
-            if any(each.task == task for each in control.status().tasks):
-                return f"{address} has task {task}"
+            # It is out of reach until the network plugin knows this pod.
+            with contextlib.suppress(UnreachableError):
+                if any(each.task == task for each in control.status().tasks):
+                    return f"{address} has task {task}"
             time.sleep(1.0)
     sys.exit(f"{address} has not got task {task}")
 
