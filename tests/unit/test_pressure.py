@@ -22,6 +22,7 @@ def test_a_connection_is_held_up_after_a_moment() -> None:
     pressure.hold(SECOND, 2.0)
     assert pressure.held_since == 1.0
     assert not pressure.holds(FIRST, 1.0 + HELD_SECONDS / 2)
+    assert not pressure.holds(FIRST, 1.0 + HELD_SECONDS)
     assert pressure.holds(FIRST, 1.0 + 1.5 * HELD_SECONDS)
     assert not pressure.holds(SECOND, 1.0 + 1.5 * HELD_SECONDS)
     pressure.free(FIRST)
@@ -68,6 +69,7 @@ class Window:
     def __init__(self) -> None:
         self.without_credit: dict[int, None] = {}
         self.messages = self.acknowledged = 0
+        self.full = False
 
     def waiting_tasks(self) -> set[int]:
         """Return those with messages that were not written."""
@@ -101,3 +103,16 @@ def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
     assert session.blocked_tasks() == {1, 2, 3}
     session.opened()
     assert session.blocked_tasks() == {1}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_driver_that_stops_at_a_full_window_is_held_up(*, full: bool) -> None:
+    """It waits for acknowledgements; at any other it has nothing to write."""
+    outbound, window = OutboundPressure(), Window()
+    session = session_of(window, outbound)
+    window.full = full
+    session.idles()
+    later = Clock.now + 2 * HELD_SECONDS
+    assert outbound.holds(session, later) == full
+    session.goes_on()
+    assert not outbound.holds(session, later)

@@ -18,6 +18,7 @@ from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 HERE = AssignedWorker("here", "127.0.0.1:1", (0,))
@@ -212,5 +213,51 @@ def test_an_assignment_says_whether_it_is_new() -> None:
     def act(router: Router) -> None:
         assert not router.update(ASSIGNMENT)
         assert router.update(replace(ASSIGNMENT, version=2))
+
+    with_router(act)
+
+
+def test_a_connection_whose_messages_are_taken_back_writes_nothing() -> None:
+    """From that moment on: its peer may answer before the connection is closed. The new one writes."""
+
+    def act(router: Router) -> None:
+        given_up: Any = router.connections.get(THERE.peer)
+        router.connections.renew(THERE.peer)
+        new: Any = router.connections.get(THERE.peer)
+        assert (given_up._sender.writes, new._sender.writes) == (False, True)
+
+    with_router(act)
+
+
+def test_a_connection_that_is_not_needed_settles_what_it_has() -> None:
+    """It goes on writing until its messages are acknowledged, or its time is over."""
+
+    def act(router: Router) -> None:
+        connection: Any = router.connections.get(THERE.peer)
+        router.connections.refresh({}, (), (), 3.0)
+        assert router.connections.get(THERE.peer) is None
+        assert connection._sender.writes
+
+    with_router(act)
+
+
+def test_the_place_of_a_task_is_told_as_far_as_it_is_known() -> None:
+    """Here, at another worker, or, where nobody has it, here as well."""
+
+    def act(router: Router) -> None:
+        assert [router.place_of(task) for task in (0, 1, 9)] == [LOCAL, "there", LOCAL]
+
+    with_router(act)
+
+
+def test_messages_are_doubted_only_while_a_worker_is_lost() -> None:
+    """What it had forwarded may come again from its programs, by another worker."""
+
+    def act(router: Router) -> None:
+        seen = []
+        for connected in (True, False, True):
+            router.worker_is(5, connected=connected)
+            seen.append(router.queues.doubtful is not None)
+        assert seen == [False, True, False]
 
     with_router(act)
