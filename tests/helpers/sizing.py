@@ -8,7 +8,7 @@ from tuplewire_service.process.worker_config import WorkerConfig
 MIB = 1 << 20
 BASE_BYTES = 64 * MIB
 """A worker that holds nothing."""
-PER_MESSAGE_BYTES = 64
+PER_MESSAGE_BYTES = 80
 """What is kept for a message besides its payload, be it alone in its group."""
 REMEMBERED_BYTES = TransportSettings().max_sessions * 5 * 1024
 """What is kept of senders that are gone and may resume."""
