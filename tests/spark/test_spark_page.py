@@ -19,7 +19,7 @@ from tuplewire.spark.topology import Rows, SparkTopology, run_topology, submit_t
 from tuplewire.topology import Topology, TopologyBuilder
 from tuplewire_service.launching.local_workers import LocalWorkers
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
 # Spark's Python workers do not find this module.
 cloudpickle.register_pickle_by_value(slow_words)  # type: ignore[no-untyped-call]
 
