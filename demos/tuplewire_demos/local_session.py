@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark import is_remote
+from tuplewire.spark.releases import is_remote
 from tuplewire_demos.java import Java, cache_dir, find_java, wrapped_home
 from tuplewire_demos.jvm import GatewayProcess, plain_interrupts
 from tuplewire_demos.spark_home import pyspark_place, spark_home

@@ -35,7 +35,7 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     from tuplewire.spark.data_source import TuplewireDataSource
-    from tuplewire.spark.releases import use_in_this_thread
+    from tuplewire.spark.releases import is_remote, use_in_this_thread
 
     if not is_remote(spark):
         use_in_this_thread(spark)
@@ -44,11 +44,6 @@ def register(spark: SparkSession) -> None:
     except AnalysisException as error:
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # as 4.0 says where it has found it by itself
             raise
-
-
-def is_remote(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def __getattr__(name: str) -> Any:

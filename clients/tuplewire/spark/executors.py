@@ -10,7 +10,7 @@ from tuplewire.addresses import join_host_port
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.keywords import naming
 from tuplewire.membership import Membership, MembershipKeywords, Workers
-from tuplewire.spark import is_remote
+from tuplewire.spark.releases import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

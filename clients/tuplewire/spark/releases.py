@@ -34,6 +34,11 @@ class NeedsSparkError(ConfigError):
     """The Spark that is installed lacks what is asked for."""
 
 
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def needs(what: str, first: str, instead: str) -> NeedsSparkError:
     """Return the error for what only Sparks from `first` on can do; instead: what the reader does now."""
     from pyspark import __version__ as installed

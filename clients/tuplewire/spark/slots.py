@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark import is_remote
+from tuplewire.spark.releases import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

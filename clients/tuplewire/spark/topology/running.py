@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.spark import is_remote
-from tuplewire.spark.releases import inheritable_thread
+from tuplewire.spark.releases import inheritable_thread, is_remote
 from tuplewire.spark.topology.letters import LETTERS
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted

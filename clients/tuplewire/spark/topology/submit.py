@@ -11,8 +11,7 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
 from tuplewire.events import event_logger
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
-from tuplewire.spark import is_remote
-from tuplewire.spark.releases import check_topology_session
+from tuplewire.spark.releases import check_topology_session, is_remote
 from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology.letters import keeps_letters
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
