@@ -25,15 +25,13 @@ from workload import (
 from tuplewire_service.launching.local_workers import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
-HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, CUT, WIDE = "hop-zmq", "hop-local", "chain-zmq", "cut", "wide"
+HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, WIDE = "hop-zmq", "hop-local", "chain-zmq", "wide"
 SENDS, SENDS_AIO, ZMQ_FRAMES, RELAY, DIRECT = "sends", "sends-aio", "zmq-frames", "relay", "direct"
 STORM = "storm"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 
 _TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
-_CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq", CUT: "grpc", WIDE: "grpc"}
-_CUTTING = ("--allow-faults", "--faults=cut=0.001 method=Send")
-"""At both workers, the stream that has brought one frame of a thousand breaks."""
+_CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq", WIDE: "grpc"}
 _RELAYS = {RELAY: 2, DIRECT: 0}
 """Link of bare gRPC -> how many processes stand between its ends."""
 _HURRY = ("--drain-seconds=1",)
@@ -235,7 +233,7 @@ class Links:
         return Link(name, self._agent("ours.py", "hop-client", port, transport), server)
 
     def _chain(self, name: str, transport: str) -> Link:
-        flags = [f"--transport={transport}", *(_CUTTING if name == CUT else ())]
+        flags = [f"--transport={transport}"]
         workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=flags))
         idle = IDLE_TASKS if name == WIDE else ()
         workers.assign({0: [SOURCE_TASK, *idle[::2]], 1: [DESTINATION_TASK, PACED_TASK, *idle[1::2]]})

@@ -12,7 +12,6 @@ from links import (
     BARE,
     CHAIN,
     CHAIN_ZMQ,
-    CUT,
     DIRECT,
     ECHO,
     HOP,
@@ -132,12 +131,6 @@ ROWS = (
         "four processes, ZeroMQ between the workers, frames of 1000",
         Cell(CHAIN_ZMQ, 1000, "touch"),
         (Against(Cell(CHAIN, 1000, "touch")), Against(_ZMQ)),
-    ),
-    Row(
-        "cut/1000",
-        "four processes, a stream cut with each 1,000th frame, frames of 1000",
-        Cell(CUT, 1000, "touch"),
-        (Against(Cell(CHAIN, 1000, "touch")),),
     ),
     Row(
         "stopped",

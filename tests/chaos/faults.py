@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chaos.layout import CONSUMERS, PRODUCERS, TASKS, WORKERS, ways
-from helpers.fault_line import Direction
+
+from tuplewire_service.testing.fault_line import Direction
 
 
 class Kind(enum.StrEnum):

@@ -10,10 +10,10 @@ from typing import Self
 from chaos.faults import Fault, Kind
 from chaos.layout import CONSUMERS, PRODUCERS, WORKERS, ConsumerPlan, ProducerPlan, way
 from helpers.control_faults import ControlFaults
-from helpers.fault_line import Direction
-from helpers.fault_proxy import FaultProxy
 
 from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.testing.fault_line import Direction
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 LATENCY_SECONDS = 0.01
 """Of each way: something is always in flight, for a fault to hit."""

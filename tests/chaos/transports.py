@@ -32,11 +32,11 @@ from chaos.journal import Journal, history_of, records
 from chaos.layout import way
 from chaos.network import LATENCY_SECONDS, calm, disturb
 from chaos.programs import Program
-from helpers.fault_proxy import FaultProxy
 from helpers.history import Verdict
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 RECEIVERS = {"receiver-0": (10, 11), "receiver-1": (12, 13)}
 SENDERS = {"sender-0": "queued", "sender-1": "processed", "sender-2": "queued"}

@@ -16,7 +16,6 @@ from deploy.foreign_clients import Running, built_with_go, client
 from helpers import eventually
 from helpers.admin import samples
 from helpers.certificates import Authority
-from helpers.fault_proxy import FaultProxy
 from helpers.restartable import RestartableWorker
 from helpers.secured import tls_flags
 from helpers.tools import ROOT, require_tool
@@ -34,6 +33,7 @@ from helpers.topology import (
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 CLIENTS = ("buf", "node", "go", "java", "rust", "grpclib")
 RESUMING = ("node", "go", "grpclib")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from helpers.certificates import Authority
-from helpers.fault_proxy import FaultProxy
 from helpers.secured import files_of, secret_file, tls_flags, variables_of
 from helpers.topology import TOPOLOGY, assign, ledger, metric, numbers, proxy_before, status, through
 from helpers.traffic import Feeder, Reader, client_of
@@ -19,6 +18,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 WORKER, PROGRAM = "worker.example", "etl.example"
 _TASK = 7

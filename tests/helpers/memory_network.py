@@ -16,7 +16,7 @@ from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of, unwrapped
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
 from tuplewire_service.messaging.streamed.streamed_transport import StreamedClient, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
@@ -243,7 +243,7 @@ class _NetworkServer(StreamedServer):
         callback: IConnectionCallback | None,
     ) -> None:
         self._network = network
-        super().__init__(network.thread, topology, port, settings, callback, unwrapped)
+        super().__init__(network.thread, topology, port, settings, callback)
 
     async def _bind(self) -> int:
         self._addresses.append(f"{HOST}:{self._port}")

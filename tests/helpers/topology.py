@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 
 from helpers.admin import samples
-from helpers.fault_proxy import FaultProxy
 from helpers.ports import free_port
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
@@ -21,6 +20,7 @@ from tuplewire_service.command.status_report import ledger_of
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from helpers.fault_proxy import FaultProxy
 from helpers.program import Threads, serve
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 _STEADY_SECONDS = 2.0
 

@@ -12,7 +12,6 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Message,
@@ -38,6 +37,7 @@ from tuplewire.errors import (
     UnreachableError,
     WrongTopologyError,
 )
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 

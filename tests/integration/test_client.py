@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 from helpers.errors import comes_to_say
-from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -34,6 +33,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 LONGER_THAN_A_TEST = 10_000.0

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.errors import comes_to_say
-from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -26,6 +25,7 @@ from tuplewire.errors import (
 )
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 

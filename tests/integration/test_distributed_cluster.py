@@ -95,20 +95,6 @@ def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
     assert topology.exit_codes == [0, 0]
 
 
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_faults_on_purpose_between_its_processes(tmp_path: Path, transport: str) -> None:
-    """Streams between the workers are lost, doubled and cut, and each tuple counts once."""
-    conf = {
-        "storm.messaging.transport": transport,
-        "storm.log.dir": str(tmp_path),
-        "tuplewire.worker.allow_faults": True,
-        "tuplewire.worker.faults": "lose=0.2 double=0.2 cut=0.2 method=Send",
-    }
-    with running(**conf) as topology:
-        assert counts_of(topology.finish(SECONDS)) == EXPECTED
-    assert "a fault on purpose" in "".join(log.read_text() for log in tmp_path.iterdir())
-
-
 def test_killing_loses_nothing_that_is_on_the_way(tmp_path: Path) -> None:
     """A topology that is killed while it works finishes what its spouts have emitted, everywhere."""
     conf = {"storm.log.dir": str(tmp_path), "topology.max.spout.pending": 100}

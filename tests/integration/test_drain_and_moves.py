@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.fault_proxy import FaultProxy
 from helpers.moving_workers import TASK, Workers
 from helpers.ports import free_port
 from helpers.topology import (
@@ -31,6 +30,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 
 def ready(*workers: Endpoint) -> None:

@@ -12,10 +12,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from helpers.fault_line import Direction
-from helpers.fault_proxy import FaultProxy
 
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_line import Direction
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 _DEADLINE_SECONDS = 20.0
 _QUIET_SECONDS = 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections import Counter
@@ -109,30 +108,6 @@ def test_fed_tuples_are_followed_across_workers(
         feeder.feed(["c"], message_id="more")
         cluster.wait("t")
         assert feeder.acked[-1] == "more"
-
-
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_faults_on_purpose_between_its_workers(
-    feeder: FeederSpout, transport: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Streams are lost, doubled and cut as at a worker of its own, and each tuple comes once."""
-    conf = {
-        "topology.workers": 3,
-        "storm.messaging.transport": transport,
-        "tuplewire.worker.allow_faults": True,
-        "tuplewire.worker.faults": "lose=0.05 double=0.2 cut=0.05 method=Send",
-    }
-    caplog.set_level(logging.INFO)
-    fed = 0
-    with LocalCluster() as cluster:
-        running = cluster.submit("t", conf, word_count(feeder))
-        while "a fault on purpose" not in caplog.text:
-            for _ in range(20):
-                feeder.feed(["a b"], message_id=fed)
-                fed += 1
-            running.wait()
-        assert sorted(feeder.acked) == list(range(fed))
-        assert sorted(running.captured.tuples("split")) == [("a",)] * fed + [("b",)] * fed
 
 
 def test_time_passes_when_told(feeder: FeederSpout) -> None:
@@ -258,8 +233,6 @@ def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
         ({"tuplewire.session.overflw": "fail"}, "did you mean tuplewire.session.overflow"),
         ({"tuplewire.transport.max_sessions": 0}, "tuplewire.transport.max_sessions must be"),
         ({"tuplewire.sesion.overflow": "fail"}, "unknown setting 'tuplewire.sesion.overflow'"),
-        ({"tuplewire.worker.allow_faults": True}, "'local' has no streams .* use grpc or zmq"),
-        ({"topology.workers": 2, "tuplewire.worker.allow_faults": True}, "'local' has no streams"),
     ],
 )
 def test_wrong_settings(feeder: FeederSpout, conf: dict[str, Any], problem: str) -> None:

@@ -305,7 +305,6 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
                 "Progress": lambda: control.progress(control_pb2.ProgressRequest(**about)),
                 "GetDebug": control.debug,
                 "SetLogging": lambda: control.set_logging("debug", seconds=1),
-                "SetFaults": control.set_faults,
             }
             for method, call in calls.items():
                 with pytest.raises(PermissionDeniedError, match=f"may not call {method}"):

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
-from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -30,6 +29,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MessageError, SupersededError
 from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 DEAD = 999
 LIMIT = 3

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -36,6 +35,7 @@ from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 QUEUE = 1000
 

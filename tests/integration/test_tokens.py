@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.admin import get, scrape
-from helpers.fault_proxy import FaultProxy
 from helpers.secured import denied, secret_file
 
 from tuplewire import Client, Credentials, aio
@@ -22,6 +21,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnauthenticatedError
 from tuplewire.spark.client_handle import ClientHandle
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 TOPOLOGY = "test"
 _SECONDS = 60.0

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -39,6 +38,7 @@ from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from helpers import eventually
-from helpers.fault_proxy import FaultProxy
 from helpers.program import Program
 from helpers.zmq_contexts import bound, transport, works
 from helpers.zmq_programs import sender, server
@@ -26,6 +25,7 @@ from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import dial_zmq
+from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
 LAST_MESSAGES = 5

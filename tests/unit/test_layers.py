@@ -38,7 +38,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
         ),
         "tuplewire_service.admin.admin_server": "tuplewire_service.admin.live_page",
         "tuplewire_service.admin.live_page": "tuplewire_service.security.guard",
-        "tuplewire_service.control.servicers": "tuplewire_service.process.fault_control",
         "tuplewire_service.control.status_messages": "tuplewire_service.control.rates",
         "tuplewire_service.executors.distributed_topology": (
             "tuplewire_service.messaging.factory "
@@ -50,8 +49,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
         "tuplewire_service.executors.local_worker": (
             "tuplewire_service.messaging.base "
             "tuplewire_service.messaging.factory "
-            "tuplewire_service.messaging.faults "
-            "tuplewire_service.messaging.streamed.faulty_stream "
             "tuplewire_service.messaging.transport_settings "
             "tuplewire_service.process.config_sources "
             "tuplewire_service.process.worker_config "

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from helpers.fault_line import Conditions, Direction, Line, OneWay
 from helpers.hand_loop import HandLoop
+
+from tuplewire_service.testing.fault_line import Conditions, Direction, Line, OneWay
 
 CHUNKS = 16
 DATA = os.urandom(CHUNKS * 64 * 1024)

@@ -14,7 +14,6 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings import settings_of
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount, ServerStatistics
-from tuplewire_service.process.fault_control import FaultControl
 from tuplewire_service.process.log_output import LogOutput
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
@@ -102,7 +101,6 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
         *families(2, 2, BOUNDED),
         *Security(secured).collect(),
         *LogOutput("info", "text").collect(),
-        *FaultControl(secured).collect(),
     ]:
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}

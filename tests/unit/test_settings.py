@@ -119,7 +119,6 @@ RIGHT: dict[str, Any] = {
 }
 # What else a setting needs, or does not go with.
 WITH: dict[str, dict[str, Any]] = {
-    "faults": {"allow_faults": True},
     "transport": dict.fromkeys(TLS),
     "listen_peers": {"transport": "zmq", **dict.fromkeys(TLS)},
 }

@@ -175,14 +175,6 @@ class ControlClient:
             control_pb2.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds),
         )
 
-    def set_faults(self, rules: str = "", seconds: float = 0.0) -> None:
-        """Put faults on purpose in force for so many seconds, at most a day; without rules, end them.
-
-        rules: such as `lose=0.1 method=Send peer=shop*`. Raises PermissionDeniedError where the worker allows
-        none, and ProtocolError for what is no rule.
-        """
-        self._call("SetFaults", control_pb2.SetFaultsRequest(rules=rules, seconds=seconds))
-
     def tell_topology(self, program: str, components: Iterable[control_pb2.ComponentStatus]) -> None:
         """Tell what a program runs of a topology, for the worker's status; to be told again each second.
 

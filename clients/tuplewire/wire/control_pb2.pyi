@@ -788,18 +788,6 @@ class SetLoggingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class SetFaultsRequest(_message.Message):
-    __slots__ = ("rules", "seconds")
-    RULES_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    rules: str
-    seconds: float
-    def __init__(self, rules: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
-
-class SetFaultsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class TellTopologyRequest(_message.Message):
     __slots__ = ("program", "components")
     PROGRAM_FIELD_NUMBER: _ClassVar[int]

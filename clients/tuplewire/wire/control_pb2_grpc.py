@@ -75,11 +75,6 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
                 _registered_method=True)
-        self.SetFaults = channel.unary_unary(
-                '/tuplewire.v1.Control/SetFaults',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.FromString,
-                _registered_method=True)
         self.TellTopology = channel.unary_unary(
                 '/tuplewire.v1.Control/TellTopology',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
@@ -158,14 +153,6 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetFaults(self, request, context):
-        """SetFaults puts faults on purpose in force, for a time, so that a pipeline can be tried with them. Refused with
-        PERMISSION_DENIED by a worker that does not allow them.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def TellTopology(self, request, context):
         """TellTopology takes what a program runs of a topology, for the worker's status. The program tells it again
         each second: after 10 s of silence it is forgotten. Refused with RESOURCE_LIMIT where there is too much of it.
@@ -229,11 +216,6 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SetLogging,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.SerializeToString,
-            ),
-            'SetFaults': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetFaults,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.SerializeToString,
             ),
             'TellTopology': grpc.unary_unary_rpc_method_handler(
                     servicer.TellTopology,
@@ -463,33 +445,6 @@ class Control(object):
             '/tuplewire.v1.Control/SetLogging',
             tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetFaults(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tuplewire.v1.Control/SetFaults',
-            tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""`tuplewire tap`, `debug`, `log-level` and `faults`: looks into a running worker, and tries of it."""
+"""`tuplewire tap`, `debug` and `log-level`: look into a running worker."""
 
 from __future__ import annotations
 
@@ -88,35 +88,6 @@ def add_looking_commands(commands: Any) -> None:
         default=60.0,
         help="so often each kind of event is logged that others can cause (default 60)",
     )
-
-    about = "make a worker lose, double, delay, cut or slow messages, where it allows that"
-    parser = add_asking(commands, _faults, about, "lose=0.01 delay=0.05 method=Send --for 60")
-    parser.add_argument(
-        "rule",
-        metavar="WORD",
-        nargs="*",
-        help="lose=, double=, cut= (a share of messages), delay= (seconds), slow= (bytes a second), "
-        "rate= (of the messages), method= and peer= (patterns); none: end all faults",
-    )
-    parser.add_argument(
-        "--for",
-        dest="seconds",
-        metavar="SECONDS",
-        type=seconds,
-        default=60.0,
-        help="for how long (default 60)",
-    )
-
-
-def _faults(arguments: argparse.Namespace) -> int:
-    words = arguments.rule
-    if arguments.address is not None and "=" in arguments.address and "://" not in arguments.address:
-        words, arguments.address = [arguments.address, *words], None
-    with control_of(arguments) as client:
-        client.set_faults(" ".join(words), arguments.seconds)
-    said = f"has faults for {arguments.seconds:g} s" if words else "has no faults any more"
-    print(f"{client.address} {said}")
-    return EXIT_OK
 
 
 def _debug(arguments: argparse.Namespace) -> int:

@@ -29,14 +29,12 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
     SilentStreams,
-    Wrap,
     check_id,
     check_receiver,
     log_refusal,
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.debugging import Debugging
-from tuplewire_service.process.fault_control import FaultControl
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
 
@@ -47,8 +45,6 @@ Check = Callable[[Context, str], None]
 """Raises RefusedError when the caller may not call /SERVICE/METHOD."""
 _PIECE_BYTES = 1 << 20
 """gRPC takes responses of 4 MiB."""
-_HEALTH = "/grpc.health."
-"""Probes have no faults on purpose."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -62,7 +58,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         admit: Callable[[Context], IAccess],
         status: Callable[[int | None], Awaitable[pb.GetStatusResponse]],
         debugging: Debugging,
-        faults: FaultControl,
         told: ToldTopologies,
     ) -> None:
         """Serve it.
@@ -78,7 +73,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._taps = TapService(worker)
         self.reports = MetricReports()
         self._debugging = debugging
-        self._faults = faults
         self._told = told
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
@@ -148,12 +142,6 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._debugging.log.change(request.level, request.every_seconds, request.seconds, by)
         return pb.SetLoggingResponse()
 
-    async def SetFaults(self, request: pb.SetFaultsRequest, context: Context) -> pb.SetFaultsResponse:
-        """Put faults on purpose in force, for a time."""
-        by = {"client": context.peer(), "who": self._admit(context).owner}
-        self._faults.change(request.rules, request.seconds, by)
-        return pb.SetFaultsResponse()
-
     async def TellTopology(
         self, request: pb.TellTopologyRequest, context: Context
     ) -> pb.TellTopologyResponse:
@@ -193,10 +181,9 @@ class Services(grpc.GenericRpcHandler):
     The RefusedError or MessageError that a method raises reaches its caller, too.
     """
 
-    def __init__(self, check: Check, limits: ConnectionLimits, wrap: Wrap) -> None:
+    def __init__(self, check: Check, limits: ConnectionLimits) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
-        self._wrap = wrap
         self.silent = SilentStreams(limits)
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
@@ -216,8 +203,6 @@ class Services(grpc.GenericRpcHandler):
 
         async def answer(_: object, context: Context) -> None:
             wire: ServerStream = GrpcServerStream(context, None)
-            if not path.startswith(_HEALTH):
-                wire = self._wrap(wire, path.rpartition("/")[2])
             with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
                 request = await self._read(path, method, context, wire)
                 try:

@@ -18,9 +18,7 @@ from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.messaging.base import IContext
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.faults import Faults, parse_faults
-from tuplewire_service.messaging.streamed.faulty_stream import make_faulty
+from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.config_sources import settings_in, transport_settings_in
 from tuplewire_service.process.worker_config import WorkerConfig
@@ -37,10 +35,7 @@ def context_of(conf: Mapping[str, Any], config: WorkerConfig, incarnation: int =
     """Return what joins a worker of this process with the others; ConfigError for what cannot be."""
     of_worker = TransportSettings(**of_transport(config, incarnation))
     own = transport_settings_in(conf)
-    context = TransportFactory.make_context({**own, **of_worker.conf()})
-    if config.allow_faults:
-        make_faulty(context, own[TRANSPORT_KEY], Faults(parse_faults(config.faults or "")))
-    return context
+    return TransportFactory.make_context({**own, **of_worker.conf()})
 
 
 def config_of(conf: Mapping[str, Any], worker_id: str, topology_id: str) -> WorkerConfig:

@@ -34,7 +34,6 @@ from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSet
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
 from tuplewire_service.process.debugging import Debugging
-from tuplewire_service.process.fault_control import FaultControl
 from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
@@ -67,8 +66,7 @@ class DataPlane:
         self.loop = messaging_loop()
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
-        self.faults = FaultControl(config)
-        self._services = Services(self.security.check_call, config.limits, self.faults.wrap)
+        self._services = Services(self.security.check_call, config.limits)
         incarnation = time.time_ns()
         host = bracketed(split_host_port(config.listen)[0])
         programs = GrpcContext(
@@ -79,7 +77,6 @@ class DataPlane:
             ),
             self.security.wiring([self._services]),
         )
-        self.faults.put_into(programs, DEFAULT_TRANSPORT)
         self._contexts: list[IContext] = [programs]
         peers = None
         self._peers_port = 0
@@ -89,7 +86,6 @@ class DataPlane:
             peers = TransportFactory.make_context(
                 {TRANSPORT_KEY: config.transport, **common.conf(), **_PEERS_CONF}
             )
-            self.faults.put_into(peers, config.transport)
             self._contexts.append(peers)
         advertise = config.advertise or ""
         self.worker = self.loop.call(lambda: Worker(config, programs, incarnation, peers, advertise))
@@ -100,7 +96,7 @@ class DataPlane:
         """Adds to a status what only the process around the worker knows; on the loop."""
         self._told = ToldTopologies()
         self._control = ControlServicer(
-            self.worker, stop, self.security.admit, self._status, debugging, self.faults, self._told
+            self.worker, stop, self.security.admit, self._status, debugging, self._told
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         self._sinks = SinkServicer(self.worker, self.security.admit)

@@ -133,7 +133,6 @@ def _serve(
         registry.register(WorkerCollector(plane.snapshot, config, memory_limit()))
         registry.register(plane.security)
         registry.register(log)
-        registry.register(plane.faults)
         debugging.registry = registry
         if program is None:
             registry.register(ReportedCollector(plane.reported))

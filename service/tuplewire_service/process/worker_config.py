@@ -28,7 +28,6 @@ from tuplewire.settings import (
 from tuplewire.storm_keys import our_transport
 from tuplewire.task_ids import TASKS
 from tuplewire.tracing.tracing_settings import TracingSettings
-from tuplewire_service.messaging.faults import parse_faults
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -186,12 +185,6 @@ class WorkerConfig(WorkerSettings):
     trace_sample: float = same(
         TracingSettings, "trace_sample", "of what spouts emit that run here, how much begins a trace"
     )
-    allow_faults: bool = setting(
-        FLAG, False, "allow faults on purpose, by the setting faults and by tuplewire faults; for tests"
-    )
-    faults: str | None = setting(
-        text(), None, "faults on purpose from the start, such as lose=0.01 method=Send; with allow_faults"
-    )
     log_level: str = setting(
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
     )
@@ -243,8 +236,6 @@ class WorkerConfig(WorkerSettings):
         object.__setattr__(self, "session", session)
         limits = {name: getattr(self, name) for name in settings_of(ConnectionLimits)}
         object.__setattr__(self, "limits", ConnectionLimits(**limits))
-        if parse_faults(self.faults or "") and not self.allow_faults:
-            raise ConfigError("faults need allow_faults: a worker that matters has neither")
         self._check_security()
         WorkerSettings._check(self)
 

@@ -40,7 +40,6 @@ CONTROL = {
     "Drain": "drain",
     "GetDebug": "debug",
     "SetLogging": "debug",
-    "SetFaults": "faults",
 }
 """What a rule must allow for a method; empty: nothing. With Stage, Tap and Source's, tasks count."""
 OTHER_CONTROL = "assign"

@@ -16,7 +16,7 @@ from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.files import UNREADABLE
 from tuplewire.task_ids import TaskRanges
 
-ACTIONS = ("assign", "drain", "publish", "debug", "faults")
+ACTIONS = ("assign", "drain", "publish", "debug")
 """What a rule may allow beside sending and receiving; `publish` is for a sink's driver."""
 _NONE = TaskRanges((), ())
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
@@ -39,7 +38,6 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     MAX_DETAIL_LENGTH,
     IAccess,
     ServerStream,
-    Wrap,
     code_of,
 )
 from tuplewire_service.messaging.streamed.streamed_transport import Serve, StreamedContext, StreamedServer
@@ -115,11 +113,6 @@ class GrpcServerStream(GrpcStream, ServerStream):
         await self._context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
         raise AssertionError  # abort raises; this tells the type checker
 
-    async def cut(self, why: str) -> NoReturn:
-        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        raise StreamBroken
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcWiring:
@@ -145,11 +138,10 @@ class GrpcServerConnection(StreamedServer):
         settings: GrpcSettings,
         wiring: GrpcWiring,
         callback: IConnectionCallback | None,
-        wrap: Wrap,
     ) -> None:
         self._settings = settings
         self._wiring = wiring
-        super().__init__(messaging_loop(), topology, port, settings, callback, wrap)
+        super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
         settings, session = self._settings, self._settings.session
@@ -215,7 +207,7 @@ class GrpcContext(StreamedContext):
     def _serve(
         self, topology_id: str, port: int, callback: IConnectionCallback | None
     ) -> GrpcServerConnection:
-        return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback, self.wrap)
+        return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback)
 
     def _dial(self, host: str, port: int) -> Dial:
         return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)

@@ -100,19 +100,6 @@ class ServerStream(MessageStream):
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error, of which the other side gets the code and the text."""
 
-    async def cut(self, why: str) -> NoReturn:
-        """Break the stream off. The other side takes it for a lost connection, and comes again."""
-        await self.refuse(RefusedError(why))
-
-
-Wrap = Callable[[ServerStream, str], ServerStream]
-"""Returns what the service of a method is to see of a stream: the stream, or something around it."""
-
-
-def unwrapped(wire: ServerStream, _method: str) -> ServerStream:
-    """Return a stream as it is."""
-    return wire
-
 
 class SilentStreams:
     """Waits for what streams say first, their hello. Belongs to the event loop.

@@ -29,7 +29,7 @@ from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, SilentStreams, Wrap, unwrapped
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, SilentStreams
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
 
@@ -39,10 +39,6 @@ _LAST_CALLS_SECONDS = 0.5
 
 Serve = Callable[[ServerStream], Awaitable[None]]
 """Serves one stream to its end."""
-
-
-def _wrapped(serve: Serve, wrap: Wrap, method: str) -> Serve:
-    return lambda wire: serve(wrap(wire, method))
 
 
 class StreamedServer(ReceptionServer):
@@ -58,9 +54,8 @@ class StreamedServer(ReceptionServer):
         port: int,
         settings: TransportSettings,
         callback: IConnectionCallback | None,
-        wrap: Wrap,
     ) -> None:
-        """Begin to listen. wrap: that of the context."""
+        """Begin to listen."""
         super().__init__()
         self._thread = thread
         self._port = port
@@ -68,12 +63,12 @@ class StreamedServer(ReceptionServer):
         self._send = SendService(topology, settings, silent, self._reception)
         if callback is not None:
             self.register_recv(callback)
-        self._handlers: dict[str, Serve] = {"Send": _wrapped(self._send.serve, wrap, "Send")}
+        self._handlers: dict[str, Serve] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
         source: object = callback
         if isinstance(source, ISubscriptionSource):
             self._recv = RecvService(topology, settings, silent, source)
-            self._handlers["Recv"] = _wrapped(self._recv.serve, wrap, "Recv")
+            self._handlers["Recv"] = self._recv.serve
         thread.run(self._start())
 
     async def _start(self) -> None:
@@ -182,15 +177,13 @@ class StreamedClient(RelayClient, Sender):
 
 
 class StreamedContext(TransportContext):
-    """Binds and connects; a transport says how (_serve, _dial), and hands `wrap` on to its servers.
+    """Binds and connects; a transport says how (_serve, _dial).
 
     Not for use on the messaging loop itself: bind, close and term wait for it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.wrap: Wrap = unwrapped
-        """Of the streams of servers that are bound from now on."""
         self._connections = 0
         self._start = uuid.uuid4().hex[:16]
 

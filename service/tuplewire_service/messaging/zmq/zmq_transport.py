@@ -22,7 +22,7 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.streamed.streamed_stream import Wrap, code_of, log_refusal
+from tuplewire_service.messaging.streamed.streamed_stream import code_of, log_refusal
 from tuplewire_service.messaging.streamed.streamed_transport import Serve, StreamedContext, StreamedServer
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
@@ -50,7 +50,6 @@ class ZmqServerConnection(StreamedServer):
         port: int,
         settings: ZmqSettings,
         callback: IConnectionCallback | None,
-        wrap: Wrap,
         sockets: Sockets,
     ) -> None:
         self._settings = settings
@@ -64,7 +63,7 @@ class ZmqServerConnection(StreamedServer):
         self._unbound = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
         self._looked = asyncio.Event()
-        super().__init__(messaging_loop(), topology, port, settings, callback, wrap)
+        super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
         self._socket = self._sockets.make(self._thread, zmq.ROUTER)
@@ -271,7 +270,7 @@ class ZmqContext(StreamedContext):
     def _serve(
         self, topology_id: str, port: int, callback: IConnectionCallback | None
     ) -> ZmqServerConnection:
-        return ZmqServerConnection(topology_id, port, self._settings, callback, self.wrap, self._sockets)
+        return ZmqServerConnection(topology_id, port, self._settings, callback, self._sockets)
 
     def _dial(self, host: str, port: int) -> Dial:
         settings = self._settings

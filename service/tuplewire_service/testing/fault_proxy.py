@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from helpers.fault_line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
-from tuplewire.connection.loop import watched
+from tuplewire_service.testing.fault_line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
@@ -141,7 +140,7 @@ class FaultProxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)  # here: a task that is cancelled at once never begins
-        task = watched(self._loop.create_task(self._carry(reader, writer), name="proxy connection"))
+        task = self._loop.create_task(self._carry(reader, writer), name="proxy connection")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
