@@ -47,6 +47,7 @@ PASTED = (
     ),
     Pasted(("docs/how-to/secure.md",)),
     Pasted(("docs/how-to/transport.md",)),
+    Pasted(("docs/how-to/try-faults.md",), (r"(?m)^2$",)),
 )
 PASTED_ON_SPARK = Pasted(
     ("docs/tutorial/first-query.md", "docs/how-to/spark.md"),
