@@ -26,11 +26,22 @@ JOB = ROOT / "deploy" / "cluster_job.py"
 IMAGE = "r.example/tuplewire:1"
 CONTEXT = ("--yes", "--image", IMAGE)
 """A cluster that is there already."""
-STEPS_OF_ITS_OWN = ["A cluster", "The image", "A node"]
-STEPS = [
-    *("Workers", "A worker beside an executor", "A stranger", "A job", "A drain", "A roll"),
-    *("An upgrade", "The end"),
+ROUNDS = {
+    "plain": ["Workers", "A job", "A pod", "An upgrade", "The end"],
+    "secure": [
+        *("Workers", "A worker beside an executor", "A stranger", "A job", "A drain", "A roll", "A pod"),
+        *("An upgrade", "The end", "The release"),
+    ],
+}
+STEPS = [f"{name}: {step}" for name, steps in ROUNDS.items() for step in steps]
+"""What runs in every cluster."""
+STEPS_OF_ITS_OWN = ["cluster: The image", "plain: The guide", "secure: A node", "secure: Autoscaling"]
+"""What runs where the cluster is its own, too."""
+STEPS_OF_NODES = [
+    *("plain: Spark in cluster mode", "secure: A stranger over IPv6", "secure: Spark in client mode"),
+    "secure: A stream",
 ]
+"""What runs in the cluster of deploy/cluster alone."""
 REMOVES: dict[object, str] = {
     (): "deploy/cluster/down.sh",
     "--kind": "kind delete cluster",
@@ -56,12 +67,11 @@ def _run(bash: str, environment: dict[str, str], *words: str) -> subprocess.Comp
 
 def _inputs(output: str) -> list[Manifest]:
     """Return the objects that the printed commands are given."""
-    return [yaml.safe_load(text) for text in re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)]
+    texts = re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)
+    return [each for text in texts for each in yaml.safe_load_all(text) if isinstance(each, dict)]
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--kind",), ("--kind", "--chart"), CONTEXT], ids=["nodes", "kind", "chart", "context"]
-)
+@pytest.mark.parametrize("words", [(), ("--kind",), CONTEXT], ids=["nodes", "kind", "context"])
 def test_it_prints_what_it_would_run(
     run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...]
 ) -> None:
@@ -70,39 +80,70 @@ def test_it_prints_what_it_would_run(
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"(?m)^== \d+\. (.*)\n   shows: .+\n\$ ", done.stdout)
     its_own = words != CONTEXT
-    assert [each for each in found if each not in {*STEPS_OF_ITS_OWN, "The cluster", "Spark"}] == STEPS
-    assert set(STEPS_OF_ITS_OWN) <= set(found) or not its_own
-    assert ("Spark" in found) == (words == ())
+    assert [each for each in found if each in STEPS] == STEPS
+    assert [each for each in STEPS_OF_ITS_OWN if each in found] == (STEPS_OF_ITS_OWN if its_own else [])
+    assert [each for each in STEPS_OF_NODES if each in found] == (STEPS_OF_NODES if words == () else [])
     assert (" drain NODE" in done.stdout) == its_own
     assert ("kind create" in done.stdout) == ("docker " in done.stdout) == ("--kind" in words)
     *_, last, nothing, end = done.stdout.split("\n")
     assert (nothing, end) == ("Nothing was run.", "")
     assert REMOVES["--kind" if "--kind" in words else words] in done.stdout
     assert last == ""
-    assert not any(each in run("--print", "--keep", *words).stdout for each in REMOVES.values())
+    kept = run("--print", "--keep", *words).stdout
+    assert not any(each in kept for each in REMOVES.values())
 
 
-@pytest.mark.parametrize("words", [(), ("--secure",)], ids=["plain", "secure"])
-def test_what_it_applies_keeps_the_schemas(
-    run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...]
-) -> None:
-    """The jobs are such as the standard `restricted` admits; the pod with a sidecar is whole."""
-    output = run("--print", *CONTEXT, *words).stdout
-    space, *jobs = _inputs(output)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_one_round_alone(run: partial[subprocess.CompletedProcess[str]], name: str) -> None:
+    """It runs the steps of that round, in its namespace alone."""
+    output = run("--print", *CONTEXT, "--only", name).stdout
+    assert re.findall(r"(?m)^== \d+\. (?!cluster)(.*)$", output) == [
+        f"{name}: {step}" for step in ROUNDS[name]
+    ]
+    assert set(re.findall(r"--namespace (\S+)", output)) == {f"tuplewire-{name}"}
+
+
+def test_it_runs_the_commands_of_the_guide(run: partial[subprocess.CompletedProcess[str]]) -> None:
+    """They are those of docs/how-to/deploy.md for workers; names and values may be others."""
+    guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```$", guide)).replace("\\\n", " ")
+    wanted = [
+        line.split("  #")[0].split() for line in code.splitlines() if line.startswith(("helm ", "kubectl "))
+    ]
+    assert len(wanted) > 10
+    printed = [_plain(line[2:]) for line in run("--print").stdout.splitlines() if line.startswith("$ ")]
+    for words in wanted:
+        verb = _plain(" ".join(words))[:3]
+        assert any(line[:3] == verb for line in printed) or " ".join(verb) in NOT_RUN, " ".join(words)
+
+
+NOT_RUN = {
+    "kubectl port-forward tuplewire-worker-0": "a page for people; test_worker_admin reads it",
+    "kubectl apply -f": "the check applies what `helm template` prints, from its input",
+    "kubectl get configmap": "the template of an executor is read by the check with --output of its own",
+}
+
+
+def _plain(line: str) -> list[str]:
+    """Return a command's words without where it runs."""
+    line = re.sub(r"^nsenter \S+ ", "", line)
+    return re.sub(r" --(?:context|kube-context|namespace) \S+", "", line).split()
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProcess[str]], name: str) -> None:
+    """The jobs are such as the standard `restricted` admits, and the objects of each step are whole."""
+    space, *others = _inputs(run("--print", "--only", name).stdout)
     assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-    assert [job["metadata"]["name"] for job in jobs] == ["friend", "stranger", "recv", "send", "upgraded"]
-    (patch,) = re.findall(r"--patch \$'(.*?)' \|", output)
-    pod = {**executor("dev"), "spec": {**executor("dev")["spec"]}}
-    pod["spec"]["containers"] = [dict(container(pod, "spark-kubernetes-executor"))]
-    for each in json.loads(patch.replace(r"\n", "\n")):
-        assert each["op"] == "add"
-        *_, field = each["path"].split("/")
-        (pod["spec"]["containers"][0] if "containers" in each["path"] else pod["spec"])[field] = each["value"]
-    check_pod(pod)
-    assert container(pod, "spark-kubernetes-executor")["image"] == IMAGE
     for version in VERSIONS:
-        for each in (space, *jobs, pod):
-            validate(each, version)
+        for each in (space, *others):
+            if each["kind"] != "APIService":
+                validate(each, version)
+    jobs = [each for each in others if each["kind"] == "Job"]
+    expected = {"recv", "send", "upgraded", "submit-topology"}
+    if name == "secure":
+        expected |= {"friend", "stranger", "stranger-6", "submit-sink", "submit-stream", "scaling"}
+    assert {job["metadata"]["name"] for job in jobs} == expected
     for job in jobs:
         check_pod(job["spec"]["template"])
         spec = job["spec"]["template"]["spec"]
@@ -113,15 +154,31 @@ def test_what_it_applies_keeps_the_schemas(
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert program["image"] == IMAGE
+        spark = job["metadata"]["name"].startswith("submit-")
+        assert program["image"] == ("localhost/spark:dev" if spark else "localhost/tuplewire:dev")
+
+
+def test_the_pod_with_a_sidecar_is_whole(run: partial[subprocess.CompletedProcess[str]]) -> None:
+    """The executor's template, with a program in the place of Spark's."""
+    output = run("--print", *CONTEXT, "--only", "secure").stdout
+    (patch,) = re.findall(r"--patch \$'(.*?)' \|", output)
+    pod = {**executor("dev"), "spec": {**executor("dev")["spec"]}}
+    pod["spec"]["containers"] = [dict(container(pod, "spark-kubernetes-executor"))]
+    for each in json.loads(patch.replace(r"\n", "\n")):
+        assert each["op"] == "add"
+        *_, field = each["path"].split("/")
+        (pod["spec"]["containers"][0] if "containers" in each["path"] else pod["spec"])[field] = each["value"]
+    check_pod(pod)
+    assert container(pod, "spark-kubernetes-executor")["image"] == IMAGE
+    for version in VERSIONS:
+        validate(pod, version)
 
 
 def test_the_workers_are_those_that_the_job_names(run: partial[subprocess.CompletedProcess[str]]) -> None:
     """As the chart is installed, and as it is rendered, task 4 is worker 1's, and there are two of them."""
-    for words in (("--chart", *CONTEXT), CONTEXT):
-        output = run("--print", *words).stdout.replace("\\,", ",")
-        line, upgrade = re.findall(r"helm (?:install|template|upgrade) .*", output)
-        assert line.split("--set")[0].split()[2:] == upgrade.split("--set")[0].split()[2:]
+    for name in ROUNDS:
+        output = run("--print", *CONTEXT, "--only", name).stdout.replace("\\,", ",")
+        line, *_ = re.findall(r"helm .*(?:install|template) .*", output)
         flags = re.findall(r"--(?:values|set|set-string) \S+", line)
         manifests = rendered(*" ".join(flags).split())
         assert container(the(manifests, "StatefulSet")["spec"]["template"])["image"] == IMAGE
@@ -138,9 +195,10 @@ def stubs(tmp_path: Path) -> Path:
     """Put programs in the place of the tools: they note what they are asked, and fail at BREAK alone."""
     folder = tmp_path / "stubs"
     folder.mkdir()
-    for name in ("cat", "sed"):
+    for name in ("cat", "grep", "mktemp", "rm", "sed"):
         (folder / name).symlink_to(shutil.which(name) or name)
-    for name in ("docker", "helm", "kind", "kubectl"):
+    (folder / "python3").symlink_to(Path(sys.executable).resolve())
+    for name in ("docker", "helm", "kind", "kubectl", "openssl"):
         stub = folder / name
         stub.write_text(STUB.replace("NAME", name).replace("BASH", shutil.which("bash") or "/bin/bash"))
         stub.chmod(0o755)
@@ -151,7 +209,10 @@ STUB = """#!BASH
 echo "NAME $*" >>"$ASKED"
 case " $* " in
     *" template "*) echo "image: a-chart" ;;
+    *restartCount*) echo 0 0 ;;
     *" get pod tuplewire-worker-"*) echo "node-of-$7" ;;
+    *" -- python - "*) echo "${CODE:-$(PYTHONPATH=clients:service python3 -)}" ;;
+    *" logs job/scaling "*) echo "full: all" ;;
     *" current-context "*) echo somewhere ;;
     *" --filename - "*) cat >>"$ASKED.inputs"; cat "$ASKED.inputs" ;;
 esac
@@ -177,13 +238,22 @@ def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...
     assert any(" drain node-of-tuplewire-worker-1 " in line for line in lines) == (words != CONTEXT)
 
 
+def test_a_pod_with_other_code_is_a_failure(stubs: Path, tmp_path: Path) -> None:
+    """A worker whose image was not made of this clone fails the check, and is named."""
+    bash = shutil.which("bash") or "/bin/bash"
+    done = _run(bash, {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "CODE": "other"}, "--kind")
+    assert done.returncode == 1
+    assert "tuplewire-worker-0 does not run this commit" in done.stderr
+    assert "FAILED: plain: The end" in done.stderr
+
+
 def test_a_step_that_fails_is_named(stubs: Path, tmp_path: Path) -> None:
     """It ends with 1, shows what the cluster says, and removes what it has made; what was there stays."""
     bash = shutil.which("bash") or "/bin/bash"
     environment = {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "BREAK": "rollout restart"}
     done = _run(bash, environment, "--kind")
     assert done.returncode == 1
-    assert "FAILED: A roll" in done.stderr
+    assert "FAILED: secure: A roll" in done.stderr
     lines = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     assert any(" get pods,jobs,events" in line for line in lines)
     assert lines[-1] == "kind delete cluster --name tuplewire-check"
@@ -198,10 +268,10 @@ def test_what_is_missing_is_named(run: partial[subprocess.CompletedProcess[str]]
     done = run("--kind")
     assert (done.returncode, done.stdout) == (69, "")
     assert "NOT CHECKED, nothing was run" in done.stderr
-    assert _missing(done) == {"kubectl", "kind", "docker"}
+    assert _missing(done) == {"openssl", "python3", "kubectl", "kind", "docker"}
     done = run(*CONTEXT)
     assert done.returncode == 69
-    assert _missing(done) == {"kubectl"}
+    assert _missing(done) == {"openssl", "python3", "kubectl"}
     done = run()
     assert done.returncode == 69
     assert "apt-get" in _missing(done)
@@ -218,6 +288,7 @@ def _missing(done: subprocess.CompletedProcess[str]) -> set[str]:
         (("--yse",), "unknown argument --yse"),
         (("--yes",), "--yes needs --image"),
         (("--image",), "--image needs a value"),
+        (("--only", "both"), "--only is plain or secure, not both"),
         (("--image", "r.example/tuplewire:1"), "--image is for --yes and --kind"),
         (("--kind", "--image", "r.example:5000/tuplewire"), "--image needs a tag"),
     ],
@@ -236,7 +307,7 @@ def test_help(run: partial[subprocess.CompletedProcess[str]]) -> None:
     """It names each argument and each exit code."""
     done = run("--help")
     assert done.returncode == 0
-    for word in ("--yes", "--kind", "--image", "--chart", "--secure", "--keep", "--print", "69"):
+    for word in ("--yes", "--kind", "--image", "--only", "--keep", "--print", "69"):
         assert word in done.stdout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -72,6 +73,18 @@ def test_dropped_rows_are_counted() -> None:
     tasks, kept, told = bad.sort_out(pa.array([1, None, 2, 9]), batch(pa.array(["a", "b", "c", "d"])))
     assert (tasks.to_pylist(), told, bad.count, bad.messages) == ([1, 2], [], 2, 2)
     assert kept.to_pydict() == {"message": ["a", "c"], "key": [0, 2]}
+
+
+def test_rows_for_a_task_of_their_own_are_told_of() -> None:
+    """With `badRows` set to a task, that task gets each bad row, with its reason and its place."""
+    bad = rows(2)
+    bad.sort_out(*GOOD)
+    tasks, kept, told = bad.sort_out(pa.array([1, None, 9]), batch(pa.array(["a", "b", "d"])))
+    assert (tasks.to_pylist(), kept.to_pydict()) == ([1], {"message": ["a"], "key": [0]})
+    first, second = map(json.loads, told)
+    assert (first["task"], first["message"], first["partition"], first["row"]) == (None, "b", 7, 4)
+    assert (second["task"], second["message"], second["row"]) == (9, "d", 5)
+    assert first["why"] != second["why"]
 
 
 def test_a_task_that_is_assigned_later_is_found() -> None:

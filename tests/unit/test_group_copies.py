@@ -64,6 +64,12 @@ def test_a_time_of_acceptance_is_set_once() -> None:
     assert group.at(1, 30).at(2, 40).accepted_micros == 30
 
 
+def test_new_messages_have_nothing_that_a_worker_sets() -> None:
+    """A relay that reads messages and sends them on is their first process again."""
+    again = FULL.passed_on(2).as_new()
+    assert (again.forwarded, again.entry_sequence, again.kept) == (0, 0, False)
+
+
 def test_what_leaves_a_queue_has_its_route() -> None:
     """How often it was forwarded since it last waited counts no more; new messages get their entry worker."""
     forwarded = FULL.passed_on(2)

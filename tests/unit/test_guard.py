@@ -255,6 +255,22 @@ def test_subscription_ends_once_no_rule_allows_it() -> None:
     assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
 
 
+def test_tap_ends_once_no_rule_allows_it() -> None:
+    """What it shows is not looked at message by message."""
+    files = _Files()
+    files.rules = Rules((PermissionRule((), (), (), NOTHING, NOTHING, frozenset(), TaskRanges.parse("1-9")),))
+    guarded = files.guard()
+    ended: list[RefusedError] = []
+    reader = guarded.admit(SHOWN)
+    reader.tap("t", [1])
+    with reader.standing(ended.append):
+        guarded.refresh()
+        assert not ended
+        files.rules = Rules((rule(),))
+        guarded.refresh()
+    assert [type(each) for each in ended] == [PermissionDeniedError]
+
+
 def test_worker_ends_once_its_name_is_no_workers() -> None:
     """Names of workers may come out of a certificate that has changed."""
     files = _Files()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import tuplewire
-from tuplewire import TaskMessageBatch
+from tuplewire import TaskGroup, TaskMessageBatch
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology import Topology, TopologyBuilder
@@ -84,6 +85,8 @@ def test_a_subscription_shows_what_it_waits_for() -> None:
 
 def test_a_small_batch_is_shown_whole() -> None:
     """Its table says how many there are, and not that these are the first."""
-    page = TaskMessageBatch.from_columns([1, 2], [b"a", b"b"])._repr_html_()
+    batch = TaskMessageBatch.from_groups([TaskGroup.of(1, [b"a"]), TaskGroup.of(2, [b"b"], 77)])
+    page = batch._repr_html_()
     assert "2 messages, 2 bytes" in page
     assert "the first" not in page
+    assert re.findall(r"<td>(77|)</td>", page) == ["", "77"]

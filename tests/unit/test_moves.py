@@ -175,6 +175,14 @@ def test_our_own_come_around_too() -> None:
     assert free(moves) == [3]
 
 
+def test_our_own_that_come_around_follow_those_that_went_straight() -> None:
+    """Both have this worker for their entry worker, whichever way they took."""
+    route = Route()
+    route.send(messages(1, 2))
+    moves = moving(route)
+    assert follows(moves, messages(3, passed_on=1, worker=OWN), WORKER, route)
+
+
 def test_later_messages_take_the_route_of_earlier_ones() -> None:
     """These have come a longer way; by a route of their own, later messages would not stay behind them."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
@@ -267,6 +275,29 @@ def test_a_message_between_held_ones_waits() -> None:
     route.consume(first, 3)
     assert held(moves, messages(7), PROGRAM)
     assert not held(moves, messages(4), PROGRAM)
+
+
+def test_of_what_waits_only_what_is_free_goes() -> None:
+    """The first held message may go before the second, which waits for another old route."""
+    one, two = Route(), Route()
+    first, second = messages(1, 3), messages(5, 3)
+    one.send(first)
+    two.send(second)
+    moves = moving(one, two)
+    assert held(moves, messages(4), PROGRAM)
+    assert held(moves, messages(8), PROGRAM)
+    one.consume(first, 3)
+    assert free(moves) == [4]
+    two.consume(second, 3)
+    assert free(moves) == [8]
+
+
+def test_messages_that_leave_a_queue_carry_their_entry_worker() -> None:
+    """That of a program's messages is this worker; a peer's messages keep their route."""
+    moves = moving(Route())
+    group = messages(1)
+    left = [(group, cast("InboundSession", each)) for each in (PROGRAM, WORKER)]
+    assert [each.forwarded for each, _ in moves.out_of_queues(left)] == [OWN, 0]
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -11,7 +11,7 @@ from helpers.rejecting import RejectionsWithoutTimers
 from tuplewire.config import MIB
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import DeliveryLog, Done
-from tuplewire.session.ledger import Ledger
+from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.session.rejection import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.rejected_messages import RejectedMessages
@@ -101,6 +101,19 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     assert first is (task is not None)
     assert not messages.bury(group, 1, "no", 0.0, 0)
     assert len(messages) == (task is not None)
+
+
+def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters() -> None:
+    """Its sender is told, and it counts as dropped{rejected}."""
+    messages = RejectionsWithoutTimers(limit=1).messages
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x"]), Sender())
+    log.take(1, MIB, MIB)
+    outcome = messages.reject(log, Rejection(1, 1, 0.0, "", wait=False), 0.0, 0)
+    assert outcome is not None
+    assert (outcome.given_up, outcome.dropped) == (True, DropReason.REJECTED)
+    assert outcome.done is not None
+    assert outcome.done.messages == 1
 
 
 def with_rejections(dead_letter_task: int | None, holder_known: bool) -> tuple[Ledger, int, bool, float]:  # noqa: FBT001

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from tuplewire.errors import PermissionDeniedError
 from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
@@ -203,6 +206,47 @@ def test_what_a_peer_did_not_take_is_counted_by_its_reason(reason: DropReason) -
         told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
         assert router._ledger.acknowledged == 3
         assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}
+
+    with_router(act)
+
+
+def test_a_former_owner_that_is_dead_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its moves wait until what it had is handed back, and for nothing else."""
+
+    def act(router: Router) -> None:
+        lost: list[set[Any]] = []
+        monkeypatch.setattr(router._moves, "peers", lambda since=0.0: {THERE.peer} if not since else set())
+        monkeypatch.setattr(router._moves, "lose", lost.append)
+        router._dead.add(THERE.peer)
+        router.refresh()
+        assert lost == [{THERE.peer}]
+
+    with_router(act)
+
+
+def test_nobody_else_consumes_from_a_task_that_runs_here() -> None:
+    """A consumer is refused by name; other tasks of the worker are open to it."""
+
+    def act(router: Router) -> None:
+        router.taken_here = frozenset({0})
+        request = SubscribeRequest("me", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
+        with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
+            router.subscribe(request, lambda: None)
+        router.taken_here = frozenset()
+        assert router.subscribe(request, lambda: None).ended is None
+
+    with_router(act)
+
+
+@pytest.mark.parametrize(("queued", "passed_on"), [(0, 0), (1, 0), (0, 1)])
+def test_what_a_worker_leaves_behind(queued: int, passed_on: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers have to wait for its end where it drops queued messages, or where it has passed some on."""
+
+    def act(router: Router) -> None:
+        if queued:
+            router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x"])], Program()))
+        monkeypatch.setattr(Router, "successors", {(1, 1): None} if passed_on else {})
+        assert router.leaves_messages == bool(queued or passed_on)
 
     with_router(act)
 

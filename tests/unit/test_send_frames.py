@@ -7,6 +7,7 @@ from helpers.sending import PLENTY, Sending, contents, payloads
 
 from tuplewire.group import TaskGroup
 from tuplewire.session import send
+from tuplewire.session.pieces import wire_bytes
 
 
 def test_nothing_before_the_welcome() -> None:
@@ -50,6 +51,16 @@ def test_a_frame_is_cut_at_its_size() -> None:
     assert len(frames) > 1
     assert all(frame.size_bytes <= 200 for frame in frames)
     assert payloads(frames) == (b"x" * 30 + b"y" * 30) * 9
+
+
+def test_a_group_that_just_fits_goes_along() -> None:
+    """The limit itself is allowed, and one byte more is not."""
+    group = TaskGroup.of(1, [b"x" * 30])
+    room = 2 * wire_bytes(group)
+    for limit, expected in ((room, [2]), (room - 1, [1, 1])):
+        sending = Sending(max_frame_bytes=limit)
+        sending.offer_groups(group, group)
+        assert [sum(map(len, frame.runs)) for frame in sending.frames()] == expected
 
 
 @pytest.mark.parametrize("tasks", [1, 2500])

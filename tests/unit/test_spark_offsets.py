@@ -319,6 +319,13 @@ def test_a_task_without_messages_does_no_harm() -> None:
     assert end.offsets[2] is rests
 
 
+def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
+    """Also where a task has no place yet."""
+    start = Offset({1: at(5)})
+    now = {1: held(5, 5), 2: held(0, 0)}
+    assert next_offset(start, now, tails(now)) is start
+
+
 def test_a_new_task_without_messages_is_not_read() -> None:
     """There is nothing between its start and its end."""
     assert changed(Offset({}), Offset({1: at(0)})) == {}

@@ -153,6 +153,15 @@ def test_an_epoch_that_never_fits_is_refused() -> None:
         stage(state, "0a", group(1, 1200), piece=1)
 
 
+def test_an_attempt_is_measured_with_its_own_pieces() -> None:
+    """One that is too large by itself is refused, also where a later attempt of its partition is small."""
+    state = Staging(4000, 1, 60)
+    stage(state, "0a", group(1, 2000))
+    assert stage(state, "0b", group(1, 100), now=1.0) is Room.MEMORY
+    with pytest.raises(EpochTooLargeError):
+        stage(state, "0a", group(1, 2000), piece=1, now=2.0)
+
+
 def test_an_attempt_that_is_given_up_makes_room() -> None:
     """Of two attempts of a partition the one that does not move goes, once the other needs the room."""
     state = Staging(1000, 1, 60)

@@ -240,7 +240,6 @@ class ConsumeWindow:
                 continue
             state.forget_rejections(each.number)
             if 0 < state.waits_for <= each.number:
-                self._epoch += 1
                 self._start_anew(each.task, each.received)
             self._moved[each.task] = None  # there is more room
 

@@ -1,0 +1,64 @@
+"""What a worker says of the messages that it holds: by which worker they entered, and at which place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tuplewire.group import TaskGroup
+from tuplewire_service.worker.entries import HeldOfTask
+
+OWN, PEER = 7, 9
+
+
+@dataclass(frozen=True)
+class Token:
+    """Whom messages come from; 0: a program."""
+
+    worker_number: int = 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """Messages in a queue, from a sequence on."""
+
+    first: int
+    group: TaskGroup
+    token: Token
+
+
+def held(*groups: tuple[int, int, int]) -> HeldOfTask:
+    """Return groups of (messages, entry sequence, worker), one after the other from sequence 11 on."""
+    entries: list[Any] = []
+    first = 11
+    for count, entry, worker in groups:
+        entries.append(Held(first, TaskGroup.of(1, [b"x"] * count).at(entry, 0), Token(worker)))
+        first += count
+    return HeldOfTask(1, 10, first - 1, 0, 10, "", entries)
+
+
+def runs(found: HeldOfTask, last: int = 0) -> Iterable[tuple[int, int, int]]:
+    """Return (messages, worker, entry sequence) of each run."""
+    entries = found.entries(last, OWN)
+    assert entries.first == 11
+    return list(zip(entries.messages, entries.workers, entries.entry_sequences, strict=True))
+
+
+def test_what_follows_by_the_same_way_is_one_run() -> None:
+    """A gap, or a message of another entry worker, begins a new run."""
+    assert runs(held((3, 1, 0), (2, 4, 0), (1, 9, 0), (1, 10, PEER))) == [
+        (5, OWN, 1),
+        (1, OWN, 9),
+        (1, PEER, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [(0, [3, 2]), (11, [1]), (13, [3]), (14, [3, 1]), (99, [3, 2])]
+)
+def test_no_more_than_was_asked_for(last: int, expected: list[int]) -> None:
+    """Up to a sequence, in the middle of a group too; 0 stands for all."""
+    assert [count for count, _, _ in runs(held((3, 1, 0), (2, 4, PEER)), last)] == expected
