@@ -1,0 +1,85 @@
+"""In which order the driver asks workers when it publishes an epoch that an earlier run may have begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tuplewire.errors import StageGoneError, UnknownRunError
+from tuplewire.session.departure import TaskContent
+from tuplewire.spark.publisher import Publisher
+from tuplewire.spark.task_workers import At
+from tuplewire.wire import control_pb2 as pb
+
+ONE, TWO = ("one:1", "one"), ("two:1", "two")
+EARLIER = {1: TaskContent(3, 30, 5)}
+
+
+class Asking(Publisher):
+    """A publisher whose workers know nothing of its run at first; it notes what they are asked.
+
+    gone: the workers that have lost what was staged. earlier: what tasks got by an earlier run.
+    """
+
+    def __init__(self, gone: Sequence[At] = (), earlier: Mapping[int, TaskContent] | None = None) -> None:
+        self.asked: list[tuple[str, At]] = []
+        self._gone = gone
+        self._earlier = dict(earlier or {})
+        self._begun = False
+
+    def _begin(
+        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]], run: str
+    ) -> dict[int, TaskContent]:
+        del sink, epoch, chosen, run
+        self._begun = True
+        return self._earlier
+
+    def _check(
+        self,
+        at: At,
+        sink: str,
+        epoch: int,
+        attempts: Sequence[pb.StagedAttempt],
+        earlier: Mapping[int, TaskContent],
+    ) -> Sequence[int]:
+        del sink, epoch, attempts
+        assert earlier == self._earlier
+        self.asked.append(("check", at))
+        if at in self._gone:
+            raise StageGoneError("gone")
+        return ()
+
+    def _publish(
+        self,
+        at: At,
+        sink: str,
+        epoch: int,
+        attempts: Sequence[pb.StagedAttempt],
+        run: str,
+        earlier: Mapping[int, TaskContent],
+    ) -> pb.PublishResponse:
+        del sink, epoch, attempts, run
+        if not self._begun:
+            raise UnknownRunError("begin it")
+        assert earlier == self._earlier
+        self.asked.append(("publish", at))
+        return pb.PublishResponse(chosen=2)
+
+
+def test_all_workers_are_checked_before_one_publishes() -> None:
+    """A crash may have led to other attempts: where one worker finds a difference, none publishes."""
+    publisher = Asking(earlier=EARLIER)
+    assert publisher.publish("sink", 7, {ONE: (), TWO: ()}, "run") == 4
+    assert publisher.asked == [("check", ONE), ("check", TWO), ("publish", ONE), ("publish", TWO)]
+    broken = Asking(gone=[TWO], earlier=EARLIER)
+    with pytest.raises(StageGoneError):
+        broken.publish("sink", 7, {ONE: (), TWO: ()}, "run")
+    assert broken.asked == [("check", ONE), ("check", TWO)]
+
+
+def test_a_new_epoch_is_published_without_a_check() -> None:
+    """No task has got any of it, so there is nothing to compare with."""
+    publisher = Asking()
+    assert publisher.publish("sink", 7, {ONE: (), TWO: ()}, "run") == 4
+    assert publisher.asked == [("publish", ONE), ("publish", TWO)]
