@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuplewire.errors import ConfigError, StaleAssignmentError
+from tuplewire.errors import ConfigError, StaleAssignmentError, WrongTopologyError
 from tuplewire_service.worker.assignment import MAX_VERSION, AssignedWorker, Assignment, load_assignment
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
@@ -116,6 +116,12 @@ def test_no_file(tmp_path: Path) -> None:
         load_assignment(missing)
     with pytest.raises(ConfigError, match="Is a directory"):
         load_assignment(tmp_path)
+
+
+def test_another_topologys_assignment_is_refused() -> None:
+    """It names both, whatever its version."""
+    with pytest.raises(WrongTopologyError, match="for topology 'other', this worker serves 't'"):
+        Assignment(1, "other", ()).succeeds(None, "t")
 
 
 @pytest.mark.parametrize("force", [False, True])

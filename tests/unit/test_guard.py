@@ -255,6 +255,14 @@ def test_subscription_ends_once_no_rule_allows_it() -> None:
     assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
 
 
+def test_a_consumer_of_another_topology_is_refused() -> None:
+    """Also where a rule allows the tasks: it is about this topology."""
+    granted = PermissionRule((), (), ("other",), NOTHING, TaskRanges.parse("*"), frozenset())
+    guarded = guard(tls=False, rules=[granted])
+    with pytest.raises(PermissionDeniedError, match="topology"):
+        guarded.admit(UNIX).receive("t", [])
+
+
 def test_tap_ends_once_no_rule_allows_it() -> None:
     """What it shows is not looked at message by message."""
     files = _Files()

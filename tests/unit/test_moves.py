@@ -15,6 +15,7 @@ from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.moves import LostWorkers, Moves
 
 TASK = 1
@@ -337,6 +338,31 @@ def test_which_tasks_move() -> None:
     assert moves.among() == [TASK]
     assert moves.among([TASK, 2]) == [TASK]
     assert moves.among([2]) == []
+
+
+def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ones that were lost last."""
+    monkeypatch.setattr("tuplewire_service.worker.moves._MOST_LOST", 2)
+    lost = LostWorkers()
+    for number in (1, 2, 3):
+        lost.worker_is(number, connected=False)
+    inbound = [cast("InboundSession", From(number)) for number in (1, 2, 3)]
+    assert [lost.had(messages(1), each) for each in inbound] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("owner", "left", "moves_on"), [("w", True, False), ("w", False, True), (None, True, True)]
+)
+def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bool, moves_on: bool) -> None:
+    """New messages follow earlier ones there, so its route ends; not while some wait in our queue."""
+    route = Route()
+    route.send(messages(1))
+    moves = moving(route)
+    moves.leave(TASK, lambda: left, 0.0)
+    owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
+    moves.stay([TASK], owner_of)
+    move = moves._moves[TASK]
+    assert bool(move.routes) is moves_on
 
 
 def test_what_a_lost_worker_had_accepted() -> None:

@@ -201,6 +201,25 @@ def test_few_bytes_are_read_from_files_at_a_time() -> None:
     assert [len(state.take(15)) for _ in range(4)] == [2, 2, 1, 0]
 
 
+def test_as_many_bytes_as_were_asked_for_are_enough() -> None:
+    """Two messages of 10 bytes are 20 bytes, and a third one is not read."""
+    state = made()
+    attempt = Stage(0, 0.0)
+    attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(3)]
+    state.choose(sink("s"), 1, ["a"], [attempt])
+    assert len(state.take(20)) == 2
+
+
+def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many tasks in all, and of no more."""
+    monkeypatch.setattr(publications, "MAX_REMEMBERED", 3)
+    state = made()
+    for name in ("old", "new"):
+        publish(state, sink(name), 0, group(1, b"a"), group(2, b"b"))
+        state.begin(sink(name), 0, "run")
+    assert [each.name for each in state.known()] == ["new"]
+
+
 def test_the_first_epoch_is_told_to_others() -> None:
     """Its number is 0; a sink that has published nothing is not told."""
     state = made()

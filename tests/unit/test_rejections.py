@@ -140,6 +140,7 @@ def test_a_letter_is_sent() -> None:
     """It leaves at once, and counts as a dead letter."""
     ledger, sent, room, _ = with_rejections(DEAD, holder_known=True)
     assert (sent, room, ledger.accepted) == (1, True, 1)
+    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {"dead_lettered": 1}
 
 
 def test_a_letter_without_a_place_is_counted() -> None:
@@ -147,6 +148,35 @@ def test_a_letter_without_a_place_is_counted() -> None:
     ledger, sent, room, _ = with_rejections(None, holder_known=True)
     assert (sent, room) == (0, False)
     assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {"rejected": 1}
+
+
+def test_a_rejected_message_that_is_given_up_is_counted() -> None:
+    """At the worker as at its sender: the ledger of both balances."""
+
+    async def main() -> None:
+        ledger = Ledger()
+        settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1)
+        rejections = Rejections(settings, ledger, lambda _: None, lambda _: True)
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"x"]), Sender())
+        log.take(1, MIB, MIB)
+        rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
+        assert ledger.dropped[DropReason.REJECTED] == 1
+        rejections.close()
+
+    asyncio.run(main())
+
+
+def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
+    """In the order of their rejection, however long each was to wait."""
+    messages = RejectionsWithoutTimers().messages
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"a", b"b", b"c"]), Sender())
+    log.take(1000, MIB, MIB)
+    for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
+        messages.reject(log, Rejection(number, number, after, "", wait=False), 0.0, 0)
+    messages.hurry()
+    assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
 
 
 def test_a_letter_without_a_receiver_waits() -> None:

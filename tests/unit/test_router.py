@@ -15,11 +15,12 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
-from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.ledger import DropReason, Ledger, Settled
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -222,6 +223,39 @@ def test_a_former_owner_that_is_dead_is_waited_for_no_more(monkeypatch: pytest.M
         assert lost == [{THERE.peer}]
 
     with_router(act)
+
+
+def test_what_a_worker_passed_on_as_it_left_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection would wait for ever: no release comes from there any more."""
+
+    def act(router: Router) -> None:
+        ended: list[object] = []
+        monkeypatch.setattr(router.connections, "receivers_ended", ended.append)
+        router.refresh()
+        assert ended == [router.departures.passed_on]
+
+    with_router(act)
+
+
+def test_an_assignment_that_means_another_worker_makes_nothing_ready() -> None:
+    """Consumers are told why, and what to do."""
+
+    def act(router: Router) -> None:
+        assert router.not_ready is None
+        router.table.misnamed = "start with --worker-id other"
+        assert "start with --worker-id other" in str(router.not_ready)
+
+    with_router(act)
+
+
+def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """By task, with how many there are and why; and their sender has room again."""
+    program, ledger = Counting(), Ledger()
+    drops = Drops(ledger)
+    drops.unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("messages.dropped task=3 messages=2 reason=unknown_task")
+    assert (ledger.dropped[DropReason.UNKNOWN_TASK], program.released) == (2, 2)
 
 
 def test_nobody_else_consumes_from_a_task_that_runs_here() -> None:

@@ -63,6 +63,14 @@ def test_a_group_that_just_fits_goes_along() -> None:
         assert [sum(map(len, frame.runs)) for frame in sending.frames()] == expected
 
 
+def test_forwarded_messages_go_before_those_that_follow_them() -> None:
+    """Also where the others were there first."""
+    sending = Sending()
+    sending.offer_groups(TaskGroup.of(1, [b"later"]))
+    sending.offer_groups(TaskGroup.of(1, [b"earlier"]).at(1, 0).passed_on(7))
+    assert payloads(sending.frames()) == b"earlierlater"
+
+
 @pytest.mark.parametrize("tasks", [1, 2500])
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
     """However many tasks there are, and however many groups to one, a frame has at most 1,000."""

@@ -160,6 +160,18 @@ def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
     run(act)
 
 
+def test_an_attempt_that_is_given_up_takes_no_room() -> None:
+    """Spark has run it again, or has cancelled the job."""
+
+    async def act(sinks: Sinks, _: Queues) -> None:
+        await stage(sinks, "0a", b"x")
+        assert staged_here(sinks)
+        sinks.discard(SINK, 1, "0a")
+        assert not staged_here(sinks)
+
+    run(act)
+
+
 def test_an_epoch_is_chosen_once() -> None:
     """Publishing again chooses nothing, and an earlier epoch is refused."""
 

@@ -319,6 +319,14 @@ def test_a_task_without_messages_does_no_harm() -> None:
     assert end.offsets[2] is rests
 
 
+def test_a_query_that_stops_reading_a_task_that_has_moved_is_told() -> None:
+    """None of what it holds was read at its new worker: one message is enough."""
+    start = Offset({1: at(9)})
+    with pytest.raises(ConfigError, match="task 1 holds 1"):
+        check_dropped(start, {1: held(0, 1, worker=WORKER + 1)})
+    check_dropped(start, {1: held(0, 0, worker=WORKER + 1)})
+
+
 def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
     """Also where a task has no place yet."""
     start = Offset({1: at(5)})
