@@ -36,6 +36,15 @@ def test_every_fourth_of_quick_frames_asks() -> None:
     assert asked == [False, False, False, True] * 3
 
 
+def test_frames_are_quick_by_the_time_of_four_of_them() -> None:
+    """Three quick ones after a slow one are not, and after many slow ones four are."""
+    asking = Asking()
+    assert [asking.asks(now * QUICK_SECONDS) for now in (0.0, 0.9, 1.0, 1.1)] == [False] * 4
+    assert [asking.asks(now * QUICK_SECONDS) for now in (10, 20, 30, 30.1, 30.2, 30.3)] == [False] * 5 + [
+        True
+    ]
+
+
 def test_a_frame_that_somebody_waits_for_asks() -> None:
     """It does so however slowly frames come, and the others are counted anew."""
     asking = Asking()

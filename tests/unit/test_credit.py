@@ -57,6 +57,18 @@ def test_says_when_a_window_is_used_up() -> None:
     assert not exhausted.tasks
 
 
+def test_a_task_whose_flow_is_closed_is_exhausted_no_more() -> None:
+    """Also where its sender has not heard of the release yet."""
+    exhausted = Exhausted()
+    shares = QueueShares(WINDOW, Share(1, 1))
+    state = CreditBook(shares, max_message_bytes=10, wants_releases=True, exhausted=exhausted)
+    state.received([group(1, WINDOW.messages)])
+    assert list(exhausted.tasks) == [1]
+    state.released(1, WINDOW.messages, 10 * WINDOW.messages)
+    state.close(1)
+    assert not exhausted.tasks
+
+
 def test_more_messages_than_granted() -> None:
     """One message over the grant is an error that names both counts."""
     granted = book()

@@ -16,7 +16,7 @@ from tuplewire.session.send import SendWindow
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.moves import LostWorkers, Moves
+from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
 
 TASK = 1
 OWN, OTHER = 100, 200
@@ -338,6 +338,19 @@ def test_which_tasks_move() -> None:
     assert moves.among() == [TASK]
     assert moves.among([TASK, 2]) == [TASK]
     assert moves.among([2]) == []
+
+
+def test_an_entry_sequence_is_never_given_twice() -> None:
+    """A task that is forgotten and comes back goes on behind the highest number that any task had."""
+    sequences = EntrySequences()
+
+    def placed(task: int, count: int) -> int:
+        return sequences.place(TaskGroup.of(task, [b"x"] * count), 0, kept=False).entry_sequence
+
+    assert [placed(1, 3), placed(1, 1), placed(2, 1)] == [1, 4, 1]
+    sequences.forget(1)
+    sequences.forget(2)
+    assert placed(1, 1) == 5
 
 
 def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,16 @@ def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture
     assert (ledger.dropped[DropReason.UNKNOWN_TASK], program.released) == (2, 2)
 
 
+def test_messages_to_another_worker_leave_at_once() -> None:
+    """In the turn in which they came."""
+
+    def act(router: Router) -> None:
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(1, [b"x", b"y"])], Program()))
+        assert router.connections.pending_messages == 2
+
+    with_router(act)
+
+
 def test_nobody_else_consumes_from_a_task_that_runs_here() -> None:
     """A consumer is refused by name; other tasks of the worker are open to it."""
 

@@ -11,6 +11,28 @@ from tuplewire.session.credit import Grant
 from tuplewire.session.send import MAX_FRAMES_IN_FLIGHT
 
 
+def test_a_grant_for_a_task_without_messages_counts_later() -> None:
+    """It takes the place of what the welcome said of the task."""
+    sending = Sending(opened=False)
+    sending.open(initial=1, grants=(Grant(1, 2, PLENTY, 0),))
+    sending.update(0, grants=(Grant(1, 5, PLENTY, 0),))
+    sending.offer(1, 7)
+    assert len(payloads(sending.frames())) == 5
+
+
+def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
+    """Also once nothing is on the way to it."""
+    sending = Sending()
+    assert sending.window.receiver_has_none
+    sending.offer(1, 2)
+    sending.frames()
+    assert not sending.window.receiver_has_none
+    sending.update(1)
+    assert not sending.window.receiver_has_none
+    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
+    assert sending.window.receiver_has_none
+
+
 def test_sends_what_is_granted() -> None:
     """Messages beyond the grant wait for the next; a grant is a total, not an addition."""
     sending = Sending(opened=False)

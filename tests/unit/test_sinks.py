@@ -18,7 +18,7 @@ from tuplewire.errors import (
     UnknownTaskError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.departure import TaskContent
+from tuplewire.session.departure import SinkEpoch, TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.activity import Activity
@@ -168,6 +168,16 @@ def test_an_attempt_that_is_given_up_takes_no_room() -> None:
         assert staged_here(sinks)
         sinks.discard(SINK, 1, "0a")
         assert not staged_here(sinks)
+
+    run(act)
+
+
+def test_what_a_worker_that_has_left_published_is_known() -> None:
+    """Its goodbye names the sinks; another run that asks here hears of them."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        queues.on_sinks([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
+        assert [(each.name, each.epoch) for each in sinks.remembered()] == [("s", 5)]
 
     run(act)
 

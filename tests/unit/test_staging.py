@@ -192,6 +192,28 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
     assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Room.MEMORY
 
 
+def test_sinks_wait_while_a_chosen_epoch_is_on_its_way() -> None:
+    """What it takes will be free, so nobody is refused for it."""
+    state = Staging(2000, 1, 600)
+    other, chosen = ("me", "other"), ("me", "chosen")
+    state.admit(chosen, 1, name(0, "0c"), 0, [group(1, 100)], 0.0)
+    (kept,) = state.choose(chosen, 1, [name(0, "0c", 1, 1)])
+    stage(state, "0a", group(1, 600))
+    state.admit(other, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
+
+    def both(now: float) -> list[Room]:
+        first = stage(state, "0a", group(1, 700), piece=1, now=now)
+        room, _ = state.admit(other, 1, name(0, "0x"), 1, [group(1, 700)], now)
+        return [first, room]
+
+    assert both(2.0) == [Room.NONE] * 2
+    assert both(IDLE_SECONDS + 2.0) == [Room.NONE] * 2
+    for each in kept.groups:
+        state.free(each)
+    with pytest.raises(ResourceLimitError):
+        both(2 * IDLE_SECONDS + 2.0)
+
+
 def test_what_nobody_touches_goes() -> None:
     """After a time the epoch of a driver that has died is gone."""
     state = Staging(1000, 1, 60)
