@@ -23,14 +23,15 @@ def test_a_grant_for_a_task_without_messages_counts_later() -> None:
 def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     """Also once nothing is on the way to it."""
     sending = Sending()
-    assert sending.window.receiver_has_none
+    found = [sending.window.receiver_has_none]
     sending.offer(1, 2)
     sending.frames()
-    assert not sending.window.receiver_has_none
+    found.append(sending.window.receiver_has_none)
     sending.update(1)
-    assert not sending.window.receiver_has_none
+    found.append(sending.window.receiver_has_none)
     sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
-    assert sending.window.receiver_has_none
+    found.append(sending.window.receiver_has_none)
+    assert found == [True, False, False, True]
 
 
 def test_sends_what_is_granted() -> None:
