@@ -1,4 +1,4 @@
-"""What a worker says of the messages that it holds: by which worker they entered, and at which place."""
+"""A worker reports its messages by their entry workers and entry sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN, PEER = 7, 9
 
 @dataclass(frozen=True)
 class Token:
-    """Whom messages come from; 0: a program."""
+    """The session that sent messages; 0: a program's."""
 
     worker_number: int = 0
 

@@ -1,4 +1,4 @@
-"""In which order the driver asks workers when it publishes an epoch that an earlier run may have begun."""
+"""The order of requests to workers when a driver publishes an epoch that an earlier run may have begun."""
 
 from __future__ import annotations
 
