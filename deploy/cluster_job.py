@@ -3,6 +3,7 @@
     python cluster_job.py send ADDRESS TASK STOP    until the file STOP is there
     python cluster_job.py recv ADDRESS TASK         until told how many there were
     python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
+    python cluster_job.py refused ADDRESS           whether a worker needs both a certificate and a token
     python cluster_job.py holds ADDRESS TASK        wait until the worker has the task
 
 What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
@@ -12,6 +13,7 @@ where it is not.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -19,12 +21,12 @@ from pathlib import Path
 
 import tuplewire
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import UnreachableError
+from tuplewire.errors import UnauthenticatedError, UnreachableError
 
 WAIT_SECONDS = 300.0
 REACH_SECONDS = 5.0
 POLICY_SECONDS = 60.0
-"""How long a network plugin may take until it knows a new pod."""
+"""How long a network plugin may take until its rules are those of a new pod."""
 BURST, PAUSE_SECONDS = 100, 0.05
 
 
@@ -59,12 +61,13 @@ def receive(address: str, task: int) -> str:
 
 def reach(host: str, *ports: str) -> str:
     """Check that ports are open or closed as given; return what to print. SystemExit where one is not."""
-    address = str(socket.getaddrinfo(host, None)[0][4][0])  # an unknown name is no closed port
+    # An unknown name is no closed port. The policies of cluster-check are enforced over IPv4 alone.
+    address = str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
     deadline = time.monotonic() + POLICY_SECONDS
     for text in ports:
         port, _, wanted = text.partition("=")
         while (found := _state_of(address, int(port))) != wanted:
-            if wanted == "closed" or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 sys.exit(f"{host}:{port} is {found}")
             time.sleep(1.0)
     return f"{host}: {', '.join(ports)}"
@@ -76,6 +79,25 @@ def _state_of(address: str, port: int) -> str:
     except OSError:
         return "closed"
     return "open"
+
+
+def refused(address: str) -> str:
+    """Check that a worker answers, with a certificate and a token alone; SystemExit if it lets others in."""
+    files = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TUPLEWIRE_TLS_")}
+    token = {"TUPLEWIRE_TOKEN_FILE": os.environ.pop("TUPLEWIRE_TOKEN_FILE")}
+    for given, error in ({}, UnreachableError), (files, UnauthenticatedError):
+        os.environ.update(given)
+        with ControlClient(address) as control:
+            try:
+                control.status()
+            except error as problem:
+                print(f"refused: {problem}")
+            else:
+                sys.exit(f"{address} accepts a client that has only {sorted(given)}")
+    os.environ.update(token)
+    with ControlClient(address) as control:  # so it was not the network that refused
+        control.status()
+    return f"{address} needs a certificate and a token"
 
 
 def holds(address: str, task: int) -> str:
@@ -96,6 +118,8 @@ def main() -> str:
     role, where, *rest = sys.argv[1:]
     if role == "reach":
         return reach(where, *rest)
+    if role == "refused":
+        return refused(where)
     task = int(rest[0])
     if role == "holds":
         return holds(where, task)

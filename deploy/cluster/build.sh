@@ -7,7 +7,8 @@ set -euo pipefail
 source "$(dirname "$0")/env.sh"
 dir=$K8S_DIR
 version=${K8S_VERSION:-1.34.4}
-packages=(containerd runc containernetworking-plugins iptables ipset conntrack nftables umoci openssl iproute2 gcc libc6-dev mmdebstrap)
+packages=(containerd runc containernetworking-plugins iptables ipset conntrack nftables umoci openssl iproute2 gcc libc6-dev mmdebstrap
+    buildah skopeo)
 if ! dpkg --status "${packages[@]}" >/dev/null 2>&1; then
     apt-get update -qq
     apt-get install -qq -y --no-install-recommends "${packages[@]}" >/dev/null
@@ -151,6 +152,12 @@ if [[ ! -x $dir/bin/etcd ]]; then
         echo "require go.etcd.io/etcd/server/v3 $etcd"
     } >go.mod
     time go build -mod=mod -tags=grpcnotrace -ldflags '-s -w' -o "$dir/bin/etcd" go.etcd.io/etcd/server/v3
+fi
+
+# --- Helm, where there is none ----------------------------------------------------------------------------------
+if ! command -v helm >/dev/null; then
+    say "build Helm"
+    GOBIN=$dir/bin go install helm.sh/helm/v4/cmd/helm@v4.2.3
 fi
 
 # --- the program of the pause image -----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ fi
 python3 -m pip --python /opt/sparkenv/bin/python install --quiet --disable-pip-version-check --force-reinstall --no-deps "tuplewire @ file://$project"
 rm -rf root && mkdir -p root/opt/spark-work
 ln -s "/opt/sparkenv/lib/python3.11/site-packages/pyspark" root/opt/spark
-cp "$here/entrypoint.sh" "$here/spark_job.py" root/opt/
+cp "$here/entrypoint.sh" "$here/spark_job.py" "$here/code_digest.py" root/opt/
 chmod 755 root/opt/entrypoint.sh
 chown -R 185:185 root/opt/spark-work
 tar -C / -cf app.tar opt/sparkenv

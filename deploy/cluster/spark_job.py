@@ -1,21 +1,30 @@
-"""The Spark jobs of deploy/cluster-check.sh, in cluster mode, with a worker in each of their pods.
+"""The Spark jobs of deploy/cluster-check.sh, with a worker in the pod of each executor.
 
 spark_job.py topology    a shuffle, and a topology in the executors
-spark_job.py sink        an exactly-once write and a read, through workers that the driver assigns
+spark_job.py sink        a shuffle, an exactly-once write and a read, through workers that the driver assigns
+spark_job.py stream      a query that reads numbers while an executor's pod is deleted
 """
 
 from __future__ import annotations
 
 import sys
+import time
 
-from pyspark.sql import SparkSession
+from code_digest import code_digest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
+import tuplewire
+from tuplewire.errors import TuplewireError
+from tuplewire.membership import Membership
 from tuplewire.spark import membership, register
 from tuplewire.spark.topology import Rows, run_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
 
 COUNT = 10_000
+RATE = 200
+"""Numbers a second of the stream: 50 seconds are longer than a pod has to end."""
+ARRIVE_SECONDS = 120.0
 
 
 class Double(BasicBolt):
@@ -33,10 +42,15 @@ def check(found: object, wanted: object) -> None:
         sys.exit(f"found {found}, not {wanted}")
 
 
-def topology(spark: SparkSession) -> None:
-    """Double numbers, and check their count and sum."""
+def shuffle(spark: SparkSession) -> None:
+    """Group numbers, which executors have to exchange for it."""
     groups = spark.range(COUNT).repartition(4).groupBy((F.col("id") % 10).alias("digit")).count()
     check(groups.count(), 10)
+
+
+def topology(spark: SparkSession) -> None:
+    """Double numbers, and check their count and sum."""
+    shuffle(spark)
     builder = TopologyBuilder()
     builder.set_spout("numbers", Rows("id"), 2)
     builder.set_bolt("double", Double(), 2).shuffle_grouping("numbers")
@@ -53,6 +67,7 @@ def topology(spark: SparkSession) -> None:
 
 def sink(spark: SparkSession) -> None:
     """Write rows exactly once, and check that reading returns each of them."""
+    shuffle(spark)
     register(spark)
     with membership(spark, tasks=range(8), at_least=2) as workers:
         workers.wait(2)
@@ -65,8 +80,53 @@ def sink(spark: SparkSession) -> None:
         check(found.count(), COUNT)
 
 
+def _sent(workers: Membership, numbers: range) -> bool:
+    """Send numbers by way of a worker that is there now; return whether all of them are acknowledged."""
+    try:
+        with tuplewire.Client(workers.address) as client:
+            for number in numbers:
+                client.send(number % 8, b"%d" % number)
+            client.flush(10.0)
+    except TuplewireError:  # its pod was deleted
+        return False
+    return True
+
+
+def stream(spark: SparkSession) -> None:
+    """Send numbers and read them with a query, and check that each one arrives."""
+    register(spark)
+    seen: set[int] = set()
+
+    def note(rows: DataFrame, _: int) -> None:
+        seen.update(
+            int(row.number) for row in rows.select(F.col("message").cast("string").alias("number")).collect()
+        )
+
+    with membership(spark, tasks=range(8), at_least=2) as workers:
+        workers.wait(2)
+        reader = (
+            spark.readStream.format("tuplewire").option("address", workers.address).option("tasks", "0-7")
+        )
+        query = (
+            reader.load()
+            .writeStream.option("checkpointLocation", "/tmp/checkpoint")  # noqa: S108 - the pod's own
+            .foreachBatch(note)
+            .start()
+        )
+        print("numbers are being sent", flush=True)
+        for first in range(0, COUNT, RATE):
+            while not _sent(workers, range(first, first + RATE)):
+                time.sleep(0.1)
+            time.sleep(1.0)
+        deadline = time.monotonic() + ARRIVE_SECONDS
+        while len(seen) < COUNT and query.isActive and time.monotonic() < deadline:
+            time.sleep(1.0)
+        query.stop()
+    check(sorted(seen) == list(range(COUNT)), True)
+
+
 if __name__ == "__main__":
     session = SparkSession.builder.getOrCreate()
-    {"topology": topology, "sink": sink}[sys.argv[1]](session)
-    print(f"passed: {sys.argv[1]}, {COUNT} rows", flush=True)
+    {"topology": topology, "sink": sink, "stream": stream}[sys.argv[1]](session)
+    print(f"passed: {sys.argv[1]}, code {code_digest()}", flush=True)
     session.stop()

@@ -1,0 +1,228 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# The steps of cluster-check.sh, in their order; source it. Each is a function that says what it shows, and runs
+# commands. Uses what cluster-check.sh defines: step, run, kube, apply, chart, values and so on.
+
+make_secrets() {
+    local folder=FOLDER each secret
+    $print || folder=$(mktemp -d)
+    certificate "$folder" ca cluster-check
+    certificate "$folder" worker worker.tuplewire
+    certificate "$folder" client program.tuplewire
+    for each in worker client; do
+        secret=tuplewire-tls
+        [[ $each == worker ]] || secret=tuplewire-client-tls
+        run "${kube[@]}" create secret generic $secret "--from-file=tls.crt=$folder/$each.crt" \
+            "--from-file=tls.key=$folder/$each.key" "--from-file=ca.crt=$folder/ca.crt"
+    done
+    $print || {
+        echo "check $(openssl rand -hex 32)" >"$folder/tuplewire-token"
+        echo "check/driver $(openssl rand -hex 32)" >"$folder/tuplewire-driver-token"
+        cat "$folder"/tuplewire-{driver-token,token} >"$folder/tuplewire-worker-tokens"
+    }
+    for each in tuplewire-token tuplewire-driver-token tuplewire-worker-tokens; do
+        run "${kube[@]}" create secret generic $each "--from-file=token=$folder/$each"
+    done
+    $print || rm -r "$folder"
+}
+
+install() {
+    step "Workers" "admission by the standard 'restricted', probes, names in DNS, workers that reach each other"
+    # Not `apply`: a namespace that is there already is somebody's.
+    run_with "${all[@]}" create --filename - <<END
+apiVersion: v1
+kind: Namespace
+metadata: {name: $space, labels: {pod-security.kubernetes.io/enforce: restricted}}
+END
+    made=${made:-$space}
+    if $secure; then
+        make_secrets
+        run "${chart[@]}" install tuplewire deploy/helm/tuplewire "${values[@]}"
+    else
+        apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}"
+    fi
+    ready
+    run "${kube[@]}" create configmap cluster-job --from-file deploy/cluster_job.py \
+        --from-file deploy/cluster/scaling_job.py
+}
+
+beside_an_executor() {
+    step "A worker beside an executor" \
+        "that it starts before the program and ends after it, and that another user of its group reaches its socket"
+    through=("${kubectl[@]}" patch --local --filename - --type json --output yaml --patch '[
+  {"op": "add", "path": "/spec/restartPolicy", "value": "Never"},
+  {"op": "add", "path": "/spec/containers/0/image", "value": "'"$image"'"},
+  {"op": "add", "path": "/spec/containers/0/args", "value": ["status", "--json"]}]')
+    apply_from "${kube[@]}" get configmap tuplewire-executor-template \
+        --output 'go-template={{index .data "executor-template.yaml"}}'
+    through=(cat)
+    run "${kube[@]}" wait '--for=jsonpath={.status.phase}=Succeeded' pod/tuplewire-executor --timeout=180s
+    run "${kube[@]}" logs tuplewire-executor --container spark-kubernetes-executor
+    run "${kube[@]}" delete pod tuplewire-executor
+}
+
+label='{tuplewire/program: "true"}'
+program=(python /job/cluster_job.py)
+near=tuplewire-worker-0.tuplewire-workers far=tuplewire-worker-1.tuplewire-workers
+
+reach() {
+    job "$1" "$2" "${program[@]}" reach $near "$3" 9464=closed | run_with "${apply[@]}"
+    completed "$1" 120
+}
+strangers() {
+    step "A stranger" "that the network lets a pod with the label tuplewire/program in at 6700, and no other one anywhere"
+    reach friend "$label" 6700=open
+    reach stranger '{app: stranger}' 6700=closed
+    if $nodes && $secure; then
+        step "A stranger over IPv6" "that a certificate and a token are needed where no policy keeps anyone out"
+        local ip
+        ip=$(output_of ADDRESS "${kube[@]}" get pod tuplewire-worker-0 --output 'jsonpath={.status.podIPs[1].ip}')
+        job stranger-6 '{app: stranger}' "${program[@]}" refused "[$ip]:6700" | run_with "${apply[@]}"
+        completed stranger-6 120
+    fi
+}
+
+start_flow() {
+    step "A job" "messages by way of worker 0 to worker 1, which go on through the steps that follow"
+    job recv "$label" "${program[@]}" recv $far:6700 4 | run_with "${apply[@]}"
+    job send "$label" "${program[@]}" send $near:6700 4 /tmp/stop | run_with "${apply[@]}"
+    local each
+    for each in recv send; do
+        run "${kube[@]}" wait --for=condition=Ready pod --selector "job-name=$each" --timeout=120s
+    done
+}
+
+drain_and_roll() {
+    step "A drain" "that a worker under load ends with 0, and that its tasks wait for the kubelet to start it again"
+    # The container may end before kubectl has its answer.
+    inside tuplewire-worker-1 drain || true
+    local exited='{.status.containerStatuses[0].lastState.terminated.exitCode}' node
+    run "${kube[@]}" wait "--for=jsonpath=$exited=0" pod/tuplewire-worker-1 --timeout=120s
+    ready
+    step "A roll" "SIGTERM and the grace period: each worker is replaced under load, one after the other"
+    run "${kube[@]}" rollout restart statefulset/tuplewire-worker
+    ready
+    $own || return 0
+    step "A node" "that a worker's node is drained under load, and the worker comes back on another, at its name"
+    node=$(output_of NODE node_of tuplewire-worker-1)
+    [[ $node != "$home" ]] || node=$(output_of NODE node_of tuplewire-worker-0)  # the job is at home
+    [[ $node != "$home" ]] || fail "both workers are on $home"
+    run "${kube[@]}" drain "$node" --ignore-daemonsets --delete-emptydir-data --timeout=180s
+    ready
+    run "${kube[@]}" uncordon "$node"
+}
+node_of() { "${kube[@]}" get pod "$1" --output 'jsonpath={.spec.nodeName}'; }
+
+delete_a_pod() {
+    step "A pod" "that a worker whose pod is deleted under load comes back with its tasks, and nothing is lost"
+    run "${kube[@]}" delete pod tuplewire-worker-1
+    ready
+}
+
+# A job of spark_job.py: NAME MODE.
+start_spark() { spark_job "$1" "$2" | run_with "${apply[@]}"; }
+spark_passed() {
+    completed "submit-$1" 300
+    local pod=pod/spark-$1
+    [[ $2 == cluster ]] || pod=job/submit-$1
+    until_it_says 10 "passed: $1, code $code" "${kube[@]}" logs "$pod"
+}
+prepare_spark() {
+    spark_account | run_with "${apply[@]}"
+    run "${kube[@]}" create configmap spark-defaults --from-file deploy/spark-defaults.conf
+}
+spark_topology() {
+    step "Spark in cluster mode" "a shuffle through the policy, and a topology in the executors"
+    start_spark topology cluster
+    spark_passed topology cluster
+}
+spark_sink() {
+    step "Spark in client mode" "a shuffle through the policy, and an exactly-once write through a membership"
+    start_spark sink client
+    spark_passed sink client
+}
+spark_stream() {
+    step "A stream" "that a query loses nothing while an executor's pod is deleted"
+    start_spark stream cluster
+    until_it_says 180 "numbers are being sent" "${kube[@]}" logs pod/spark-stream
+    local pod
+    pod=$(output_of pod/EXECUTOR "${kube[@]}" get pod --selector spark-role=executor --output name)
+    run "${kube[@]}" delete "${pod%%$'\n'*}"
+    spark_passed stream cluster
+}
+
+upgrade() {
+    step "An upgrade" "that workers take other tasks under a new version, without a restart"
+    if $secure; then
+        run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reuse-values --set assignment.tasksPerWorker=3
+    else
+        apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}" \
+            --set assignment.tasksPerWorker=3,assignment.version=2
+    fi
+    job upgraded "$label" "${program[@]}" holds $far:6700 3 | run_with "${apply[@]}"
+    completed upgraded 200
+}
+
+end_flow() {
+    step "The end" "that every message has arrived, once and in order, that the books balance, and whose code it was"
+    run "${kube[@]}" exec job/send -- python -c 'open("/tmp/stop", "w")'
+    completed send 300
+    completed recv 300
+    local each
+    for each in 0 1; do
+        inside "tuplewire-worker-$each" status
+        runs_this_commit "tuplewire-worker-$each"
+    done
+}
+
+scale() {
+    step "Two memberships" "that they assign the tasks to the workers without harm to each other"
+    run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reuse-values \
+        --set membership.enabled=true,membership.tasks=0-7,autoscaling.kind=hpa,autoscaling.min=2,autoscaling.max=3
+    ready
+    run "${kube[@]}" scale deployment/tuplewire-membership --replicas=2
+    run "${kube[@]}" rollout status deployment/tuplewire-membership --timeout=120s
+
+    step "Autoscaling" "full queues within the memory limit, a third worker by a custom metric, which drains before it goes"
+    local folder=FOLDER restarts pod
+    $print || folder=$(mktemp -d)
+    certificate "$folder" ca metrics
+    certificate "$folder" tls metrics-api.monitoring.svc
+    local -a there=("${all[@]}" --namespace monitoring)
+    run "${all[@]}" create namespace monitoring
+    run "${there[@]}" create secret generic metrics-api "--from-file=$folder/tls.crt" "--from-file=$folder/tls.key"
+    $print || rm -r "$folder"
+    run "${there[@]}" create configmap metrics-api --from-file deploy/cluster/metrics_api.py
+    metrics_api | run_with "${there[@]}" apply --filename -
+    run "${all[@]}" wait --for=condition=Available apiservice/v1beta2.custom.metrics.k8s.io --timeout=120s
+    # Five minutes of quiet before a worker goes would be too long here.
+    run "${kube[@]}" patch hpa tuplewire-worker --type merge --patch \
+        '{"spec": {"behavior": {"scaleUp": {"stabilizationWindowSeconds": 0}, "scaleDown": {"stabilizationWindowSeconds": 0}}}}'
+    job scaling "$label" python /job/scaling_job.py tuplewire-workers 8 6000 | run_with "${apply[@]}"
+    until_it_says 240 "^full" "${kube[@]}" logs job/scaling
+    for pod in tuplewire-worker-0 tuplewire-worker-1; do
+        run "${kube[@]}" exec "$pod" -- grep VmRSS /proc/1/status
+    done
+    completed scaling 400
+    restarts=$(output_of 0 "${kube[@]}" get pods --selector app.kubernetes.io/component=worker \
+        --output 'jsonpath={.items[*].status.containerStatuses[*].restartCount}')
+    [[ $restarts =~ ^(0 )*0$ ]] || fail "workers were started again: $restarts times"
+}
+
+change_and_remove() {
+    step "The release" "that it goes back to what it was, and away"
+    run "${chart[@]}" rollback tuplewire
+    ready
+    run "${chart[@]}" uninstall tuplewire
+}
+
+follow_the_guide() {
+    step "The guide" "that the first commands of docs/how-to/deploy.md do what it says"
+    run_with "${kube[@]}" delete --ignore-not-found --filename - < <(output_of MANIFESTS helm template tuplewire \
+        deploy/helm/tuplewire "${values[@]}")
+    run "${chart[@]}" install tuplewire deploy/helm/tuplewire --values deploy/helm/dev.yaml
+    ready
+    run "${kube[@]}" exec tuplewire-worker-0 -- tuplewire status 127.0.0.1:6700
+    run "${kube[@]}" exec tuplewire-worker-0 -- tuplewire send 4 hello
+    run "${kube[@]}" exec tuplewire-worker-1 -- tuplewire recv 4 --count 1
+    run "${chart[@]}" uninstall tuplewire
+}
