@@ -372,7 +372,7 @@ def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
         rules.of(names, token, topology)
         for token in ("programs/driver", "programs", "topologies", "another", "")
     )
-    assert driver.control == set(ACTIONS) - {"faults"}, "nobody makes faults where it counts"
+    assert driver.control == set(ACTIONS)
     assert executor_.control == set()
     assert topologies.control == {"assign"}
     senders = (driver, executor_, topologies)

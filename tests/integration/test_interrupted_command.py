@@ -129,7 +129,7 @@ def silent() -> Iterator[socket.socket]:
 
 
 ASKING = [
-    *("status", "assign", "drain", "top", "tap", "debug", "log-level", "faults", "dead-letters"),
+    *("status", "assign", "drain", "top", "tap", "debug", "log-level", "dead-letters"),
     *("send", "recv"),
 ]
 

@@ -87,7 +87,6 @@ RIGHT: dict[str, Any] = {
     "mode": "distributed",
     "admin_page": False,
     "allow_plaintext": True,
-    "faults": "lose=0.5 method=Send",
     "fail_on_data_loss": False,
     "COUNT": 77,
     "SIZE": 3 << 20,
