@@ -152,10 +152,16 @@ source deploy/cluster/programs.sh
 # shellcheck source=cluster/steps.sh
 source deploy/cluster/steps.sh
 all=("${kubectl[@]}" --context "$context") kube=("${all[@]}")
+folder=FOLDER  # the folder where the guide's commands run; not this clone
 
 # Which cluster namespace and flags the functions below use, from here on.
 begin_round() {
     round=$1 secure=false operator=()
+    $print || {
+        folder=$(mktemp -d)
+        ln -s "$PWD/deploy" "$folder/deploy"
+        mkdir "$folder/conf"
+    }
     space=tuplewire-$round
     kube=("${all[@]}" --namespace "$space")
     apply=("${kube[@]}" apply --filename -)
@@ -169,15 +175,57 @@ begin_round() {
     }
 }
 
-# Apply the output of a command, changed by `through`.
-through=(cat)
+# Apply the output of a command.
 apply_from() {
     printf '$'
     printf ' %q' "$@"
-    printf ' |'
-    printf ' %q' "${through[@]}"
     echo " | ${apply[*]}"
-    $print || "$@" | "${through[@]}" | "${apply[@]}"
+    $print || "$@" | "${apply[@]}"
+}
+
+# Run commands of docs/how-to/deploy.md as they are there: from the line that begins with TEXT to the end of its block.
+guide() {
+    local commands='' line found=false
+    while IFS= read -r line; do
+        [[ $line != '```'* ]] || found=false
+        [[ $line != "$1"* ]] || found=true
+        ! $found || commands+=$line$'\n'
+    done <docs/how-to/deploy.md
+    [[ -n $commands ]] || fail "docs/how-to/deploy.md has no command that begins with: $1"
+    printf '$ %s' "$commands"
+    [[ $commands != 'helm install'* ]] || echo "# helm install ... ${values[*]}"
+    $print || (
+        cd "$folder"
+        # In this check's cluster and namespace, with its image and sizes. Nothing is removed before it runs.
+        kubectl() {
+            case $1 in
+                apply) sed "s|registry.example.com/tuplewire:0.1.0|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
+                port-forward) read_through "$@" ;;
+                *) command "${kube[@]}" "$@" ;;
+            esac
+        }
+        helm() {
+            case $1 in
+                install) command "${chart[@]}" "$@" "${values[@]}" ;;
+                *) command "${chart[@]}" "$@" ;;
+            esac
+            [[ $1 != rollback ]] || command "${kube[@]}" rollout status statefulset/tuplewire-worker --timeout=300s
+        }
+        export SPARK_HOME=$folder
+        eval "$commands"
+    )
+}
+# Read the page of a worker's admin port as the guide says: port-forward POD PORT.
+read_through() {
+    local end=$((SECONDS + 30)) page
+    command "${kube[@]}" "$@" &
+    until page=$("${kubectl[@]::${#kubectl[@]}-1}" python3 -c 'import sys, urllib.request as r
+print(r.urlopen(f"http://127.0.0.1:{sys.argv[1]}").read().decode())' "$3" 2>/dev/null); do
+        ((SECONDS < end)) || fail "nothing answers at port $3"
+        sleep 1
+    done
+    kill $!
+    [[ $page == *"<title>"* ]] || fail "this is no page: $page"
 }
 
 # What a worker's own command line says in its pod: POD WORD...
@@ -232,7 +280,8 @@ start_cluster() {
         run deploy/cluster/build.sh
         run make image
         run mkdir -p "$K8S_DIR/images"
-        run tar -C build/image/oci -cf "$K8S_DIR/images/tuplewire.tar" .
+        run rm -f "$K8S_DIR/images/tuplewire.tar"
+        run skopeo copy --quiet oci:build/image/oci:dev "docker-archive:$K8S_DIR/images/tuplewire.tar:$image"
         run deploy/cluster/spark-image.sh
         step "The nodes" "which Kubernetes this is"
         made=nodes
@@ -278,8 +327,10 @@ for each in "${rounds[@]}"; do
         ! $own || scale
         change_and_remove
     else
-        ! $build || follow_the_guide
+        outgrow_memory
+        follow_the_guide
     fi
+    $print || rm -r "$folder"
     # Its CPU is needed for the next round.
     $keep || run "${all[@]}" delete namespace "$space" --wait=false
     [[ $made != tuplewire-* ]] || made=''

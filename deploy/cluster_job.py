@@ -5,6 +5,7 @@
     python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
     python cluster_job.py refused ADDRESS           whether a worker needs both a certificate and a token
     python cluster_job.py holds ADDRESS TASK        wait until the worker has the task
+    python cluster_job.py outgrow ADDRESS TASK      send until the worker dies of it, and count what is left
 
 What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
 where it is not.
@@ -113,6 +114,36 @@ def holds(address: str, task: int) -> str:
     sys.exit(f"{address} has not got task {task}")
 
 
+def outgrow(address: str, task: int) -> str:
+    """Fill a worker until the kernel ends it, and take what is left; return what to print.
+
+    SystemExit where more is missing than its sender says, where something is out of order, or where the
+    worker lives on.
+    """
+    sent, deadline = 0, time.monotonic() + WAIT_SECONDS
+    with tuplewire.Client(address) as client:
+        while not client.perhaps_lost:
+            if time.monotonic() > deadline:
+                sys.exit(f"the worker lives after {sent} messages")
+            client.send(task, b"%-65536d" % sent, timeout=WAIT_SECONDS)
+            sent += 1
+        client.send(task, b"end", timeout=WAIT_SECONDS)
+        client.flush(WAIT_SECONDS)
+        lost = client.perhaps_lost
+        numbers = []
+        with client.recv([task], timeout=WAIT_SECONDS) as batches:
+            for batch in batches:
+                numbers += [message.message for message in batch]
+                batches.acknowledge()
+                if numbers[-1] == b"end":
+                    break
+    arrived = [int(number) for number in numbers[:-1]]
+    missing = sent - len(arrived)
+    if arrived != sorted(set(arrived)) or not 0 < missing <= lost:
+        sys.exit(f"of {sent} messages {missing} are missing, of {lost} that may have died: {arrived}")
+    return f"sent {sent} messages; {missing} died with the worker, {lost} at most by its sender's count"
+
+
 def main() -> str:
     """Do what the arguments say; return what to print."""
     role, where, *rest = sys.argv[1:]
@@ -121,8 +152,8 @@ def main() -> str:
     if role == "refused":
         return refused(where)
     task = int(rest[0])
-    if role == "holds":
-        return holds(where, task)
+    if role in ("holds", "outgrow"):
+        return holds(where, task) if role == "holds" else outgrow(where, task)
     return send(where, task, Path(rest[1])) if role == "send" else receive(where, task)
 
 

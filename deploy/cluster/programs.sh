@@ -130,9 +130,7 @@ spec:
         - name: conf
           projected:
             sources:
-              - configMap: {name: spark-defaults}
-              - configMap: {name: tuplewire-executor-template}
-              - configMap: {name: tuplewire-driver-template}
+              - configMap: {name: spark-conf}
 END
     program_volumes
     cat <<END
@@ -154,6 +152,27 @@ END
             - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 END
     program_environment
+}
+
+# The kinds of the Prometheus operator, without the operator: the chart makes objects of them.
+monitor_kinds() {
+    local kind plural
+    for kind in PodMonitor PrometheusRule; do
+        plural=${kind,,}s
+        cat <<END
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: $plural.monitoring.coreos.com
+spec:
+  group: monitoring.coreos.com
+  names: {kind: $kind, plural: $plural}
+  scope: Namespaced
+  versions:
+    - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+END
+    done
 }
 
 # A custom-metrics API in the namespace `monitoring`, whose pods the policy lets in at 9464.

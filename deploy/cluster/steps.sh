@@ -3,26 +3,10 @@
 # commands. Uses what cluster-check.sh defines: step, run, kube, apply, chart, values and so on.
 
 make_secrets() {
-    local folder=FOLDER each secret
-    $print || folder=$(mktemp -d)
     certificate "$folder" ca cluster-check
-    certificate "$folder" worker worker.tuplewire
-    certificate "$folder" client program.tuplewire
-    for each in worker client; do
-        secret=tuplewire-tls
-        [[ $each == worker ]] || secret=tuplewire-client-tls
-        run "${kube[@]}" create secret generic $secret "--from-file=tls.crt=$folder/$each.crt" \
-            "--from-file=tls.key=$folder/$each.key" "--from-file=ca.crt=$folder/ca.crt"
-    done
-    $print || {
-        echo "check $(openssl rand -hex 32)" >"$folder/tuplewire-token"
-        echo "check/driver $(openssl rand -hex 32)" >"$folder/tuplewire-driver-token"
-        cat "$folder"/tuplewire-{driver-token,token} >"$folder/tuplewire-worker-tokens"
-    }
-    for each in tuplewire-token tuplewire-driver-token tuplewire-worker-tokens; do
-        run "${kube[@]}" create secret generic $each "--from-file=token=$folder/$each"
-    done
-    $print || rm -r "$folder"
+    certificate "$folder" tls worker.tuplewire
+    certificate "$folder" program program.tuplewire
+    guide 'kubectl create secret generic tuplewire-tls'
 }
 
 install() {
@@ -36,11 +20,12 @@ END
     made=${made:-$space}
     if $secure; then
         make_secrets
-        run "${chart[@]}" install tuplewire deploy/helm/tuplewire "${values[@]}"
+        guide 'helm install tuplewire deploy/helm/tuplewire --set'
     else
         apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}"
+        ready
     fi
-    ready
+    guide 'for role in executor driver'
     run "${kube[@]}" create configmap cluster-job --from-file deploy/cluster_job.py \
         --from-file deploy/cluster/scaling_job.py
 }
@@ -48,13 +33,10 @@ END
 beside_an_executor() {
     step "A worker beside an executor" \
         "that it starts before the program and ends after it, and that another user of its group reaches its socket"
-    through=("${kubectl[@]}" patch --local --filename - --type json --output yaml --patch '[
+    apply_from "${kubectl[@]}" patch --local --filename "$folder/executor-template.yaml" --type json --output yaml --patch '[
   {"op": "add", "path": "/spec/restartPolicy", "value": "Never"},
   {"op": "add", "path": "/spec/containers/0/image", "value": "'"$image"'"},
-  {"op": "add", "path": "/spec/containers/0/args", "value": ["status", "--json"]}]')
-    apply_from "${kube[@]}" get configmap tuplewire-executor-template \
-        --output 'go-template={{index .data "executor-template.yaml"}}'
-    through=(cat)
+  {"op": "add", "path": "/spec/containers/0/args", "value": ["status", "--json"]}]'
     run "${kube[@]}" wait '--for=jsonpath={.status.phase}=Succeeded' pod/tuplewire-executor --timeout=180s
     run "${kube[@]}" logs tuplewire-executor --container spark-kubernetes-executor
     run "${kube[@]}" delete pod tuplewire-executor
@@ -128,7 +110,8 @@ spark_passed() {
 }
 prepare_spark() {
     spark_account | run_with "${apply[@]}"
-    run "${kube[@]}" create configmap spark-defaults --from-file deploy/spark-defaults.conf
+    run "${kube[@]}" create configmap spark-conf --from-file "$folder/conf/spark-defaults.conf" \
+        --from-file "$folder/executor-template.yaml" --from-file "$folder/driver-template.yaml"
 }
 spark_topology() {
     step "Spark in cluster mode" "a shuffle through the policy, and a topology in the executors"
@@ -174,6 +157,17 @@ end_flow() {
     done
 }
 
+outgrow_memory() {
+    step "A memory limit" "that a worker which the kernel ends comes back, and that its sender says how much died with it"
+    apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}" \
+        --set assignment.version=3,settings.receive_queue_bytes=1073741824
+    ready
+    job outgrow "$label" "${program[@]}" outgrow $near:6700 0 | run_with "${apply[@]}"
+    completed outgrow 200
+    run "${kube[@]}" wait pod/tuplewire-worker-0 --timeout=10s \
+        '--for=jsonpath={.status.containerStatuses[0].lastState.terminated.reason}=OOMKilled'
+}
+
 scale() {
     step "Two memberships" "that they assign the tasks to the workers without harm to each other"
     run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reuse-values \
@@ -210,19 +204,21 @@ scale() {
 
 change_and_remove() {
     step "The release" "that it goes back to what it was, and away"
-    run "${chart[@]}" rollback tuplewire
+    if $own; then
+        monitor_kinds | run_with "${all[@]}" apply --filename -
+        guide "helm upgrade tuplewire deploy/helm/tuplewire --reuse-values \\"
+    fi
+    guide 'helm upgrade tuplewire deploy/helm/tuplewire --reuse-values --set'
+    step "The default manifests" "that they are admitted and run, with an image put in, and the Secrets that are there"
+    guide 'kubectl apply -f deploy/manifests.yaml'
     ready
-    run "${chart[@]}" uninstall tuplewire
 }
 
 follow_the_guide() {
     step "The guide" "that the first commands of docs/how-to/deploy.md do what it says"
     run_with "${kube[@]}" delete --ignore-not-found --filename - < <(output_of MANIFESTS helm template tuplewire \
         deploy/helm/tuplewire "${values[@]}")
-    run "${chart[@]}" install tuplewire deploy/helm/tuplewire --values deploy/helm/dev.yaml
-    ready
-    run "${kube[@]}" exec tuplewire-worker-0 -- tuplewire status 127.0.0.1:6700
-    run "${kube[@]}" exec tuplewire-worker-0 -- tuplewire send 4 hello
-    run "${kube[@]}" exec tuplewire-worker-1 -- tuplewire recv 4 --count 1
+    guide 'helm install tuplewire deploy/helm/tuplewire --values'
+    guide 'kubectl exec tuplewire-worker-0 -- tuplewire send'
     run "${chart[@]}" uninstall tuplewire
 }
