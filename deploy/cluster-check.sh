@@ -197,6 +197,7 @@ guide() {
     $print || (
         cd "$folder"
         # In this check's cluster and namespace, with its image and sizes. Nothing is removed before it runs.
+        # shellcheck disable=SC2329  # eval calls it
         kubectl() {
             case $1 in
                 apply) sed "s|registry.example.com/tuplewire:0.1.0|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
@@ -204,6 +205,7 @@ guide() {
                 *) command "${kube[@]}" "$@" ;;
             esac
         }
+        # shellcheck disable=SC2329
         helm() {
             case $1 in
                 install) command "${chart[@]}" "$@" "${values[@]}" ;;
@@ -278,7 +280,7 @@ start_cluster() {
     if $nodes; then
         step "The image" "that it is built of this clone, without an engine"
         run deploy/cluster/build.sh
-        run make image
+        run make image ARGS=  # not those of `make cluster-check`
         run mkdir -p "$K8S_DIR/images"
         run rm -f "$K8S_DIR/images/tuplewire.tar"
         run skopeo copy --quiet oci:build/image/oci:dev "docker-archive:$K8S_DIR/images/tuplewire.tar:$image"
