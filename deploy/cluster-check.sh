@@ -222,7 +222,8 @@ read_through() {
     local end=$((SECONDS + 30)) page
     command "${kube[@]}" "$@" &
     until page=$("${kubectl[@]::${#kubectl[@]}-1}" python3 -c 'import sys, urllib.request as r
-print(r.urlopen(f"http://127.0.0.1:{sys.argv[1]}").read().decode())' "$3" 2>/dev/null); do
+page = r.Request(f"http://127.0.0.1:{sys.argv[1]}", headers={"Accept": "text/html"})
+print(r.urlopen(page).read().decode())' "$3" 2>/dev/null); do
         ((SECONDS < end)) || fail "nothing answers at port $3"
         sleep 1
     done
