@@ -156,7 +156,7 @@ folder=FOLDER  # the folder where the guide's commands run; not this clone
 
 # Which cluster namespace and flags the functions below use, from here on.
 begin_round() {
-    round=$1 secure=false operator=()
+    round=$1 secure=false
     $print || {
         folder=$(mktemp -d)
         ln -s "$PWD/deploy" "$folder/deploy"
@@ -171,7 +171,6 @@ begin_round() {
     [[ $round == plain ]] || {
         secure=true
         values+=(--set secure=true --set-file permissions=deploy/cluster/permissions.toml)
-        operator=(env TUPLEWIRE_TOKEN_FILE=/etc/tuplewire/token/token)
     }
 }
 
@@ -199,9 +198,10 @@ guide() {
         # In this check's cluster and namespace, with its image and sizes. Nothing is removed before it runs.
         # shellcheck disable=SC2329  # eval calls it
         kubectl() {
-            case $1 in
-                apply) sed "s|registry.example.com/tuplewire:0.1.0|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
-                port-forward) read_through "$@" ;;
+            case "$*" in
+                apply*) sed "s|registry.example.com/tuplewire:0.1.0|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
+                *--web) exec "${kube[@]}" "$@" >page-link ;;  # in a shell of its own, by &
+                port-forward*) read_page "$@" ;;
                 *) command "${kube[@]}" "$@" ;;
             esac
         }
@@ -217,23 +217,26 @@ guide() {
         eval "$commands"
     )
 }
-# Read the page of a worker's admin port as the guide says: port-forward POD PORT.
-read_through() {
-    local end=$((SECONDS + 30)) page
-    command "${kube[@]}" "$@" &
-    until page=$("${kubectl[@]::${#kubectl[@]}-1}" python3 -c 'import sys, urllib.request as r
-page = r.Request(f"http://127.0.0.1:{sys.argv[1]}", headers={"Accept": "text/html"})
-print(r.urlopen(page).read().decode())' "$3" 2>/dev/null); do
-        ((SECONDS < end)) || fail "nothing answers at port $3"
+# Read what the page of `tuplewire top --web` shows, through its port, until both workers are there: port-forward POD PORT.
+read_page() {
+    local end=$((SECONDS + 60)) found=''
+    exec "${kube[@]}" "$@" &
+    until found=$("${kubectl[@]::${#kubectl[@]}-1}" python3 -c '
+import json, urllib.request
+url, token = open("page-link").read().split()[1].split("/#token=")
+request = urllib.request.Request(url + "/live.json", headers={"Authorization": "Bearer " + token})
+print(*(each["state"] for each in json.load(urllib.request.urlopen(request))["workers"]))' 2>&1) && [[ $found == "ready ready" ]]; do
+        ((SECONDS < end)) || fail "the page does not show two workers that are ready: $found"
         sleep 1
     done
-    kill $!
-    [[ $page == *"<title>"* ]] || fail "this is no page: $page"
+    echo "the page shows two workers: $found"
+    # shellcheck disable=SC2046
+    kill $(jobs -p) || true  # one of them may have ended
 }
 
 # What a worker's own command line says in its pod: POD WORD...
 inside() {
-    run "${kube[@]}" exec "$1" -- "${operator[@]}" tuplewire "${@:2}" unix:///run/tuplewire/worker.sock
+    run "${kube[@]}" exec "$1" -- tuplewire "${@:2}" 127.0.0.1:6700
 }
 
 ready() {
@@ -316,6 +319,7 @@ for each in "${rounds[@]}"; do
     ! $secure || beside_an_executor
     ! $secure || strangers
     start_flow
+    watch_it
     ! $secure || drain_and_roll
     delete_a_pod
     if $nodes; then
@@ -327,8 +331,9 @@ for each in "${rounds[@]}"; do
     upgrade
     end_flow
     if $secure; then
+        change_it
         ! $own || scale
-        change_and_remove
+        remove_it
     else
         outgrow_memory
         follow_the_guide

@@ -73,6 +73,11 @@ start_flow() {
     done
 }
 
+watch_it() {
+    step "A page" "that a browser elsewhere sees the whole cluster, through a port-forward"
+    guide 'kubectl exec tuplewire-worker-0 -- tuplewire top'
+}
+
 drain_and_roll() {
     step "A drain" "that a worker under load ends with 0, and that its tasks wait for the kubelet to start it again"
     # The container may end before kubectl has its answer.
@@ -168,6 +173,15 @@ outgrow_memory() {
         '--for=jsonpath={.status.containerStatuses[0].lastState.terminated.reason}=OOMKilled'
 }
 
+change_it() {
+    step "The release" "that it changes, and goes back to what it was"
+    if $own; then
+        monitor_kinds | run_with "${all[@]}" apply --filename -
+        guide "helm upgrade tuplewire deploy/helm/tuplewire --reuse-values \\"
+    fi
+    guide 'helm upgrade tuplewire deploy/helm/tuplewire --reuse-values --set'
+}
+
 scale() {
     step "Two memberships" "that they assign the tasks to the workers without harm to each other"
     run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reuse-values \
@@ -202,14 +216,9 @@ scale() {
     [[ $restarts =~ ^(0 )*0$ ]] || fail "workers were started again: $restarts times"
 }
 
-change_and_remove() {
-    step "The release" "that it goes back to what it was, and away"
-    if $own; then
-        monitor_kinds | run_with "${all[@]}" apply --filename -
-        guide "helm upgrade tuplewire deploy/helm/tuplewire --reuse-values \\"
-    fi
-    guide 'helm upgrade tuplewire deploy/helm/tuplewire --reuse-values --set'
+remove_it() {
     step "The default manifests" "that they are admitted and run, with an image put in, and the Secrets that are there"
+    guide 'helm uninstall'
     guide 'kubectl apply -f deploy/manifests.yaml'
     ready
 }

@@ -80,8 +80,8 @@ class Link:
     receiver: Agent
     between: tuple[int, ...] = ()
     """Process ids of the workers on the way."""
-    metrics_urls: tuple[str, ...] = ()
-    """Where these are at their admin ports, where somebody looks at them."""
+    address: str = ""
+    """Where the first of these is, if somebody watches it."""
 
     def trial(self, frame: int, seconds: float, look: Look = "count") -> Trial:
         """Send frames for so many seconds and wait for all; BenchError unless each message came once."""
@@ -240,8 +240,7 @@ class Links:
         near, far = workers.endpoints
         consumer = self._agent("ours.py", "consumer", far.address)
         producer = self._agent("ours.py", "producer", near.address)
-        pages = near.metrics_url, far.metrics_url
-        return Link(name, producer, consumer, (near.process_id, far.process_id), pages)
+        return Link(name, producer, consumer, (near.process_id, far.process_id), near.address)
 
     def _spread(self, name: str) -> Link:
         workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=_HURRY))

@@ -27,9 +27,18 @@ IMAGE = "r.example/tuplewire:1"
 CONTEXT = ("--yes", "--image", IMAGE)
 """A cluster that is there already."""
 ROUNDS = {
-    "plain": ["Workers", "A job", "A pod", "An upgrade", "The end", "A memory limit", "The guide"],
+    "plain": ["Workers", "A job", "A page", "A pod", "An upgrade", "The end", "A memory limit", "The guide"],
     "secure": [
-        *("Workers", "A worker beside an executor", "A stranger", "A job", "A drain", "A roll", "A pod"),
+        *(
+            "Workers",
+            "A worker beside an executor",
+            "A stranger",
+            "A job",
+            "A page",
+            "A drain",
+            "A roll",
+            "A pod",
+        ),
         *("An upgrade", "The end", "The release", "The default manifests"),
     ],
 }
@@ -194,7 +203,7 @@ def stubs(tmp_path: Path) -> Path:
     return folder
 
 
-PYTHON = """[[ ${1:-} != -c ]] || { echo "<title>a page</title>"; exit; }
+PYTHON = """[[ ${1:-} != -c ]] || { echo ready ready; exit; }
 exec PYTHON "$@"
 """
 STUB = """#!BASH
@@ -204,7 +213,7 @@ case " $* " in
     *restartCount*) echo 0 0 ;;
     *" get pod tuplewire-worker-"*) echo "node-of-$7" ;;
     *" -- python - "*) echo "${CODE:-$(PYTHONPATH=clients:service python3 -)}" ;;
-    *" port-forward "*) exec sleep 60 ;;
+    *" port-forward "* | *" --web "*) exec sleep 60 ;;
     *" logs job/scaling "*) echo "full: all" ;;
     *" current-context "*) echo somewhere ;;
     *" --filename - "*) cat >>"$ASKED.inputs"; cat "$ASKED.inputs" ;;

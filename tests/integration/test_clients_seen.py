@@ -19,7 +19,7 @@ from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
 from tuplewire_service.command.status_report import status_as_json, status_as_text
-from tuplewire_service.control.rates import acknowledged_messages, received_messages
+from tuplewire_service.command.viewer.rates import acknowledged_messages, received_messages
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SENDS_AND_WAITS = """

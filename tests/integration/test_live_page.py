@@ -1,4 +1,4 @@
-"""The live page at the admin port: for browsers on this machine, with the credentials of a status."""
+"""The live page of `tuplewire top --web`: on this machine alone, with the credentials of whoever looks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,43 +15,36 @@ from helpers import eventually
 from helpers.browser import browser
 from helpers.certificates import Authority
 from helpers.program import Threads
-from helpers.secured import files_of, secret_file, tls_flags
+from helpers.secured import files_of, secret_file, tls_flags, variables_of
+from helpers.viewer import page_data, web_viewer
+from helpers.worker_process import run_command
 
-from tuplewire import Client, Credentials
+from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import BufferFullError, FlushTimeoutError
-from tuplewire.wire.control_pb2 import GetStatusResponse, TaskStatus
-from tuplewire_service.admin.live_page import PAGE, Here, LivePage, Visit, page
+from tuplewire.errors import BindError, BufferFullError, FlushTimeoutError
+from tuplewire.wire.control_pb2 import GetStatusResponse
+from tuplewire_service.command.viewer.cluster_rows import Look
+from tuplewire_service.command.viewer.live_page import PAGE, LivePage
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SLOW_TASK = 3
 
 
 class Answer(NamedTuple):
-    """What the admin port has said."""
+    """What the viewer has answered."""
 
     status: int
     headers: dict[str, str]
     body: str
 
 
-def asked(worker: Endpoint, path: str, **headers: str) -> Answer:
-    """Ask the admin port; an underscore in a header's name is a hyphen."""
-    connection = http.client.HTTPConnection(urlsplit(worker.metrics_url).netloc, timeout=30)
+def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
+    """Ask the viewer."""
+    connection = http.client.HTTPConnection(urlsplit(link).netloc, timeout=30)
     with contextlib.closing(connection):
-        connection.request(
-            "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
-        )
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return Answer(answer.status, dict(answer.getheaders()), answer.read().decode())
-
-
-def live(worker: Endpoint, **headers: str) -> dict[str, Any]:
-    """Return what the page reads."""
-    answer = asked(worker, "/live.json", **headers)
-    assert answer.status == 200, answer
-    told: dict[str, Any] = json.loads(answer.body)
-    return told
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +76,16 @@ def worker() -> Iterator[Endpoint]:
                     sender.close(0.1)
 
 
-def test_the_page_can_do_nothing_else(worker: Endpoint) -> None:
-    """No asset from elsewhere, no frame, no script but its own; under 100 KB; for those who ask for HTML."""
-    found = asked(worker, "/", Accept="text/html")
+@pytest.fixture(scope="module")
+def link(worker: Endpoint) -> Iterator[str]:
+    """Run a viewer of it, and return the link that it prints."""
+    with web_viewer(worker.address) as found:
+        yield found
+
+
+def test_the_page_can_do_nothing_else(link: str) -> None:
+    """It loads nothing from elsewhere, is in no frame, runs only its own script, and is under 100 KB."""
+    found = asked(link, "/")
     assert found.body == PAGE.read_text(encoding="utf-8")
     assert len(found.body) < 100_000
     assert "//" not in found.body.replace("http://www.w3.org/2000/svg", "")
@@ -94,24 +94,27 @@ def test_the_page_can_do_nothing_else(worker: Endpoint) -> None:
     assert "frame-ancestors 'none'" in policy
     assert found.headers["X-Frame-Options"] == "DENY"
     assert found.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert "/metrics" in asked(worker, "/").body
-    assert page()[0].decode() == found.body
+    assert asked(link, "/metrics").status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_changed(worker: Endpoint, method: str) -> None:
-    """The page only reads: the port knows no other method."""
-    connection = http.client.HTTPConnection(urlsplit(worker.metrics_url).netloc, timeout=30)
-    with contextlib.closing(connection):
-        connection.request(method, "/live.json", b"{}")
-        assert connection.getresponse().status == http.HTTPStatus.NOT_IMPLEMENTED
+def test_nothing_can_be_changed(link: str, method: str) -> None:
+    """The page only reads: the server knows no other method."""
+    assert asked(link, "/live.json", method).status == http.HTTPStatus.NOT_IMPLEMENTED
 
 
-def test_it_reads_what_a_status_has(worker: Endpoint) -> None:
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer é"}])
+def test_only_the_link_opens_it(link: str, headers: dict[str, str]) -> None:
+    """Another program of this machine, or another web site in the user's browser, does not have the token."""
+    answer = asked(link, "/live.json", **headers)
+    assert (answer.status, answer.body) == (401, "use the link that the command printed\n")
+
+
+def test_it_reads_what_a_status_has(link: str) -> None:
     """Who blocks whom, the time, the ledger, tasks, senders and consumers, with rates."""
-    eventually(lambda: live(worker)["blocking"], 60, "somebody blocks")
+    eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     told = eventually(
-        lambda: (found := live(worker))["workers"][0]["accepted_rate"] is not None and found, 60
+        lambda: (found := page_data(link))["workers"][0]["accepted_rate"] is not None and found, 60
     )
     assert told
     assert told["tasks"][0]["task"] == SLOW_TASK
@@ -128,111 +131,41 @@ def test_it_reads_what_a_status_has(worker: Endpoint) -> None:
     assert ledger["accepted"] == settled
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Host": "evil.example:9464"},
-        {"Host": "10.0.0.1:9464"},
-        {"Sec_Fetch_Site": "cross-site"},
-        {"Host": ""},
-    ],
-)
-def test_other_sites_get_nothing(worker: Endpoint, headers: dict[str, str]) -> None:
-    """Neither by a name of their own for this machine, nor in the name of whoever looks at them."""
-    assert asked(worker, "/live.json", **headers).status == 403
-    assert "No live page" in asked(worker, "/", Accept="text/html", **headers).body
+def test_all_who_look_share_one_look() -> None:
+    """However many browsers are open, workers are asked once in each interval."""
+    looks = 0
+
+    def look() -> list[Look]:
+        nonlocal looks
+        looks += 1
+        return [Look("w", "127.0.0.1:1", GetStatusResponse(worker_id="w", topology="t"))]
+
+    with LivePage(look, 0, interval=3600.0) as page:
+        found = [page_data(page.url) for _ in range(3)]
+    assert looks == 1
+    assert found[0] == found[2]
+    assert (found[0]["topology"], found[0]["pace"]) == ("t", 3600.0)
+    with LivePage(look, 0, interval=0.0) as page:
+        page_data(page.url)
+        page_data(page.url)
+    assert looks == 3
 
 
-@pytest.mark.parametrize(
-    ("host", "asks"),
-    [
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.1.2.3", False),
-        ("::ffff:10.1.2.3", False),
-    ],
-)
-def test_only_this_machine_may_ask(host: str, *, asks: bool) -> None:
-    """Others would read it without TLS."""
-    assert (not Visit(host, {"host": "localhost:9464"}).problem) is asks
+def test_a_port_in_use_is_named(link: str) -> None:
+    """The error names the option for another one."""
+    port = urlsplit(link).port or 0
+    with pytest.raises(BindError, match=f"127.0.0.1:{port} for the page: .*; choose another --port"):
+        LivePage(list, port, 1.0)
 
 
-@pytest.mark.parametrize(("tasks", "slowest"), [(3, 3.0), (20_000, 15.0)])
-def test_all_who_look_share_one_look(tasks: int, slowest: float) -> None:
-    """However many look; and the more rows there are, the slower is the pace, down to a bound."""
-    now, asks = 100.0, 0
-    # Made before: a look waits for one second, in which a busy machine may not make 20,000 rows.
-    answer = GetStatusResponse(worker_id="w", tasks=[TaskStatus(task=task) for task in range(tasks)])
-
-    def ask(_most_tasks: int | None) -> GetStatusResponse:
-        nonlocal asks
-        asks += 1
-        return answer
-
-    here = Here(ask, lambda: None)
-    live_page = LivePage(here, ControlClient, lambda _caller, whos: whos, lambda: now)
-    visit = Visit("127.0.0.1", {"host": "localhost"})
-    paces = [json.loads(live_page.json(visit))["pace"] for _ in range(3)]
-    assert (asks, paces) == (1, [slowest] * 3)
-    now += 0.8 * slowest
-    live_page.json(visit)
-    assert asks == 1
-    now += 0.2 * slowest
-    live_page.json(visit)
-    assert asks == 2
-    live_page.close()
-
-
-def test_it_can_be_switched_off() -> None:
-    """Then the port is as it was: a list of paths."""
-    with LocalWorkers(1, "default", flags=["--admin-page=false"], drain_seconds=1) as workers:
-        at = workers.endpoints[0]
-        assert asked(at, "/live.json").status == 404
-        assert "/readyz" in asked(at, "/", Accept="text/html").body
-
-
-def test_a_token_is_asked_for_where_a_status_takes_one(tmp_path: Path) -> None:
-    """Without it, and with a wrong one, nothing is told; with it, what that client may see."""
-    secret = "right-" + "0" * 20
-    tokens = secret_file(tmp_path / "tokens", f"operator {secret}\nother other-{'1' * 20}\n")
-    mine = Credentials(token_file=str(secret_file(tmp_path / "mine", secret)))
-    flags = [f"--token-file={tokens}"]
-    with LocalWorkers(
-        1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=mine
-    ) as workers:
-        workers.assign({0: [1]})
-        at = workers.endpoints[0]
-        assert asked(at, "/", Accept="text/html").status == 200
-        assert asked(at, "/live.json").status == 401
-        assert asked(at, "/live.json", Authorization="Bearer wrong").status == 401
-        with Client(at.address, credentials=mine) as client:
-            client.send(1, b"x")
-            client.flush(30)
-            assert live(at, Authorization=f"Bearer {secret}")["senders"][0]["who"] == "token operator"
-
-
-def test_a_worker_that_asks_for_certificates_alone_has_no_page(tmp_path: Path) -> None:
-    """A browser cannot show one over plain HTTP: it is told what to use, and nobody links to the page."""
-    authority = Authority()
-    certificate = authority.issue("worker.example").write(tmp_path / "worker")
-    mine = files_of(authority.issue("jobs.example"), tmp_path / "mine", "worker.example")
-    flags = tls_flags(certificate)
-    with LocalWorkers(
-        1, "default", flags=flags, directory=tmp_path, drain_seconds=0.1, credentials=mine
-    ) as workers:
-        at = workers.endpoints[0]
-        answer = asked(at, "/live.json")
-        assert (answer.status, "use tuplewire top" in answer.body) == (403, True)
-        with ControlClient(at.address, credentials=mine) as control:
-            assert control.status().page == ""
+def test_the_page_is_no_table(worker: Endpoint) -> None:
+    """What would print tables does not go with it."""
+    ended = run_command("top", worker.address, "--web", "--once")
+    assert ended.returncode == 64
+    assert "--web shows everything" in ended.stderr
 
 
 RULES = """
-[[client]]
-certificates = ["worker.example"]
-control = ["assign"]
-
 [[client]]
 tokens = ["operator"]
 control = ["assign"]
@@ -242,8 +175,8 @@ send = "*"
 """
 
 
-def test_of_other_workers_nobody_sees_more_than_here(tmp_path: Path) -> None:
-    """The worker that asks them may see all; its visitor sees what the rules give to that client."""
+def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
+    """It asks each worker with its own certificate and token: rules say which senders it is told of."""
     authority = Authority()
     certificate = authority.issue("worker.example").write(tmp_path / "worker")
     rules = tmp_path / "permissions.toml"
@@ -274,10 +207,12 @@ def test_of_other_workers_nobody_sees_more_than_here(tmp_path: Path) -> None:
                 client.flush(30)
 
             def seen(name: str) -> set[str]:
-                told = live(near, Authorization=f"Bearer {name}-{'0' * 20}")
+                with web_viewer(near.address, environment=variables_of(mine[name])) as link:
+                    told = page_data(link)
+                assert [each["state"] for each in told["workers"]] == ["ready", "ready"]
                 return {each["who"] for each in told["senders"] if each["worker"] == "worker-1"}
 
-            eventually(lambda: {"token one", "token two"} <= seen("operator"), 60, "an operator sees all")
+            assert {"token one", "token two"} <= seen("operator")
             assert seen("one") == {"token one"}
 
 
@@ -290,15 +225,15 @@ def test_the_whole_cluster_is_told() -> None:
         with Client(near.address, client_id="sends") as client:
             client.send(7, b"x")
             client.flush(30)
-            for worker, other in ((near, "worker-1"), (far, "worker-0")):
-                eventually(lambda worker=worker: len(live(worker)["workers"]) == 2, 60, "both")  # type: ignore[misc]
-                told = live(worker)
-                assert told["workers"][1]["worker"] == other
-                assert told["counts"]["tasks"] == len(told["tasks"]) == 10
-                assert {"sends", "worker-0"} <= {each["sender"] for each in told["senders"]}
-        with ControlClient(far.address) as control:
-            control.drain(0.1)
-        eventually(lambda: live(near)["workers"][1]["state"] == "no answer", 60, "one is gone")
+            with web_viewer(near.address) as one, web_viewer(far.address) as two:
+                for found, other in ((one, "worker-1"), (two, "worker-0")):
+                    told = page_data(found)
+                    assert told["workers"][1]["worker"] == other
+                    assert told["counts"]["tasks"] == len(told["tasks"]) == 10
+                    assert {"sends", "worker-0"} <= {each["sender"] for each in told["senders"]}
+                with ControlClient(far.address) as control:
+                    control.drain(0.1)
+                eventually(lambda: page_data(one)["workers"][1]["state"] == "no answer", 60, "one is gone")
 
 
 def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
@@ -312,23 +247,25 @@ def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
         with ControlClient(at.address) as control:
             told_of = control.status(most_tasks=5)
             assert (len(told_of.tasks), told_of.local_tasks) == (5, 10_000)
-        answer = asked(at, "/live.json")
-        assert len(answer.body) < 150_000
-        told = json.loads(answer.body)
-        assert (told["counts"]["tasks"], len(told["tasks"])) == (10_000, 200)
-        assert told["tasks"][0]["task"] == 9_999
-        with browser(tmp_path) as tab:
-            tab.open(at.metrics_url.removesuffix("metrics"))
-            eventually(lambda: tab.value("by('count').textContent.includes('200 of 10,000')"), 60, "the rows")
-            assert tab.value("document.querySelectorAll('*').length") < 5000
-            assert tab.complaints == []
+        with web_viewer(at.address) as link:
+            told = page_data(link)
+            assert len(json.dumps(told)) < 150_000
+            assert (told["counts"]["tasks"], len(told["tasks"])) == (10_000, 200)
+            assert told["tasks"][0]["task"] == 9_999
+            with browser(tmp_path) as tab:
+                tab.open(link)
+                eventually(
+                    lambda: tab.value("by('count').textContent.includes('200 of 10,000')"), 60, "the rows"
+                )
+                assert tab.value("document.querySelectorAll('*').length") < 5000
+                assert tab.complaints == []
 
 
-def test_a_browser_shows_the_culprit(worker: Endpoint, tmp_path: Path) -> None:
+def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
     """The page names it, its row and the node are red, tabs and filter work, and nothing complains."""
-    eventually(lambda: live(worker)["blocking"], 60, "somebody blocks")
+    eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     with browser(tmp_path) as tab:
-        tab.open(worker.metrics_url.removesuffix("metrics"))
+        tab.open(link)
 
         def until(expression: str, what: str) -> None:
             eventually(lambda: tab.value(expression), 60, f"{what}; {tab.complaints}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.admin import get
 from helpers.browser import Browser, browser
 from helpers.slow_words import FILE_KEY, topology
+from helpers.viewer import page_data, web_viewer
 
 from tuplewire_service.executors.cluster import DistributedCluster
 
@@ -27,7 +27,7 @@ def slow(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def urls(slow: Path) -> Iterator[list[str]]:
-    """Run the topology in two processes; return where the page is, for each."""
+    """Run the topology in two processes, and a viewer of each; return the links to the pages."""
     conf = {
         FILE_KEY: str(slow),
         "topology.workers": 2,
@@ -35,9 +35,9 @@ def urls(slow: Path) -> Iterator[list[str]]:
         "topology.executor.receive.buffer.size": 64,
         "tuplewire.worker.receive_queue_messages": 64,
     }
-    with DistributedCluster() as cluster:
+    with DistributedCluster() as cluster, ExitStack() as viewers:
         running = cluster.submit("words", conf, topology())
-        yield [each.removesuffix("metrics") for each in running.metrics_urls]
+        yield [viewers.enter_context(web_viewer(each)) for each in running.addresses]
         slow.unlink(missing_ok=True)
 
 
@@ -50,8 +50,8 @@ def until(tab: Browser, expression: str, what: str) -> None:
 def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: Path) -> None:
     """It is named, with whom it holds up; its colour changes, and back; each worker shows the same."""
     for url in urls:
-        told = eventually(lambda url=url: json.loads(get(f"{url}live.json")[1]), SECONDS)  # type: ignore[misc]
-        assert {each["component"] for each in told["components"]} == {"lines", "split", "count", "store"}
+        shown = {each["component"] for each in page_data(url)["components"]}
+        assert shown == {"lines", "split", "count", "store"}
     with browser(tmp_path / "profile") as tab:
         tab.open(urls[0])
         until(tab, "by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")

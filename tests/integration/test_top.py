@@ -18,8 +18,8 @@ from helpers.worker_process import COMMAND, environment_without_ours, run_comman
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
-from tuplewire_service.control.cluster_looks import ClusterLooks
-from tuplewire_service.control.cluster_rows import cluster_rows
+from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
+from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SLOW_TASK = 12
@@ -142,7 +142,7 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
 def test_without_a_terminal_it_says_what_to_do() -> None:
     """The live view is for terminals."""
     ended = run_command("top", "127.0.0.1:1")
-    assert (ended.returncode, "--once, or --json" in ended.stderr) == (64, True)
+    assert (ended.returncode, "--once, --json or --web" in ended.stderr) == (64, True)
     assert run_command("top", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
 
 

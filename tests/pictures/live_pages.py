@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers import eventually
 from helpers.browser import Browser, browser
 from helpers.slow_words import FILE_KEY, topology
+from helpers.viewer import web_viewer
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import BufferFullError, FlushTimeoutError
@@ -49,8 +50,8 @@ def topology_with_a_slow_bolt(directory: Path) -> None:
     }
     with DistributedCluster() as cluster, browser(directory / "profile") as tab:
         running = cluster.submit("words", conf, topology())
-        url = running.metrics_urls[0].removesuffix("metrics")
-        take(tab, url, "live-page-topology.png", "bolt count is slow")
+        with web_viewer(running.addresses[0]) as link:
+            take(tab, link, "live-page-topology.png", "bolt count is slow")
         slow.unlink()
 
 
@@ -96,10 +97,9 @@ def workers_with_a_slow_task(directory: Path) -> None:
             each.start()
         next(asleep)
         try:
-            with browser(directory / "another") as tab:
+            with browser(directory / "another") as tab, web_viewer(near.address) as link:
                 tab.dark()
-                url = near.metrics_url.removesuffix("metrics")
-                take(tab, url, "live-page.png", f"task {SLOW_TASK} at worker-1")
+                take(tab, link, "live-page.png", f"task {SLOW_TASK} at worker-1")
         finally:
             ended.set()
             for each in threads:

@@ -9,16 +9,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from helpers import eventually
-from helpers.admin import get, samples
+from helpers.admin import samples
 from helpers.listening import listening_hosts
 from helpers.measured_words import added_up
+from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -177,20 +177,17 @@ def test_only_the_run_talks_to_its_workers(
         assert Path(flags["--token-file"]).stat().st_mode & 0o777 == 0o600
         for shown in (process / "cmdline", process / "environ", *file.parent.glob("*.log")):
             assert secret.encode() not in shown.read_bytes(), shown
-    page, _, brought = running.page.partition("#token=")
-    assert brought == secret
-    assert secret not in repr(running) + running.page_hint
-    hint = re.fullmatch(rf"{re.escape(page)} \(with .*the first one in (/.*)\)", running.page_hint)
-    assert hint is not None, running.page_hint
+    assert secret not in repr(running) + running.watch_command
+    hint = re.fullmatch(r"TUPLEWIRE_TOKEN_FILE=(/\S+) tuplewire top --web (\S+)", running.watch_command)
+    assert hint is not None, running.watch_command
     assert Path(hint[1]).read_text().split() == ["run", secret]
-    assert get(f"{page}live.json")[0] == HTTPStatus.UNAUTHORIZED
+    with web_viewer(hint[2], {"TUPLEWIRE_TOKEN_FILE": hint[1]}) as link:
+        assert secret not in link
 
-    def seen() -> list[str]:
-        status, body = get(f"{page}live.json", authorization=f"Bearer {brought}")
-        assert status == HTTPStatus.OK, body
-        return [each["state"] for each in json.loads(body)["workers"]]
+        def seen() -> list[str]:
+            return [each["state"] for each in page_data(link)["workers"]]
 
-    eventually(lambda: seen() == ["ready"] * N_WORKERS, SECONDS, "the page shows the workers of the run")
+        eventually(lambda: seen() == ["ready"] * N_WORKERS, SECONDS, "the page shows the workers of the run")
     told = [json.loads(Path(flags["--address-file"]).read_text()) for flags in workers.values()]
 
     def doubled() -> float:

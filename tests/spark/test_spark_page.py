@@ -1,20 +1,21 @@
-"""The live page of a topology on Spark: its components by name, and who is slow."""
+"""The live page of a topology on Spark: its components by name, and which one is slow."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 from helpers import eventually, slow_words
 from helpers.browser import browser
+from helpers.viewer import web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.addresses import ADDRESS_VARIABLE
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.topology import Rows, SparkTopology, run_topology, submit_topology
 from tuplewire.topology import Topology, TopologyBuilder
 from tuplewire_service.launching.local_workers import LocalWorkers
@@ -52,8 +53,12 @@ def test_a_slow_bolt_on_spark_is_seen(
     """The link opens the page, which draws the topology of all workers, and names and marks the culprit."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     slow = tmp_path / "slow"
-    with submitted(spark, slow) as running, browser(tmp_path / "profile") as tab:
-        tab.open(running.page)
+    with (
+        submitted(spark, slow) as running,
+        viewer_of(running.watch_command) as link,
+        browser(tmp_path / "profile") as tab,
+    ):
+        tab.open(link)
 
         def until(expression: str, what: str) -> None:
             eventually(lambda: tab.value(expression), SECONDS, f"{what}; {tab.complaints}")
@@ -73,6 +78,12 @@ def test_a_slow_bolt_on_spark_is_seen(
         assert tab.complaints == []
 
 
+def viewer_of(command: str) -> AbstractContextManager[str]:
+    """Run what a topology says."""
+    *variables, _tuplewire, _top, _web, address = shlex.split(command)
+    return web_viewer(address, dict(each.split("=", 1) for each in variables))
+
+
 def rows_of_spark() -> Topology:
     """Return a topology that ends by itself: it stores the rows of a DataFrame."""
     builder = TopologyBuilder()
@@ -82,26 +93,24 @@ def rows_of_spark() -> Topology:
 
 
 @pytest.mark.slow
-def test_a_run_says_how_to_open_its_page(
+def test_a_run_says_how_to_watch_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log has the link, and the name of the file with the run's token; the page ends with the run."""
+    """The log has the command, and the name of the file with the run's token, not the token."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     conf = {"topology.workers": 1}
-    result = run_topology(spark, rows_of_spark(), conf=conf, rows=spark.range(10), outputs={}, name="rows")
+    run_topology(spark, rows_of_spark(), conf=conf, rows=spark.range(10), outputs={}, name="rows")
     said = capsys.readouterr().err
-    assert re.search(r"topology rows: live page http://\S+/ \(.* the first one in /\S+\)", said), said
+    watch = r"topology rows: watch it with TUPLEWIRE_TOKEN_FILE=/\S+ tuplewire top --web \S+\n"
+    assert re.search(watch, said), said
     assert re.search("[0-9a-f]{64}", said) is None  # as long as a token
-    assert result.page == ""
 
 
-def test_the_page_of_named_workers_stays(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """Log and result have the link of the worker that the driver talks to."""
+def test_a_run_beside_named_workers_says_so(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command is for the worker that the driver talks to."""
     with LocalWorkers(1, "rows", flags=["--drain-seconds=1"]) as local:
         (address,) = (each.unix_address for each in local.endpoints)
-        with ControlClient(address) as control:
-            page = control.status().page
-        result = run_topology(
+        run_topology(
             spark,
             rows_of_spark(),
             conf={"topology.workers": 1},
@@ -110,6 +119,4 @@ def test_the_page_of_named_workers_stays(spark: SparkSession, capsys: pytest.Cap
             workers=[address],
             name="rows",
         )
-    assert result.page == page
-    assert page.startswith("http://")
-    assert f"topology rows: live page {page} (with a browser on this machine)" in capsys.readouterr().err
+    assert f"topology rows: watch it with tuplewire top --web {address}\n" in capsys.readouterr().err

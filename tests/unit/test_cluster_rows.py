@@ -9,7 +9,7 @@ import pytest
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.cluster_tables import TABLES, Table, number_of, size_of
-from tuplewire_service.control.cluster_rows import Look, cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import Look, cluster_rows
 
 
 def worker(

@@ -419,27 +419,20 @@ def test_slots_of_another_spark() -> None:
         check_slots(spark, 4, "a page")
 
 
-PAGE = "http://localhost:9464/"
-
-
 @pytest.mark.parametrize(
-    ("address", "own", "file", "hint"),
+    ("address", "file", "command"),
     [
-        ("127.0.0.1:6700", False, None, f"{PAGE} (with a browser on this machine)"),
-        ("10.0.0.1:6700", False, None, f"{PAGE} (with a browser on the machine of 10.0.0.1:6700)"),
+        ("127.0.0.1:6700", None, "tuplewire top --web 127.0.0.1:6700"),
         (
             "unix:///run/w.sock",
-            True,
-            "/run/token",
-            f"{PAGE} (with a browser on this machine; if it asks for a token: the first one in /run/token)",
+            "/run/the token",
+            "TUPLEWIRE_TOKEN_FILE='/run/the token' tuplewire top --web unix:///run/w.sock",
         ),
     ],
 )
-def test_the_page_is_told_in_words(address: str, file: str | None, hint: str, *, own: bool) -> None:
-    """On which machine, and where its token is; nothing where there is no page."""
-    place = Place(address, "w", "10.0.0.1:6700", "t", 0, own=own, page=PAGE)
-    assert place.page_hint(file) == hint
-    assert not replace(place, page="").page_hint(file)
+def test_the_command_to_watch_it(address: str, file: str | None, command: str) -> None:
+    """It names the worker beside the program, and the file of the token; a shell can take it as it is."""
+    assert Place(address, "w", "10.0.0.1:6700", "t", 0).watch_command(file) == command
 
 
 class Old:

@@ -170,7 +170,7 @@ def test_plain_progress() -> None:
 
 def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
     """On Spark, without the command: a line where another generation begins, and else now and then."""
-    line = ProgressLine("words", "http://localhost:9464/ (with a browser on this machine)")
+    line = ProgressLine("words", "tuplewire top --web 127.0.0.1:6700")
     for progress in (
         TopologyProgress(),
         TopologyProgress(),
@@ -179,7 +179,7 @@ def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None
     ):
         line(progress)
     assert capsys.readouterr().err.splitlines() == [
-        "topology words: live page http://localhost:9464/ (with a browser on this machine)",
+        "topology words: watch it with tuplewire top --web 127.0.0.1:6700",
         "topology words: waiting for Spark to start the PySpark tasks",
         "topology words: 2 PySpark tasks, emitted 0, executed 0 tuples",
     ]

@@ -1,4 +1,4 @@
-"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes, and a page for people."""
+"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tuplewire.addresses import bracketed, is_loopback, join_host_port, split_host_port
-from tuplewire.errors import BindError, RefusedError, UnauthenticatedError, UnreachableError
+from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.errors import BindError
 from tuplewire.events import event_logger
 from tuplewire_service.admin.families import encoder_for
-from tuplewire_service.admin.live_page import LivePage, Visit, page
 
 logger = event_logger(__name__)
 
 _MAX_CONNECTIONS = 16
 _SILENCE_SECONDS = 5.0
-_ANY = {"0.0.0.0", "::"}  # noqa: S104 - recognized, not bound
 _TEXT = "text/plain; charset=utf-8"
-_PAGE = """Tuplewire worker
+_PATHS = """Tuplewire worker
 
-/         the live page, for a browser on this machine
 /metrics  counts and gauges, for Prometheus
 /livez    200 while the event loop turns
 /readyz   200 when ready, else 503 and the reason
@@ -57,10 +54,8 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         registry: CollectorRegistry,
         live: Probe,
         ready: Probe,
-        page: LivePage | None = None,
     ) -> None:
-        """Listen. page: shown to people on this machine; None: they get a list of the paths."""
-        self.registry, self.live, self.ready, self.page = registry, live, ready, page
+        self.registry, self.live, self.ready = registry, live, ready
         self.scraped = threading.Event()
         self._open: dict[socket.socket, None] = {}  # the oldest first
         self._open_lock = threading.Lock()
@@ -84,16 +79,6 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         self._thread.start()
 
     @property
-    def page_url(self) -> str:
-        """Where people find the live page, with a browser on this machine; empty: there is none."""
-        if self.page is None:
-            return ""
-        host, port = split_host_port(self.address)
-        if host in _ANY:
-            return f"http://localhost:{port}/"
-        return f"http://{bracketed(host)}:{port}/" if is_loopback(host) else ""
-
-    @property
     def metrics_url(self) -> str:
         """Where Prometheus finds the metrics."""
         return f"http://{self.address}/metrics"
@@ -107,17 +92,10 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         """Stop listening and cut off what is under way."""
         self.shutdown()
         self._thread.join()
-        if self.page is not None:
-            self.page.close()
         with self._open_lock:
             for connection in self._open:
                 _shut_down(connection)
         self.server_close()
-
-    def service_actions(self) -> None:
-        """Let go of what nobody has asked for lately; four times a second."""
-        if self.page is not None:
-            self.page.rest()
 
     def server_bind(self) -> None:
         """Bind alone: HTTPServer would look its name up in the DNS, which may take long and nobody needs.
@@ -175,11 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/readyz":
             self._probe("ready", self.server.ready)
         elif path == "/":
-            self._page()
-        elif path == "/live.json" and self.server.page is not None:
-            self._live(self.server.page)
+            self._answer(HTTPStatus.OK, _PATHS)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, f"there is no {path} here\n\n{_PAGE}")
+            self._answer(HTTPStatus.NOT_FOUND, f"there is no {path} here\n\n{_PATHS}")
 
     do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
 
@@ -195,37 +171,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, body, content_type)
         scraped.set()
 
-    @property
-    def _visit(self) -> Visit:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        return Visit(str(self.client_address[0]), headers)
-
-    def _page(self) -> None:
-        """Show the live page to whoever may see it, and otherwise the list of what there is."""
-        if self.server.page is None or "text/html" not in self.headers.get("Accept", ""):
-            self._answer(HTTPStatus.OK, _PAGE)
-        elif problem := self._visit.problem:
-            self._answer(HTTPStatus.OK, f"{_PAGE}\nNo live page: {problem}.\n")
-        else:
-            body, headers = page()
-            self._answer(HTTPStatus.OK, body, "text/html; charset=utf-8", headers)
-
-    def _live(self, live: LivePage) -> None:
-        visit = self._visit
-        if problem := visit.problem:
-            self._answer(HTTPStatus.FORBIDDEN, f"{problem}\n")
-            return
-        try:
-            body = live.json(visit)
-        except UnauthenticatedError as error:
-            self._answer(HTTPStatus.UNAUTHORIZED, f"{error}\n")
-        except RefusedError as error:
-            self._answer(HTTPStatus.FORBIDDEN, f"{error}\n")
-        except (TimeoutError, UnreachableError):
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the worker does not answer\n")
-        else:
-            self._answer(HTTPStatus.OK, body, "application/json", {"X-Content-Type-Options": "nosniff"})
-
     def _probe(self, word: str, probe: Probe) -> None:
         trouble = probe()
         if trouble:
@@ -238,15 +183,12 @@ class _Handler(BaseHTTPRequestHandler):
         status: HTTPStatus,
         body: str | bytes,
         content_type: str = _TEXT,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         data = body.encode() if isinstance(body, str) else body
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)

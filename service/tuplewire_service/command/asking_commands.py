@@ -69,7 +69,7 @@ def add_asking(commands: Any, handler: Handler, help_text: str, example: str) ->
 
 def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.status_report import status_as_json, status_as_text
-    from tuplewire_service.control.rates import MOST_CLIENTS
+    from tuplewire_service.control.status_messages import MOST_CLIENTS
 
     every = arguments.watch
     if every is not None and every <= 0:

@@ -14,8 +14,8 @@ from typing import Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire_service.command.status_report import status_as_json
-from tuplewire_service.control.cluster_rows import Look, cluster_rows
-from tuplewire_service.control.rates import MOST_CLIENTS
+from tuplewire_service.command.viewer.cluster_rows import Look, cluster_rows
+from tuplewire_service.control.status_messages import MOST_CLIENTS
 
 _BETWEEN_SECONDS = 1.0
 _NAME = re.compile(r"[a-z-]{1,30}\.(?:json|toml|txt)")

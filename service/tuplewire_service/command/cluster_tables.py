@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuplewire_service.command.status_report import time_of
-from tuplewire_service.control.cluster_rows import ClusterRows
+from tuplewire_service.command.viewer.cluster_rows import ClusterRows
 
 _NOT_KNOWN = "-"
 

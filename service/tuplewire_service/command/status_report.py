@@ -12,7 +12,12 @@ from google.protobuf.message import Message
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.shown import shown
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.control.rates import Interval, acknowledged_messages, received_messages, state_name
+from tuplewire_service.command.viewer.rates import (
+    Interval,
+    acknowledged_messages,
+    received_messages,
+    state_name,
+)
 
 _MOST_SHOWN = 10
 """Tasks in one line that are named to people."""

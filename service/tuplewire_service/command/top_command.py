@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from io import StringIO
@@ -18,9 +19,11 @@ from tuplewire_service.command.terminal import console_of, write_table, write_te
 from tuplewire_service.process.stop import EXIT_OK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.console import Console
 
-    from tuplewire_service.control.cluster_rows import ClusterRows
+    from tuplewire_service.command.viewer.cluster_rows import ClusterRows, Look
 
 _MOST_LINES = 40
 """Rows of one table that --once prints."""
@@ -35,7 +38,8 @@ def add_top_command(commands: Any) -> None:
     )
     parser.description = (
         "Show what a whole cluster does now, from any of its workers: who is slow, whom that holds up, what "
-        "flows, who is connected. On a terminal it is live, until Ctrl-C; elsewhere use --once or --json."
+        "flows, who is connected. On a terminal it is live, until Ctrl-C; elsewhere use --once or --json. "
+        "--web shows it as a page in a browser."
     )
     parser.add_argument(
         "address",
@@ -48,6 +52,8 @@ def add_top_command(commands: Any) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
+    parser.add_argument("--web", action="store_true", help="show a page in a browser on this machine instead")
+    parser.add_argument("--port", type=int, default=9465, help="of that page (default 9465; 0: any free one)")
     parser.add_argument("--filter", metavar="TEXT", default="", help="only rows that have this text")
     add_access(parser)
 
@@ -55,16 +61,25 @@ def add_top_command(commands: Any) -> None:
 def _top(arguments: argparse.Namespace) -> int:
     if arguments.interval <= 0:
         raise ConfigError(f"--interval must be more than 0, not {arguments.interval:g}")
-    console = None if arguments.once or arguments.json else console_of(sys.stdout)
-    if console is None and not (arguments.once or arguments.json):
-        raise ConfigError("the live view needs a terminal: use --once, or --json")
+    printed = arguments.once or arguments.json
+    if arguments.web and (printed or arguments.filter):
+        raise ConfigError("--web shows everything: leave --once, --json and --filter out")
+    console = None if printed or arguments.web else console_of(sys.stdout)
+    if console is None and not (printed or arguments.web):
+        raise ConfigError("the live view needs a terminal: use --once, --json or --web")
     first = control_of(arguments)
-    from tuplewire_service.control.cluster_looks import ClusterLooks
-    from tuplewire_service.control.cluster_rows import cluster_rows
+    from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
+    from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
     def connect(address: str) -> Any:
         return control_of(argparse.Namespace(**{**vars(arguments), "address": address}))
 
+    if arguments.web:
+        from tuplewire_service.command.viewer.live_page import MOST_ROWS
+
+        with ClusterLooks(first, connect, MOST_ROWS) as looks:
+            looks.look(arguments.timeout)
+            _serve(lambda: looks.look(arguments.timeout), arguments)
     with ClusterLooks(first, connect) as looks, console.screen() if console else nullcontext():
         looks.look(arguments.timeout)
         while True:
@@ -78,6 +93,15 @@ def _top(arguments: argparse.Namespace) -> int:
                 _draw(console, rows, arguments.filter)
             if arguments.once:
                 return EXIT_OK
+
+
+def _serve(look: Callable[[], Sequence[Look]], arguments: argparse.Namespace) -> None:
+    """Serve the page until Ctrl-C."""
+    from tuplewire_service.command.viewer.live_page import LivePage
+
+    with LivePage(look, arguments.port, arguments.interval) as page:
+        print(f"open {page.url} in a browser on this machine; Ctrl-C ends it", flush=True)
+        threading.Event().wait()
 
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:

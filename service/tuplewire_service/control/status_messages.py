@@ -15,12 +15,13 @@ from google.protobuf.message import Message
 import tuplewire
 from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.messaging.base import SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.entries import Entries, HeldOfTask
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
 
+MOST_CLIENTS = 1000
+"""How many senders, and how many consumers, a status lists at most."""
 _MOST_BLOCKING = 10
 _TOLD_LATER: dict[str, Any] = dict.fromkeys(
     (
@@ -31,7 +32,6 @@ _TOLD_LATER: dict[str, Any] = dict.fromkeys(
         "subscribed_consumers",
         "resident_bytes",
         "components",
-        "page",
     )
 )
 """Fields of a status that are not in a snapshot."""

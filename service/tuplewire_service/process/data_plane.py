@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tuplewire.addresses import bracketed, split_host_port
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
@@ -22,13 +21,12 @@ from tuplewire.wire.control_pb2_grpc import (
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
 from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.control.health_servicer import HealthServicer
-from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.sink_servicer import SinkServicer
 from tuplewire_service.control.source_servicer import SourceServicer
-from tuplewire_service.control.status_messages import add_clients, assignment_to_wire, status_to_wire
+from tuplewire_service.control.status_messages import status_to_wire
 from tuplewire_service.control.told_topologies import ToldTopologies
-from tuplewire_service.messaging.base import IContext, SessionSnapshot
+from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -39,11 +37,10 @@ from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
-from tuplewire_service.security.guard import Caller
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
-from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
+from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
 logger = event_logger(__name__)
 
@@ -137,21 +134,6 @@ class DataPlane:
         """Return a snapshot; TimeoutError when the loop does not turn."""
         return self.loop.call(self.worker.snapshot, ANSWER_SECONDS)
 
-    def status(self, most_tasks: int | None = None) -> pb.GetStatusResponse:
-        """Return the status with all senders and consumers; TimeoutError when the loop does not turn.
-
-        most_tasks: as in GetStatusRequest; None: all.
-        """
-
-        async def told() -> tuple[
-            pb.GetStatusResponse, Sequence[SessionSnapshot], Sequence[ConsumerSnapshot]
-        ]:
-            return await self._status(most_tasks), *self.worker.clients()
-
-        status, sessions, consumers = self.loop.run(told(), ANSWER_SECONDS)
-        add_clients(status, sessions, consumers, MOST_CLIENTS, lambda _: True)
-        return status
-
     async def _status(self, most_tasks: int | None) -> pb.GetStatusResponse:
         """Return the status without senders and consumers; on the loop."""
         tasks = None if most_tasks is None else await self.worker.shown_tasks(most_tasks)
@@ -164,19 +146,6 @@ class DataPlane:
     def reported(self) -> Reported:
         """Return the metrics that programs have reported; TimeoutError when the loop does not turn."""
         return self.loop.call(self._control.reports.told, ANSWER_SECONDS)
-
-    def assignment(self) -> pb.Assignment | None:
-        """Return the assignment in force, if any; TimeoutError when the loop does not turn."""
-        found = self.loop.call(lambda: self.worker.assignment, ANSWER_SECONDS)
-        return None if found is None else assignment_to_wire(found)
-
-    def neighbour(self, address: str) -> ControlClient:
-        """Return what asks another worker, with what this one shows of itself to others."""
-        return ControlClient(address, ANSWER_SECONDS, dialler=self.security.dialler)
-
-    def visible(self, caller: Caller, whos: Collection[str]) -> Collection[str]:
-        """See Security.visible; TimeoutError when the loop does not turn."""
-        return self.loop.call(lambda: self.security.visible(caller, whos), ANSWER_SECONDS)
 
     def live(self) -> str:
         """Return an empty string when the loop turns, else what is wrong."""

@@ -24,9 +24,7 @@ from tuplewire.errors import TuplewireError
 from tuplewire.events import event_logger
 from tuplewire.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
-from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.live_page import Here, LivePage
 from tuplewire_service.admin.registered_families import ReportedCollector
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
@@ -49,7 +47,7 @@ _PROGRAM_SECONDS = 1.0
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
 _SWITCH_SECONDS = 0.0005
-"""So long a scrape or a page keeps the loop waiting at a time; Python's own 5 ms are for executors."""
+"""So long a scrape keeps the loop waiting at a time; Python's own 5 ms are for executors."""
 _LINE_END = "\n"
 
 
@@ -140,18 +138,10 @@ def _serve(
             registry.register(program.collector(plane.reported))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        page = None
-        if config.admin_page:
-            page = LivePage(Here(plane.status, plane.assignment), plane.neighbour, plane.visible)
-        admin = AdminServer(config.admin, registry, plane.live, plane.ready, page)
+        admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
-
-        def describe(status: GetStatusResponse) -> None:
-            status.page = admin.page_url if plane.security.takes_browsers else ""
-            if program is not None:
-                program.add_to(status)
-
-        plane.describe = describe
+        if program is not None:
+            plane.describe = program.add_to
         _log_addresses(config, servers, admin)
         if config.address_file:
             cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))

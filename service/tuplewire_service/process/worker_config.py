@@ -14,7 +14,6 @@ from tuplewire.identity.credentials import NAMES, Credentials
 from tuplewire.settings import (
     ANY_TEXT,
     FILE,
-    FLAG,
     SECONDS,
     Kind,
     choice,
@@ -111,9 +110,6 @@ class WorkerConfig(WorkerSettings):
     )
     socket_mode: int = setting(MODE, 0o660, "file mode of the Unix socket, in octal")
     admin: str = setting(HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any")
-    admin_page: bool = setting(
-        FLAG, True, "show a live page at the admin port, to browsers on the worker's own machine"
-    )
     advertise: str | None = setting(
         ADVERTISED,
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.connection.dialling import Dialler
-from tuplewire.errors import PermissionDeniedError
 from tuplewire.events import event_logger
 from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
 from tuplewire_service.admin.families import counter, counters, gauge
@@ -82,23 +81,6 @@ class Security(Collector):
         if caller.tls and self._certificates is not None:
             self._certificates.handshakes.called(caller.peer)
         return self.guard.admit(caller)
-
-    @property
-    def takes_browsers(self) -> bool:
-        """Whether a browser at the admin port can show what is asked for; from any thread."""
-        return not self.guard.policy.tls or self.guard.policy.tokens is not None
-
-    def visible(self, caller: Caller, whos: Collection[str]) -> Collection[str]:
-        """Return those of some identities of which a caller without TLS, at the admin port, may be told.
-
-        Raises UnauthenticatedError and PermissionDeniedError, as for any call.
-        """
-        if not self.takes_browsers:
-            raise PermissionDeniedError(
-                "this worker asks for certificates, which the page cannot show: use tuplewire top"
-            )
-        access = self.guard.admit(caller)
-        return {who for who in whos if access.sees(who)}
 
     def check_call(self, context: Context, method: str) -> None:
         """Let a call of /SERVICE/METHOD pass; RefusedError when its caller may not make it."""

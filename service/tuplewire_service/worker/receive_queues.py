@@ -6,6 +6,8 @@ subscriber takes it over.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,12 +23,13 @@ from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.entries import HeldOfTask
 from tuplewire_service.worker.queue_subscription import Queue, QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
-from tuplewire_service.worker.shown_tasks import ShownTasks
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
 _TURN_GROUPS = 100
 """Groups acknowledged or rejected in one turn of the loop: with more, other sessions would notice."""
+_RANKED_AT_ONCE = 1000
+"""Tasks in one turn of the loop: a fraction of a millisecond."""
 _MOST_TAILS = 10_000
 """Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
 
@@ -59,7 +62,6 @@ class ReceiveQueues:
         self._queues: dict[int, Queue] = {}
         self._leaving: dict[int, Queue] = {}
         self._touched: set[int] = set()
-        self._shown = ShownTasks()
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
@@ -218,8 +220,17 @@ class ReceiveQueues:
         yield from self._leaving.values()
 
     async def shown(self, urgent: Collection[int], most: int) -> Sequence[int]:
-        """See ShownTasks."""
-        return await self._shown.choose(self._queues, urgent, most)
+        """Return the tasks that matter most, at most so many, by number.
+
+        These are the urgent ones, then those with most unacknowledged messages, then those that got most.
+        """
+        ranks: list[tuple[bool, int, int, int]] = []
+        for number, (task, queue) in enumerate(list(self._queues.items())):
+            if number % _RANKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            log = queue.log
+            ranks.append((task in urgent, log.tail - log.acknowledged, log.tail, -task))
+        return sorted(-rank[-1] for rank in heapq.nlargest(most, ranks))
 
     def snapshot(self, tasks: Iterable[int] | None = None) -> list[TaskSnapshot]:
         """Return the queues of those tasks that are here, or of all, as they are."""

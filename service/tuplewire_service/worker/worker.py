@@ -341,7 +341,7 @@ class Worker:
         return self.servers.sessions(), self.router.queues.consumers()
 
     async def shown_tasks(self, most: int) -> Sequence[int]:
-        """Return those tasks that are worth a look, so many at most; see ShownTasks."""
+        """Return the tasks that matter most, at most so many; see ReceiveQueues.shown."""
         holding = self.times.timings().recent.blocking_seconds
         urgent = self.congested.union(
             int(task) for task, where in holding if where == LOCAL and task.isdecimal()

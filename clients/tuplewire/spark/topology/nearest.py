@@ -101,7 +101,6 @@ def nearest_worker(
             status.assignment_version,
             own=own,
             tls=credentials.secures(peer),
-            page=status.page,
         )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.wire import control_pb2
@@ -22,7 +22,6 @@ class Place:
 
     address: for the program. peer_address: for other workers, host:port. version: of its assignment. own:
     whether the run has started it, so that it asks for the run's token. tls: whether peers reach it by TLS.
-    page: its live page, for a browser on its machine; empty: it has none.
     """
 
     address: str
@@ -32,19 +31,14 @@ class Place:
     version: int
     own: bool = False
     tls: bool = False
-    page: str = ""
 
-    def page_hint(self, token_file: str | None) -> str:
-        """Return in words where its live page is, and how to open it; empty: it has none.
+    def watch_command(self, token_file: str | None) -> str:
+        """Return the command that shows the cluster live, to type on the machine of the program.
 
-        token_file: which has the token to show to this worker. No token is in the words.
+        token_file: which has the token to show to this worker.
         """
-        if not self.page:
-            return ""
-        here = self.own or self.address.startswith("unix:") or is_loopback(split_host_port(self.address)[0])
-        machine = "this machine" if here else f"the machine of {self.address}"
-        token = f"; if it asks for a token: the first one in {token_file}" if token_file else ""
-        return f"{self.page} (with a browser on {machine}{token})"
+        token = f"TUPLEWIRE_TOKEN_FILE={shlex.quote(token_file)} " if token_file else ""
+        return f"{token}tuplewire top --web {self.address}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,15 +34,13 @@ time from Spark; that of any other is on its way."""
 class TopologyResult:
     """What a topology has left. frames: the rows of each bolt whose output was asked for.
 
-    executors: what each has done. given_up: rows that have failed as often as a Rows spout allows. page: the
-    live page of the worker beside this program, a URL; empty where there is none, or it has ended. letters:
+    executors: what each has done. given_up: rows that have failed as often as a Rows spout allows. letters:
     see dead_letters.
     """
 
     frames: Mapping[str, DataFrame]
     executors: Sequence[ExecutorStatistics]
     given_up: GivenUp
-    page: str = ""
     letters: DataFrame | None = None
 
     @property
@@ -123,24 +121,12 @@ class SparkTopology:
         return self._post is not None
 
     @property
-    def page(self) -> str:
-        """The live page of the worker beside this program, for a browser on its machine; empty: none.
+    def watch_command(self) -> str:
+        """The command that shows the topology live, to type on this program's machine; empty: none does.
 
-        Where the run has started the worker, the link has the run's token, which opens the page and the
-        workers of this run: show it to nobody else.
+        Guarantee: no token is in it, but perhaps the name of a file that has one.
         """
-        if self._place is None or not self._place.page:
-            return ""
-        key = f"#token={self._submitted.token.secret}" if self._place.own else ""
-        return f"{self._place.page}{key}"
-
-    @property
-    def page_hint(self) -> str:
-        """Where the live page is and how to open it, in words, for a log; empty: there is none.
-
-        Guarantee: no token is in it, but the name of the file that has it, which only its owner may read.
-        """
-        return "" if self._place is None else self._place.page_hint(self._token_file)
+        return "" if self._place is None else self._place.watch_command(self._token_file)
 
     def progress(self) -> TopologyProgress:
         """Return how far it is, as of a second ago."""
@@ -192,10 +178,9 @@ class SparkTopology:
         error = self._job.error
         if error is None:
             frame = self._job.result
-            page = "" if self._place is None or self._place.own else self._place.page
             frames = self._submitted.output.frames(frame)
             letters = frames.pop(LETTERS, None)
-            return TopologyResult(frames, *reports_in(frame), page, letters)
+            return TopologyResult(frames, *reports_in(frame), letters)
         failure = failure_in(str(error), self.name)
         if failure is not None:
             raise failure
@@ -287,16 +272,16 @@ class TopologyProgress:
 
 
 class ProgressLine:
-    """Writes a line where it says something new, and every few seconds; at first where the live page is."""
+    """Writes a line where it says something new, and every few seconds; at first how to see more."""
 
     _EVERY_SECONDS = 5.0
 
-    def __init__(self, name: str, page: str = "") -> None:
+    def __init__(self, name: str, watch_command: str = "") -> None:
         self._name = name
         self._written = 0.0
         self._generation: int | None = -1
-        if page:
-            print(f"topology {name}: live page {page}", file=sys.stderr)
+        if watch_command:
+            print(f"topology {name}: watch it with {watch_command}", file=sys.stderr)
 
     def __call__(self, progress: TopologyProgress) -> None:
         """Write it."""

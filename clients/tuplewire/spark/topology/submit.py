@@ -102,8 +102,8 @@ def submit_topology(
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
         credentials = None if place is None else run_key.to(place)
         running = SparkTopology(submitted, job, place, stack.pop_all(), credentials)
-        if running.page_hint:
-            logger.info("topology.page", extra={"topology": name, "page": running.page_hint})
+        if running.watch_command:
+            logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running
 
 
@@ -121,7 +121,7 @@ def run_topology(
     """Run a topology to its end, as submit_topology does, and return what it has left.
 
     progress: called with each news; by default a line is written to standard error, and one at first with the
-    link to the live page. Over Spark Connect there are no news without `workers` that this program reaches:
+    command that shows more. Over Spark Connect there are no news without `workers` that this program reaches:
     ConfigError where they are asked for.
 
     Where this is interrupted (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
@@ -131,7 +131,7 @@ def run_topology(
     )
     try:
         if progress is not None or running.reaches_worker:
-            running.listen(progress or ProgressLine(name, running.page_hint))
+            running.listen(progress or ProgressLine(name, running.watch_command))
         return running.result()
     except BaseException:
         if not running.done:

@@ -42,6 +42,8 @@ args:
 env:
   - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
   - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+  # For commands that an operator runs in this container.
+  {{- include "tuplewire.command.env" .root | nindent 2 }}
 ports:
   - {name: {{ include "tuplewire.port.name" .root }}, containerPort: 6700}
   - {name: metrics, containerPort: 9464}
@@ -96,6 +98,15 @@ volumeMounts:
 # A certificate has no pod's address in it, so workers are known by the name of worker.toml.
 - {name: TUPLEWIRE_TLS_WORKER_NAMES, value: worker.tuplewire}
 - {name: TUPLEWIRE_TOKEN_FILE, value: /etc/tuplewire/token/token}
+{{- end -}}
+
+{{- /* What a command has to know that asks workers at other pods' addresses. */ -}}
+{{- define "tuplewire.command.env" -}}
+{{- if .Values.secure -}}
+{{ include "tuplewire.program.env" . }}
+{{- else -}}
+- {name: TUPLEWIRE_ALLOW_PLAINTEXT, value: "true"}
+{{- end -}}
 {{- end -}}
 
 {{- /* Takes the Secret with the program's token. */ -}}

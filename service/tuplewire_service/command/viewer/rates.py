@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tuplewire.wire import control_pb2 as pb
 
-MOST_CLIENTS = 1000
-"""As many senders, and consumers, as a worker tells at most."""
-
 
 def state_name(state: pb.WorkerState) -> str:
     """Return `ready` for WORKER_STATE_READY."""

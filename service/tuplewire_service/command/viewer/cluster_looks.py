@@ -9,8 +9,8 @@ from typing import Protocol, Self
 
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.control.cluster_rows import Look
-from tuplewire_service.control.rates import MOST_CLIENTS
+from tuplewire_service.command.viewer.cluster_rows import Look
+from tuplewire_service.control.status_messages import MOST_CLIENTS
 
 _MOST_AT_ONCE = 32
 

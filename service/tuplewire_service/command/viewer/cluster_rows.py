@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.control.rates import Interval, acknowledged_messages, received_messages, state_name
-from tuplewire_service.control.topology_rows import (
+from tuplewire_service.command.viewer.rates import (
+    Interval,
+    acknowledged_messages,
+    received_messages,
+    state_name,
+)
+from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
     HELD_UP,
     ComponentRow,
@@ -46,7 +51,7 @@ class WorkerRow:
     """A worker. busy, idle and backpressured are shares of its time, 0 to 1; because: of the last one.
 
     end_to_end_seconds, queue_wait_seconds: what 99 of 100 messages took at most; None: there were none.
-    states: all shares of its time. page: its live page, a URL; empty: it has none.
+    states: all shares of its time.
     """
 
     worker: str
@@ -72,7 +77,6 @@ class WorkerRow:
     end_to_end_seconds: float | None = None
     queue_wait_seconds: float | None = None
     states: Mapping[str, float] = field(default_factory=dict)
-    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +248,6 @@ def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
         end_to_end_seconds=over.quantile(_MOST, now.end_to_end, over.before.end_to_end),
         queue_wait_seconds=over.quantile(_MOST, now.queue_wait, over.before.queue_wait),
         states=shares,
-        page=now.page,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.control.rates import Interval
+from tuplewire_service.command.viewer.rates import Interval
 
 BUSY = 0.8
 """The share of its time from which an executor counts as being at its limit."""

@@ -1,0 +1,198 @@
+"""The live page of `tuplewire top --web`: one HTML file, and the JSON that it reads every second or so.
+
+The page is served on this machine alone, in the process of whoever looks. Workers are asked with that user's
+own certificate and token, so the page shows what `tuplewire top` shows.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import heapq
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Self
+
+from tuplewire.errors import BindError, TuplewireError
+from tuplewire_service.command.viewer.cluster_rows import Look, TaskRow, cluster_rows
+
+PAGE = Path(__file__).with_name("live_page.html")
+MOST_ROWS = 200
+"""Of each kind, so that a browser stays quick with 10,000 tasks."""
+
+
+class LivePage:
+    """Serves the page on 127.0.0.1 from threads of its own; a context manager.
+
+    Attributes:
+        url: the link to the page. It has a token: without it the server tells nothing of the cluster.
+    """
+
+    def __init__(self, look: Callable[[], Sequence[Look]], port: int, interval: float) -> None:
+        """Listen; BindError when the port is in use.
+
+        look: returns the present state of each worker; called from one thread at a time. port: 0 for any
+        free one. interval: seconds between two looks, however many browsers are open.
+        """
+        self._look = look
+        self._interval = interval
+        self._token = secrets.token_urlsafe(16)
+        self._lock = threading.Lock()
+        self._json = b""
+        self._looked_at = float("-inf")
+        handler = type("Handler", (_PageHandler,), {"page": self})
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        except OSError as error:
+            raise BindError(
+                f"cannot listen on 127.0.0.1:{port} for the page: {error.strerror}; choose another --port"
+            ) from error
+        self.url = f"http://127.0.0.1:{self._server.server_port}/#token={self._token}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="live-page")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def admits(self, authorization: str) -> bool:
+        """Return whether a request has the token of the link."""
+        return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+
+    def json(self) -> bytes:
+        """Return what the page shows; TuplewireError while the first worker has never answered."""
+        with self._lock:
+            # A browser may be a little early.
+            if time.monotonic() - self._looked_at > 0.9 * self._interval:
+                self._json = json.dumps(
+                    {"pace": self._interval, **_contents(self._look())}, default=_fields
+                ).encode()
+                self._looked_at = time.monotonic()
+            return self._json
+
+
+class _PageHandler(BaseHTTPRequestHandler):
+    page: LivePage
+    timeout = 5.0
+    server_version = "tuplewire"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if self.path == "/":
+            self._answer(HTTPStatus.OK, *_html())
+        elif self.path != "/live.json":
+            self._answer(HTTPStatus.NOT_FOUND, b"the page is at /\n")
+        elif not self.page.admits(self.headers.get("Authorization", "")):
+            self._answer(HTTPStatus.UNAUTHORIZED, b"use the link that the command printed\n")
+        else:
+            try:
+                body = self.page.json()
+            except TuplewireError as error:
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
+            else:
+                self._answer(HTTPStatus.OK, body, (("Content-Type", "application/json"),))
+
+    def _answer(
+        self,
+        status: HTTPStatus,
+        body: bytes,
+        headers: Sequence[tuple[str, str]] = (("Content-Type", "text/plain; charset=utf-8"),),
+    ) -> None:
+        self.send_response(status)
+        for name, value in (
+            *headers,
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the browser has left
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: a request every second is no event."""
+
+
+def _contents(looks: Sequence[Look]) -> dict[str, Any]:
+    """Return what the page shows of a cluster: of each kind of rows those that matter most."""
+    rows = cluster_rows(looks)
+    answered = [each.now for each in looks if each.now is not None]
+    dropped: Counter[str] = Counter()
+    for each in answered:
+        dropped.update(dict(each.ledger.dropped))
+    return {
+        "topology": answered[0].topology if answered else "",
+        "worker": looks[0].worker,
+        "ledger": {
+            "accepted": sum(each.ledger.accepted for each in answered),
+            "acknowledged": sum(each.ledger.acknowledged for each in answered),
+            "dropped": dropped,
+            "pending": sum(each.ledger.pending for each in answered),
+        },
+        "counts": {
+            "tasks": sum(each.tasks for each in rows.workers),
+            "peers": len(rows.peers),
+            "executors": len(rows.executors),
+            "senders": sum(each.connected_sessions + each.remembered_sessions for each in answered),
+            "consumers": sum(each.subscribed_consumers for each in answered),
+        },
+        "components": rows.components,
+        "edges": rows.edges,
+        "executors": heapq.nlargest(MOST_ROWS, rows.executors, key=attrgetter("busy", "held_up")),
+        "workers": rows.workers[:MOST_ROWS],
+        "tasks": heapq.nlargest(MOST_ROWS, rows.tasks, key=_weight),
+        "peers": rows.peers[:MOST_ROWS],
+        "senders": rows.senders[:MOST_ROWS],
+        "consumers": rows.consumers[:MOST_ROWS],
+        "losses": rows.losses[:MOST_ROWS],
+        "blocking": rows.blocking,
+    }
+
+
+def _weight(task: TaskRow) -> tuple[float, float, float, int]:
+    """Return how much a task matters: first those that hold others up, then those with most to do."""
+    return task.blocking, task.load, task.received_rate or 0.0, -task.task
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """Return the fields of a row without copying their values, which `asdict` would."""
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
+
+
+@cache
+def _html() -> tuple[bytes, Sequence[tuple[str, str]]]:
+    """Return the page, and headers by which a browser lets it do nothing else."""
+    text = PAGE.read_text(encoding="utf-8")
+    script, style = (
+        base64.b64encode(
+            hashlib.sha256(text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0].encode()).digest()
+        ).decode()
+        for tag in ("script", "style")
+    )
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), (
+        ("Content-Type", "text/html; charset=utf-8"),
+        ("Content-Security-Policy", policy),
+        ("X-Frame-Options", "DENY"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+    )
