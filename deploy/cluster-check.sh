@@ -236,7 +236,7 @@ print(*(each["state"] for each in json.load(urllib.request.urlopen(request))["wo
 
 # What a worker's own command line says in its pod: POD WORD...
 inside() {
-    run "${kube[@]}" exec "$1" -- tuplewire "${@:2}" 127.0.0.1:6700
+    run "${kube[@]}" exec "$1" -- tuplewire "${@:2}"
 }
 
 ready() {

@@ -42,7 +42,8 @@ args:
 env:
   - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
   - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-  # For commands that an operator runs in this container.
+  # For commands that an operator runs in this container. By the socket, where the token says what they may do.
+  - {name: TUPLEWIRE_ADDRESS, value: "unix:///run/tuplewire/worker.sock"}
   {{- include "tuplewire.command.env" .root | nindent 2 }}
 ports:
   - {name: {{ include "tuplewire.port.name" .root }}, containerPort: 6700}
