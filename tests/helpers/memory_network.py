@@ -16,8 +16,9 @@ from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
-from tuplewire_service.messaging.streamed.streamed_transport import StreamedClient, StreamedServer
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 HOST = "127.0.0.1"
@@ -270,14 +271,14 @@ class NetworkContext(IContext):
     ) -> _NetworkServer:
         return _NetworkServer(self._network, topology_id, port, self._settings, callback)
 
-    def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
+    def connect(self, topology_id: str, host: str, port: int) -> RelayClient:
         self._connections += 1
         settings = self._settings
         identity = Identity(
             topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
         )
         address, network = f"{host}:{port}", self._network
-        return StreamedClient(network.thread, address, identity, settings.session, network.dial(address))
+        return RelayClient(network.thread, address, identity, settings.session, network.dial(address))
 
     def term(self) -> None:
         """See IContext. A drain or a kill has closed everything."""

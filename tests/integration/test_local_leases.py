@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tuplewire.connection import goodbye, sending_end
+from tuplewire.connection import sending_end
 from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.messaging import local
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext, LocalServer
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedServer
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.scenery import TOPOLOGY, Recorder
 
 SENDERS = 50
 WINDOW = 1000
-UNUSED_PORT = 7
 
 
 class Holding(IConnectionCallback):
@@ -55,28 +55,13 @@ def _key(name: str) -> str:
     return f"tuplewire.{room or 'transport'}.{key}"
 
 
-def connect(context: LocalContext, server: LocalServer) -> Any:
+def connect(context: LocalContext, server: StreamedServer) -> Any:
     """Return a new sender to a server."""
     return context.connect(TOPOLOGY, "", server.port)
 
 
-def drop(senders: list[Any], warning: str) -> None:
-    """Give up the last reference to each, and expect a warning."""
-    with pytest.warns(ResourceWarning, match=warning):
-        senders.clear()
-
-
-def leave(senders: list[Any], how: str) -> None:
-    """Close, or drop, the senders in a list."""
-    if how == "dropped":
-        drop(senders, "was dropped without close")
-    while senders:
-        senders.pop().close()
-
-
-@pytest.mark.parametrize("how", ["dropped", "closed"])
 @pytest.mark.parametrize("size", [1, 1000], ids=["messages", "bytes"])
-def test_senders_that_are_gone_take_no_share(how: str, size: int) -> None:
+def test_senders_that_are_gone_take_no_share(size: int) -> None:
     """After fifty senders the next one has the whole window, in messages and in bytes."""
     settings = {
         "receive_messages": WINDOW if size == 1 else 10 * WINDOW,
@@ -90,42 +75,13 @@ def test_senders_that_are_gone_take_no_share(how: str, size: int) -> None:
             sender = connect(context, server)
             sender.send(1, b"x" * size)
             sender.flush(10)
-            senders = [sender]
-            del sender
-            leave(senders, how)
+            sender.close()
         eventually(lambda: server.statistics().sessions == 0, 10)
         sender = connect(context, server)
         for _ in range(WINDOW - SENDERS):
             sender.send(1, b"x" * size)
         sender.flush(10)
         assert queue.messages == WINDOW
-
-
-def test_a_dropped_sender_sends_what_it_has() -> None:
-    """Every message that was accepted arrives, and nobody is told of a loss."""
-    recorder = Recorder()
-    with prepared() as context:
-        server = context.bind(TOPOLOGY, 0, recorder)
-        for sender in range(SENDERS):
-            senders = [connect(context, server)]
-            for number in range(20):
-                senders[0].send(sender, b"%d" % number)
-            leave(senders, "dropped")
-        eventually(lambda: len(recorder.seen()) == SENDERS * 20, 10)
-        assert all(recorder.payloads(task) == [b"%d" % n for n in range(20)] for task in range(SENDERS))
-        eventually(lambda: server.statistics().sessions == 0, 10)
-
-
-def test_a_dropped_sender_tells_what_was_lost(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the time of a close, a line has the number of messages that nobody took."""
-    monkeypatch.setattr(goodbye, "_DROPPED_SECONDS", 0.2)
-    with prepared() as context:
-        senders: list[Any] = [context.connect(TOPOLOGY, "", UNUSED_PORT)]
-        senders[0].send(1, b"x")
-        drop(senders, "1 messages not acknowledged")
-        eventually(lambda: "messages=1 reason" in caplog.text, 10)
 
 
 def test_sources_are_forgotten() -> None:
@@ -152,7 +108,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
             sender.close()
             server.close()
         assert len(context._made) < 5
-        eventually(lambda: not local._endpoints, 10)
+        eventually(lambda: not local._servers, 10)
 
 
 def test_a_limit_of_sessions_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -187,17 +143,6 @@ def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         sender.flush(10)
 
 
-def sessions_of(server: LocalServer) -> list[Any]:
+def sessions_of(server: StreamedServer) -> list[Any]:
     """Return the sessions that a server remembers."""
-    return list(server._leases._sessions.values())
-
-
-def test_a_closed_sender_accepts_nothing_and_may_be_dropped(recwarn: pytest.WarningsRecorder) -> None:
-    """No warning for one that was closed."""
-    with prepared() as context:
-        server = context.bind(TOPOLOGY, 0, Recorder())
-        sender = connect(context, server)
-        sender.close()
-        del sender
-        eventually(lambda: server.statistics().sessions == 0, 10)
-    assert not recwarn.list
+    return list(server._send.leases._sessions.values())

@@ -14,7 +14,7 @@ from tuplewire.session.departure import Departure, Successor
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
 
@@ -78,7 +78,7 @@ def moving(*routes: Route) -> Moves:
     """Return the moves of a worker whose task had these former owners."""
     moves = Moves(OWN)
     for route in routes:
-        moves.turn(TASK, PEER, cast("IRelayConnection", route), now=0.0)
+        moves.turn(TASK, PEER, cast("RelayClient", route), now=0.0)
     return moves
 
 
@@ -101,7 +101,7 @@ def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Note where messages of another worker went."""
     move = moves._moves[TASK]
     assert move is not None
-    move.went(group, cast("InboundSession", WORKER), cast("IRelayConnection | None", route))
+    move.went(group, cast("InboundSession", WORKER), cast("RelayClient | None", route))
 
 
 def free(moves: Moves) -> list[int]:
@@ -167,7 +167,7 @@ def test_our_own_come_around_too() -> None:
     moves = moving(route)
     back = messages(1, passed_on=1, worker=OWN)
     went(moves, back, other)
-    moves.turn(TASK, PEER, cast("IRelayConnection", other), now=0.0)
+    moves.turn(TASK, PEER, cast("RelayClient", other), now=0.0)
     other.send(back.passed_on(OWN))
     assert held(moves, messages(3), PROGRAM)
     assert follows(moves, messages(2, passed_on=1, worker=OWN), WORKER, other)
@@ -214,9 +214,9 @@ def test_a_way_that_is_given_up_holds_nobody() -> None:
     route.send(messages(1))
     moves = moving(route)
     assert held(moves, messages(2), PROGRAM)
-    moves.give_up(cast("IRelayConnection", Route()), [])
+    moves.give_up(cast("RelayClient", Route()), [])
     assert free(moves) == []
-    moves.give_up(cast("IRelayConnection", route), [])
+    moves.give_up(cast("RelayClient", route), [])
     assert free(moves) == [2]
 
 
@@ -230,7 +230,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route.window.take_back()
     assert moves.holds(messages(3), WORKER)
     assert moves.done(moves.among()) == []
-    moves.give_up(cast("IRelayConnection", route), [])
+    moves.give_up(cast("RelayClient", route), [])
     assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
     assert TASK not in moves
 
@@ -241,10 +241,10 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
     first = messages(1, 3)
     other.send(first)
     moves = moving(other)
-    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("IRelayConnection", ended), now=0.0)
+    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("RelayClient", ended), now=0.0)
     moves.lose({("w2", "127.0.0.1:2")})
     left = [(messages(4), PROGRAM), (messages(9), WORKER)]
-    handed_back = moves.give_up(cast("IRelayConnection", ended), cast("Any", left))
+    handed_back = moves.give_up(cast("RelayClient", ended), cast("Any", left))
     assert [group.entry_sequence for group, _ in handed_back] == [9]
     other.consume(first, 3)
     assert free(moves) == [4]

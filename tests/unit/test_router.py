@@ -312,7 +312,7 @@ def test_a_connection_whose_messages_are_taken_back_writes_nothing() -> None:
         given_up: Any = router.connections.get(THERE.peer)
         router.connections.renew(THERE.peer)
         new: Any = router.connections.get(THERE.peer)
-        assert (given_up._sender.writes, new._sender.writes) == (False, True)
+        assert (given_up.writes, new.writes) == (False, True)
 
     with_router(act)
 
@@ -324,7 +324,7 @@ def test_a_connection_that_is_not_needed_settles_what_it_has() -> None:
         connection: Any = router.connections.get(THERE.peer)
         router.connections.refresh({}, (), (), 3.0)
         assert router.connections.get(THERE.peer) is None
-        assert connection._sender.writes
+        assert connection.writes
 
     with_router(act)
 

@@ -10,7 +10,8 @@ import pytest
 from tuplewire import TaskGroup
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local import LocalClient, LocalContext
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -42,7 +43,7 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Pr
     def forward(*_: object, **__: object) -> bool:
         raise error
 
-    monkeypatch.setattr(LocalClient, "forward", forward)
+    monkeypatch.setattr(RelayClient, "forward", forward)
     program, defects = _Program(), []
 
     async def main() -> Router:

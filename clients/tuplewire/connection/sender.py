@@ -24,7 +24,6 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.session.pressure import SendingPressure
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import encode_frame
 from tuplewire.wire.translate import (
     code_name,
     departure_from_wire,
@@ -277,17 +276,9 @@ class Sender(LoopSendingEnd, Resumable):
                 pressure.goes_on()
                 asked = False
                 continue
-            data = encode_frame(
-                frame.sequence,
-                frame.runs,
-                accepted_micros=frame.accepted_micros,
-                assignment_version=self.assignment_version(),
-                closed=frame.closed,
-                tell_at_once=frame.asks,
-            )
             asked = frame.asks
             pressure.writes(frame)
-            await stream.write(data)
+            await stream.write_frame(frame, self.assignment_version())
             pressure.goes_on()
             if wait := self._pacer.wrote(frame.size_bytes):
                 await self._pacer.gather(wait)

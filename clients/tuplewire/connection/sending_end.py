@@ -220,7 +220,7 @@ class SendingEnd(ReceiverReports, ABC):
         assignment_version: Callable[[], int] = lambda: 0,
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Say whom to tell, and whom to ask; before the first message. See IRelayConnection."""
+        """Say whom to tell, and whom to ask; before the first message. See RelayClient."""
         self._attached = on_settled, on_released
         self.assignment_version, self.draining = assignment_version, draining
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from tuplewire.errors import TuplewireError
+from tuplewire.session.flow import OutFrame
+from tuplewire.wire.codec import encode_frame
 
 GATHER_SECONDS = 0.02
 """What the other side does not ask for is told after so long."""
@@ -35,6 +37,19 @@ class MessageStream(ABC):
 
 class ClientStream(MessageStream):
     """The connecting side of a stream."""
+
+    async def write_frame(self, frame: OutFrame, assignment_version: int) -> None:
+        """Write a frame of a Send stream; see write. A stream in memory passes its groups as they are."""
+        await self.write(
+            encode_frame(
+                frame.sequence,
+                frame.runs,
+                accepted_micros=frame.accepted_micros,
+                assignment_version=assignment_version,
+                closed=frame.closed,
+                tell_at_once=frame.asks,
+            )
+        )
 
     @abstractmethod
     async def done_writing(self) -> None:

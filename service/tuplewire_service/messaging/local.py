@@ -1,273 +1,120 @@
-"""The local transport: workers of one process, without a wire.
+"""The local transport: workers of one process, whose sessions travel over streams in memory.
 
-Source: Storm's `messaging.local.Context` (LocalServer, LocalClient). Batches pass by reference, by the same
-sessions, credit, leases and ledgers as over a wire; a registry that all contexts of the process share joins
-the two sides, and the messaging loop carries. What is sent before the server is bound, or has its callback,
-waits with its sender and comes first.
+Source: Storm's `messaging.local.Context` (LocalServer, LocalClient). A registry that all contexts of the
+process share joins the two sides. What is sent before the server is bound, or has its callback, waits with
+its sender.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import threading
-from collections.abc import Sequence
-from functools import partial, wraps
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
+from typing import NoReturn
 
-from tuplewire.connection import sending_end
-from tuplewire.connection.goodbye import owe_goodbye
-from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.loop_sending_end import LoopSendingEnd
-from tuplewire.errors import BindError, RefusedError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
-from tuplewire.session.flow import OutFrame
-from tuplewire_service.messaging.base import IConnectionCallback, Intake
-from tuplewire_service.messaging.relay_client import IRelayConnection
-from tuplewire_service.messaging.threaded import ReceivingSession, ThreadedClient, ThreadedServer
-from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
+from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream, PassedFrame
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.errors import BindError, TuplewireError, UnreachableError
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_send_request
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
-logger = event_logger(__name__)
-
-_RETRY_SECONDS = 0.05
 _FIRST_EPHEMERAL_PORT = 49152
 
-
-class LocalEndpoint:
-    """A server or nobody yet, and its senders. Belongs to the messaging loop, as all of them do."""
-
-    def __init__(self) -> None:
-        self.server: LocalServer | None = None
-        self.senders: dict[LocalSender, None] = {}
-
-    def carry(self) -> None:
-        """Let each sender see what the server takes now."""
-        for sender in list(self.senders):
-            sender.carry()
+_servers: dict[tuple[str, int], LocalServer] = {}
+"""By topology and port. Belongs to the messaging loop. Source: Storm's `queues-map`."""
+# Their streams are on the parent's loop.
+os.register_at_fork(after_in_child=_servers.clear)
 
 
-_endpoints: dict[tuple[str, int], LocalEndpoint] = {}
-"""Those of the process that are in use. Source: Storm's `queues-map`, keyed by topology and port."""
+class _LocalServerStream(MemoryStream, ServerStream):
+    def __init__(self, peer: str) -> None:
+        super().__init__()
+        self.peer = peer
+
+    async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
+        data = await self.take()
+        return decode_send_request(data) if isinstance(data, bytes) else data
+
+    async def refuse(self, error: TuplewireError) -> NoReturn:
+        self.break_off(error)
+        raise StreamBroken from error
 
 
-def _tidy(at: tuple[str, int]) -> None:
-    """Forget an endpoint that nobody uses any more."""
-    if _endpoints[at].server is None and not _endpoints[at].senders:
-        del _endpoints[at]
+class LocalServer(StreamedServer):
+    """Listens for streams of the same process."""
 
-
-class LocalSender(ThreadedClient, LoopSendingEnd):
-    """One session to a port of the same process. What its callers hand over is carried on the loop."""
-
-    def __init__(self, topology: str, port: int, settings: TransportSettings) -> None:
-        super().__init__(port, settings.worker_id, settings.session)
-        self._at = topology, port
-        self._thread = messaging_loop()
-        self.event_loop = self._thread.loop
-        self._loop_thread = threading.get_ident() if self._thread.inside else 0
-        self._server: LocalServer | None = None
-        self._session: ReceivingSession | None = None
-        self._refused_lately = False
-        self._timer: asyncio.TimerHandle | None = None
-        self.event_loop.call_soon_threadsafe(self._join)
-
-    def _join(self) -> None:
-        self._loop_thread = threading.get_ident()
-        if not self.ended:
-            _endpoints.setdefault(self._at, LocalEndpoint()).senders[self] = None
-            self.carry()
-
-    def _woken(self) -> None:
-        self.carry()
-
-    def carry(self) -> None:
-        """Carry a frame and what there is to tell, on the loop; the rest, in later turns."""
-        with self._lock:
-            self._take_in()
-        if not self.ended:
-            self._carry_to(_endpoints[self._at].server)
-            if self._timer is None:
-                self._look_again(sending_end.CLOSE_UNUSED_SECONDS)
-        self.tell()
-
-    def _carry_to(self, server: LocalServer | None) -> None:
-        if server is not self._server:
-            self._break_off()
-            self._server = server
-        if server is None or not (session := self._session or self._open(server)):
-            return
-        self._acknowledge(session)
-        if follow := self.next_watched():
-            session.watch_releases(follow)
-        if not server.takes(session):
-            session.intake = self.sending.intake  # a worker may be about to go by now
-        frame = self.next_frame() if server.takes(session) else None
-        if frame is not None:
-            if not self._give(frame, server, session):
-                self._break_off()
-            self._wake()  # for its acknowledgement, and the next one
-
-    def _open(self, server: LocalServer) -> ReceivingSession | None:
-        if self._refused_lately:
-            return None
-        try:
-            self._session, opened = server.welcome(self.sending, self._wake)
-        except RefusedError as error:
-            self._last_problem = str(error)
-            self._refused_lately = True
-            self._look_again(_RETRY_SECONDS)
-            return None
-        self.opened(opened, server.loads)
-        return self._session
-
-    def _look_again(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.event_loop.call_later(seconds, self._time_passed)
-
-    def _time_passed(self) -> None:
-        self._timer, self._refused_lately = None, False
-        self.carry()
-
-    def _give(self, frame: OutFrame, server: LocalServer, session: ReceivingSession) -> bool:
-        version = self.assignment_version()
-        try:
-            return server.take(session, frame.sequence, frame.groups(), version, frame.closed)
-        except RefusedError as error:
-            logger.warning("connection.refused", extra={"peer": f"local:{self.port}", "reason": str(error)})
-            return False
-
-    def _acknowledge(self, session: ReceivingSession) -> None:
-        while (update := session.update()) is not None:
-            self.update(update)
-
-    def _break_off(self) -> None:
-        """End the session's connection: the server that is there next gets what this one has not taken."""
-        if self._session is not None:
-            self._acknowledge(self._session)
-            self._session = None
-            self.lost(answers=True)  # in this process nobody dies alone
-
-    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        return [] if self.ended else self.run(self.take_back_async(timeout))
-
-    def close(self, timeout: float = 10.0) -> None:
-        if not self.ended:
-            self.run(self.close_async(timeout))
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._server is not None and self._session is not None:
-            self._server.goodbye(self._session)
-        self.tell()
-        endpoint = _endpoints.get(self._at)
-        if endpoint is not None and endpoint.senders.pop(self, self) is None:
-            _tidy(self._at)
-
-    async def _stop_async(self) -> None:
-        self._stop()  # there is no I/O to wait for
-
-
-def _passed_on(name: str) -> Any:
-    @wraps(getattr(IRelayConnection, name, getattr(LocalSender, name)), updated=())
-    def verb(self: LocalClient, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._sender, name)(*arguments, **options)
-
-    return verb
-
-
-def _told(name: str) -> Any:
-    return property(lambda self: getattr(self._sender, name), doc=inspect.getdoc(getattr(LocalSender, name)))
-
-
-class LocalClient(IRelayConnection):
-    """Sends to a port of the same process; says goodbye when it is dropped. Source: Storm's `LocalClient`."""
-
-    port, status, congested = _told("port"), _told("status"), _told("congested")
-    unkept_messages = _told("unkept_messages")
-    try_send, forward = _passed_on("try_send"), _passed_on("forward")
-    flush, flush_async = _passed_on("flush"), _passed_on("flush_async")
-    close, close_async, abort = _passed_on("close"), _passed_on("close_async"), _passed_on("abort")
-    take_back, take_back_async = _passed_on("take_back"), _passed_on("take_back_async")
-    attach, watch_releases = _passed_on("attach"), _passed_on("watch_releases")
-    all_released, route_before = _passed_on("all_released"), _passed_on("route_before")
-    get_load, statistics, stop_writing = map(_passed_on, ("get_load", "statistics", "stop_writing"))
-
-    def __init__(self, sender: LocalSender) -> None:
-        self._sender = sender
-        owe_goodbye(self, sender)
-
-    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
-        if not self._sender.send_one(messages, payload):  # here too: one call less for each message
-            self._sender.send(messages, payload, timeout=timeout)
-
-
-class LocalServer(ThreadedServer):
-    """Gets what senders of the same process send to its port. Source: Storm's `LocalServer`."""
+    pins_loop = False  # its streams survive a fork in the parent, and the child has none of them
 
     def __init__(
         self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
     ) -> None:
-        super().__init__(settings)
-        self._port = self._thread.call(partial(self._bind, topology, port))
-        self._at = topology, self._port
-        self._addresses = [f"local:{self._port}"]
-        if callback is not None:
-            self.register_recv(callback)
-        self._opened()
+        self._topology = topology
+        self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
+        super().__init__(messaging_loop(), topology, port, settings, callback)
 
-    def _bind(self, topology: str, port: int) -> int:
-        """Take a port (0: any free one); BindError where there is a server."""
-        bound = {at for at, endpoint in _endpoints.items() if endpoint.server is not None}
-        if (topology, port) in bound:
+    async def _bind(self) -> int:
+        """Take a port, any free one for 0; BindError when this topology has a server there."""
+        if (self._topology, self._port) in _servers:
             raise BindError(
-                f"port {port} of topology {topology!r} is bound in this process already; "
+                f"port {self._port} of topology {self._topology!r} is bound in this process already; "
                 "close that server first, or bind port 0 for a free one"
             )
-        port = port or next(free for free in count(_FIRST_EPHEMERAL_PORT) if (topology, free) not in bound)
-        self._endpoint = _endpoints.setdefault((topology, port), LocalEndpoint())
-        self._endpoint.server = self
+        free = (each for each in count(_FIRST_EPHEMERAL_PORT) if (self._topology, each) not in _servers)
+        port = self._port or next(free)
+        _servers[self._topology, port] = self
+        self._addresses = [f"local:{port}"]
         return port
 
-    def _opened(self) -> None:
-        self._thread.loop.call_soon_threadsafe(self._endpoint.carry)
+    def open(self, method: str) -> MemoryClientStream:
+        """Return the connecting side of a new stream."""
+        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0])
+        near.join(far)
+        task = watched(asyncio.create_task(self._carry(method, far), name=f"local {method}"))
+        self._streams[task] = far
+        task.add_done_callback(self._streams.pop)
+        return near
 
-    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
-        super().stop_intake(intake)
-        self._opened()
+    async def _carry(self, method: str, stream: _LocalServerStream) -> None:
+        with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+            await self._handlers[method](stream)
+            stream.finish()
 
-    def _tell_load(self, loads: dict[int, float]) -> None:
-        for sender in self._thread.call(lambda: list(self._endpoint.senders)):
-            sender.take_load(loads)
-
-    def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
-        for sender in self._thread.call(lambda: list(self._endpoint.senders)):
-            sender.take_status(congested, relieved)
-
-    def _end(self, timeout: float) -> None:
-        del timeout  # everything was told as it was taken
-        self._thread.call(self._unbind)
-
-    def _unbind(self) -> None:
-        self._endpoint.server = None
-        self._endpoint.carry()
-        _tidy(self._at)
+    async def _unbind(self, grace: float | None) -> None:
+        _servers.pop((self._topology, self._port), None)
+        if self._streams and grace:
+            await asyncio.wait(self._streams, timeout=grace)
+        for task, stream in list(self._streams.items()):
+            stream.break_off(UnreachableError(f"local:{self._port} was closed"))
+            task.cancel()
 
 
-class LocalContext(TransportContext):
-    """Binds and connects within the process; all its instances share one registry.
+class LocalContext(StreamedContext):
+    """Binds and connects within the process; all its instances share one registry."""
 
-    Not for use on the messaging loop itself, but for connect.
-    """
+    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> LocalServer:
+        return LocalServer(topology_id, port, self._settings, callback)
 
-    def bind(self, topology_id: str, port: int, callback: IConnectionCallback | None = None) -> LocalServer:
-        """See IContext. Raises BindError when the port of this topology is bound."""
-        return self._keep(LocalServer(topology_id, port, self._settings, callback))
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        del host  # everything is here
 
-    def connect(self, topology_id: str, host: str, port: int) -> LocalClient:
-        """See IContext. The host does not matter: everything is here."""
-        del host
-        return LocalClient(self._keep(LocalSender(topology_id, port, self._settings)))
+        @asynccontextmanager
+        async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+            server = _servers.get((topology_id, port))
+            if server is None:
+                raise UnreachableError(f"local:{port}: topology {topology_id!r} has no server there")
+            stream = server.open(method)
+            try:
+                yield stream
+            finally:
+                stream.break_off(UnreachableError("the stream was closed by the other side"))
+
+        return open_stream

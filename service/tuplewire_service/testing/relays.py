@@ -9,7 +9,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage
 from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, Intake
-from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.scenery import (
     HOST,
@@ -22,9 +22,9 @@ from tuplewire_service.testing.scenery import (
 )
 
 
-def attached(client: IClientConnection) -> tuple[IRelayConnection, list[Settled], list[Settled]]:
+def attached(client: IClientConnection) -> tuple[RelayClient, list[Settled], list[Settled]]:
     """Return a connection that may pass on, and the lists that it fills: what is settled, and released."""
-    assert isinstance(client, IRelayConnection)
+    assert isinstance(client, RelayClient)
     settled: list[Settled] = []
     released: list[Settled] = []
     client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
@@ -32,7 +32,7 @@ def attached(client: IClientConnection) -> tuple[IRelayConnection, list[Settled]
 
 
 class RelayConformance(TransportConformance):
-    """Inherit from this where connections are IRelayConnections."""
+    """Inherit from this where connections are RelayClients."""
 
     def test_the_token_comes_back_when_messages_settle(self) -> None:
         """A relay's token is returned for what was acknowledged and for what was refused."""

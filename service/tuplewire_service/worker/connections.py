@@ -18,7 +18,7 @@ from tuplewire.session.departure import OfEntry
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.reception import OTHER
-from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
@@ -38,8 +38,8 @@ class Connections:
         self,
         context: IContext,
         topology: str,
-        attach: Callable[[IRelayConnection], None],
-        on_returned: Callable[[IRelayConnection, list[tuple[TaskGroup, Any]]], None],
+        attach: Callable[[RelayClient], None],
+        on_returned: Callable[[RelayClient, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
         """Start without any.
 
@@ -52,11 +52,11 @@ class Connections:
         self.pressure = OutboundPressure()
         """What holds messages up in any connection."""
         self._on_returned = on_returned
-        self._connections: dict[Peer, IRelayConnection] = {}
+        self._connections: dict[Peer, RelayClient] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._leaving: dict[IRelayConnection, Peer] = {}
+        self._leaving: dict[RelayClient, Peer] = {}
         self._opened = 0
-        self._numbers: dict[IRelayConnection, int] = {}
+        self._numbers: dict[RelayClient, int] = {}
         self._lost_before: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -100,10 +100,10 @@ class Connections:
     def _open(self, worker: AssignedWorker) -> None:
         host, port = worker.host_port
         connection = self._context.connect(self._topology, host, port)
-        if not isinstance(connection, IRelayConnection):
+        if not isinstance(connection, RelayClient):
             raise ConfigError(
                 f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
-                "it is not an IRelayConnection"
+                "its connect() has to return a RelayClient"
             )
         self._attach(connection)
         connection.expect(worker.worker_id)
@@ -113,7 +113,7 @@ class Connections:
         self._connections[worker.peer] = connection
         logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
 
-    async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
+    async def _close(self, key: Peer, connection: RelayClient, timeout: float) -> None:
         left = await connection.take_back_async(timeout)
         if lost := connection.statistics().perhaps_lost:
             known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
@@ -122,7 +122,7 @@ class Connections:
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
         self._on_returned(connection, left)
 
-    def get(self, peer: Peer) -> IRelayConnection | None:
+    def get(self, peer: Peer) -> RelayClient | None:
         """Return the connection to a worker."""
         return self._connections.get(peer)
 
@@ -197,7 +197,7 @@ class Connections:
             await asyncio.gather(*self._closing)
 
     def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[OfEntry, int]]]:
-        """Yield each worker, its incarnation, and of whom it has messages or is to; see IRelayConnection."""
+        """Yield each worker, its incarnation, and of whom it has messages or is to; see RelayClient."""
         for peer, connection in self._connections.items():
             yield peer, *connection.unreleased()
 
@@ -217,7 +217,7 @@ class Connections:
         return found
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
-        """See IRelayConnection.receivers_ended."""
+        """See RelayClient.receivers_ended."""
         for connection in self._connections.values():
             connection.receivers_ended(incarnations)
 

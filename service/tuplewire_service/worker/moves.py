@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.successors import Successors
@@ -33,19 +33,19 @@ class _Route:
     """
 
     peer: Peer
-    connection: IRelayConnection
+    connection: RelayClient
     lost: bool = False
 
 
 class Trail:
     """Where messages of one entry worker went last from here: by a connection, or (None) into our queue."""
 
-    def __init__(self, connection: IRelayConnection | None) -> None:
+    def __init__(self, connection: RelayClient | None) -> None:
         """Begin with all of them in one place."""
         self._ends: list[float] = [math.inf]
-        self._went_to: list[IRelayConnection | None] = [connection]
+        self._went_to: list[RelayClient | None] = [connection]
 
-    def add(self, first: int, last: int, connection: IRelayConnection | None) -> None:
+    def add(self, first: int, last: int, connection: RelayClient | None) -> None:
         """Note where messages went; first, last: their entry sequences."""
         start, stop = bisect_left(self._ends, first), bisect_right(self._ends, last)
         if start and self._went_to[start - 1] is connection:
@@ -53,7 +53,7 @@ class Trail:
         self._ends[start:stop] = [last]
         self._went_to[start:stop] = [connection]
 
-    def before(self, entry_sequence: int) -> IRelayConnection | None:
+    def before(self, entry_sequence: int) -> RelayClient | None:
         """Return where the messages went that come before this one."""
         return self._went_to[bisect_left(self._ends, entry_sequence - 1)]
 
@@ -68,7 +68,7 @@ class Move:
     left: Callable[[], bool] | None = None
     routes: list[_Route] = field(default_factory=list)
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
-    first: IRelayConnection | None = None
+    first: RelayClient | None = None
     trails: dict[int, Trail] = field(default_factory=dict)
     """By entry workers."""
     own_follow: bool = False
@@ -96,7 +96,7 @@ class Move:
             return True
         return self.must_wait(group, inbound)
 
-    def earlier(self, group: TaskGroup, inbound: InboundSession) -> IRelayConnection | None:
+    def earlier(self, group: TaskGroup, inbound: InboundSession) -> RelayClient | None:
         """Return where messages that another worker has sent must go, behind earlier ones; None: anywhere.
 
         So messages that were in a queue together stay together, and none of them waits for another one.
@@ -111,7 +111,7 @@ class Move:
                 return went_to
         return None
 
-    def went(self, group: TaskGroup, inbound: InboundSession, connection: IRelayConnection | None) -> None:
+    def went(self, group: TaskGroup, inbound: InboundSession, connection: RelayClient | None) -> None:
         """Note where messages went; None: into our queue."""
         trail = self._trail(self.entry_worker(group, inbound))
         trail.add(group.entry_sequence, group.end - 1, connection)
@@ -167,7 +167,7 @@ class Moves:
         self,
         own: int,
         incarnation: int = 0,
-        connection: Callable[[Peer], IRelayConnection | None] = lambda _: None,
+        connection: Callable[[Peer], RelayClient | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without any.
@@ -194,7 +194,7 @@ class Moves:
         """
         self._moves.setdefault(task, Move(task, self._own, now)).left = left
 
-    def turn(self, task: int, peer: Peer, connection: IRelayConnection, now: float) -> None:
+    def turn(self, task: int, peer: Peer, connection: RelayClient, now: float) -> None:
         """Note that a task's messages go to another worker than this from now on."""
         self._moves.setdefault(task, Move(task, self._own, now)).turn(_Route(peer, connection))
 
@@ -212,7 +212,7 @@ class Moves:
 
     def way(
         self, group: TaskGroup, inbound: InboundSession, owner: Peer | None
-    ) -> tuple[Move | None, IRelayConnection | None]:
+    ) -> tuple[Move | None, RelayClient | None]:
         """Return the task's move, if any, and where messages must go behind earlier ones; None: anywhere.
 
         owner: the worker that has the task, which may be this one; None: nobody.
@@ -256,7 +256,7 @@ class Moves:
             for route in move.routes:
                 route.lost |= route.peer in peers
 
-    def give_up(self, connection: IRelayConnection, left: Iterable[HeldGroup]) -> list[HeldGroup]:
+    def give_up(self, connection: RelayClient, left: Iterable[HeldGroup]) -> list[HeldGroup]:
         """Take a route as empty: its connection is closed, and these messages were handed back.
 
         Return those that need not wait for others, which are on another old route.

@@ -21,7 +21,7 @@ from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
-from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -90,7 +90,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _make_queues(self, settings: WorkerSettings, incarnation: int) -> ReceiveQueues:
         return ReceiveQueues(settings, incarnation, self._done, self.table.not_here, self.rejections)
 
-    def _attach(self, connection: IRelayConnection) -> None:
+    def _attach(self, connection: RelayClient) -> None:
         connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
         connection.tell_departures(self.departures.known, self.workers_left)
         connection.when_lost(partial(asyncio.get_running_loop().call_soon, self.refresh))
@@ -206,7 +206,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         finally:
             self._drops.lose(group for group, _ in waiting)
 
-    def _returned(self, connection: IRelayConnection, left: Sequence[HeldGroup]) -> None:
+    def _returned(self, connection: RelayClient, left: Sequence[HeldGroup]) -> None:
         """Route a lost worker's unacknowledged messages again, then the messages that waited for them."""
         self._reroute(self._moves.give_up(connection, left))
         self._end_moves()

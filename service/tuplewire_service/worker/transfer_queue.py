@@ -17,7 +17,7 @@ from tuplewire.group import TaskGroup, entry_worker
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.relay_client import IRelayConnection
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Connections
 from tuplewire_service.worker.drops import Drops
@@ -90,14 +90,12 @@ class TransferQueue:
         except Exception as error:  # noqa: BLE001 - told to the loop
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
-    def follow(self, connection: IRelayConnection, group: TaskGroup, inbound: InboundSession) -> None:
+    def follow(self, connection: RelayClient, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker at once, after earlier ones, by a connection that these took."""
         self.drain()
         self._send(connection, inbound, [group.out_of_queue(0)])  # earlier ones go in no circle
 
-    def _send(
-        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
-    ) -> None:
+    def _send(self, connection: RelayClient | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         if inbound.worker_number and connection is not None:
             if lost := self._lost_workers:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
@@ -106,7 +104,7 @@ class TransferQueue:
             self._drops.unroutable(group, inbound)
 
     def _left_by(
-        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
+        self, connection: RelayClient | None, inbound: InboundSession, groups: list[TaskGroup]
     ) -> list[TaskGroup]:
         """Hand groups to a connection; return those that it does not take because it is closed.
 
@@ -138,7 +136,7 @@ class TransferQueue:
             return []
 
 
-def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: IRelayConnection) -> Iterator[TaskGroup]:
+def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: RelayClient) -> Iterator[TaskGroup]:
     """Return messages of another worker (its number) as they are forwarded, in order with earlier ones."""
     routes: dict[int, int | None] = {}
     for group in groups:

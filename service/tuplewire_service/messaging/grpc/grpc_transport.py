@@ -209,5 +209,6 @@ class GrpcContext(StreamedContext):
     ) -> GrpcServerConnection:
         return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback)
 
-    def _dial(self, host: str, port: int) -> Dial:
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        del topology_id  # the hello names it
         return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)

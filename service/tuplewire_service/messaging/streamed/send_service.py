@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
+from tuplewire.connection.memory_stream import PassedFrame
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
@@ -20,7 +21,7 @@ from tuplewire.errors import (
 from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.session.departure import Departure
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
+from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import departure_from_wire, departure_to_wire, grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
@@ -37,6 +38,7 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
 )
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
+_FRAMES = (OpaqueFrame, PassedFrame)
 _MOST_LOADS = 10_000
 """So many loads go into one message: 100 to 200 KB."""
 _MOST_DEPARTURES = 100
@@ -159,11 +161,10 @@ class SendService(StreamService):
                     self._reception.worker_is(session.worker_number, connected=False)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
-        data = await self.silent.first(wire.read, "hello")
-        if data is None:
+        request = await self.silent.first(wire.read_request, "hello")
+        if request is None:
             return None
-        request = decode_send_request(data)
-        if isinstance(request, OpaqueFrame) or not request.HasField("hello"):
+        if isinstance(request, _FRAMES) or not request.HasField("hello"):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
@@ -260,9 +261,8 @@ class SendService(StreamService):
             await finish_writing(writer)
 
     async def _read(self, session: Session, stream: SendStream) -> None:
-        while (data := await stream.wire.read()) is not None:
-            request = decode_send_request(data)
-            if isinstance(request, OpaqueFrame):
+        while (request := await stream.wire.read_request()) is not None:
+            if isinstance(request, _FRAMES):
                 await self.opened.wait()
                 self._frame(session, request)
                 stream.frames.add(at_once=request.tell_at_once or session.state.pressing)
@@ -284,8 +284,11 @@ class SendService(StreamService):
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    def _frame(self, session: Session, frame: OpaqueFrame) -> None:
-        groups = groups_of(frame)
+    def _frame(self, session: Session, frame: OpaqueFrame | PassedFrame) -> None:
+        if isinstance(frame, PassedFrame):
+            groups, closed = frame.groups, frame.closed
+        else:
+            groups, closed = groups_of(frame), closed_flows_of(frame)
         if not session.worker_number and any(group.forwarded for group in groups):
             raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
@@ -295,7 +298,7 @@ class SendService(StreamService):
                     f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
                 )
         denied = session.access.refused(groups)
-        accepted = session.state.accept(frame.sequence, groups, denied, closed_flows_of(frame))
+        accepted = session.state.accept(frame.sequence, groups, denied, closed)
         if accepted is None:
             return
         self._reception.count(session.source, groups)

@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.log_rate import LogRate
+from tuplewire.connection.memory_stream import PassedFrame
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
     MalformedError,
@@ -27,6 +28,8 @@ from tuplewire.errors import (
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_send_request
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 logger = event_logger(__name__)
@@ -91,6 +94,11 @@ class ServerStream(MessageStream):
     def host(self) -> str:
         """The host of the other side, as far as the transport can tell."""
         return self.peer
+
+    async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
+        """Return the next request of a Send stream; see read. Raises MalformedError, too."""
+        data = await self.read()
+        return None if data is None else decode_send_request(data)
 
     def admit(self) -> IAccess:
         """Return what the other side may do; RefusedError when it may not come in."""

@@ -8,16 +8,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar
 
 from tuplewire.addresses import bracketed
-from tuplewire.config import SessionSettings
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
-from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import Dial
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import Departure
-from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import (
     ConnectionStatus,
     IConnectionCallback,
@@ -47,6 +44,9 @@ class StreamedServer(ReceptionServer):
     A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.
     """
 
+    pins_loop: ClassVar[bool] = True
+    """Whether the process cannot close its gRPC down for a fork while this server is bound."""
+
     def __init__(
         self,
         thread: EventLoopThread,
@@ -73,7 +73,7 @@ class StreamedServer(ReceptionServer):
 
     async def _start(self) -> None:
         self._port = await self._bind()
-        self._thread.pinned += 1
+        self._thread.pinned += self.pins_loop
         self._status = ConnectionStatus.READY
 
     @abstractmethod
@@ -143,37 +143,7 @@ class StreamedServer(ReceptionServer):
     async def _stop(self, grace: float | None) -> None:
         self._reception.close()
         await self._unbind(grace)
-        self._thread.pinned -= 1
-
-
-class StreamedClient(RelayClient, Sender):
-    """A Sender in the form of the plug-in contract."""
-
-    def __init__(
-        self, thread: EventLoopThread, address: str, identity: Identity, settings: SessionSettings, dial: Dial
-    ) -> None:
-        """Begin to connect; see Sender."""
-        Sender.__init__(self, address, identity, settings, thread.loop, dial)
-        self._port = int(address.rpartition(":")[2])
-        self._thread = thread
-        thread.begin(self)
-
-    def expect(self, worker_id: str) -> None:
-        self.receiver_id = worker_id
-
-    def watch(self, pressure: OutboundPressure) -> None:
-        self.pressure.tell(pressure)
-
-    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        return [] if self.ended else self._thread.run(self.take_back_async(timeout))
-
-    def close(self, timeout: float = 10.0) -> None:
-        if not self.ended:
-            self._thread.run(self.close_async(timeout))
-
-    def abort(self) -> None:
-        if not self.ended:
-            self._thread.run(self.abort_async())
+        self._thread.pinned -= self.pins_loop
 
 
 class StreamedContext(TransportContext):
@@ -192,7 +162,7 @@ class StreamedContext(TransportContext):
         """Return a server that is bound; BindError."""
 
     @abstractmethod
-    def _dial(self, host: str, port: int) -> Dial:
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         """Return what opens streams to a worker; an IPv6 host has brackets."""
 
     def bind(
@@ -201,7 +171,7 @@ class StreamedContext(TransportContext):
         """See IContext. Raises BindError when the port is in use."""
         return self._keep(self._serve(topology_id, port, callback))
 
-    def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
+    def connect(self, topology_id: str, host: str, port: int) -> RelayClient:
         """See IContext. Each connection is a session of its own."""
         settings = self._settings
         host = bracketed(host)
@@ -213,5 +183,5 @@ class StreamedContext(TransportContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        dial, thread = self._dial(host, port), messaging_loop()
-        return self._keep(StreamedClient(thread, f"{host}:{port}", identity, settings.session, dial))
+        dial, thread = self._dial(topology_id, host, port), messaging_loop()
+        return self._keep(RelayClient(thread, f"{host}:{port}", identity, settings.session, dial))

@@ -272,7 +272,8 @@ class ZmqContext(StreamedContext):
     ) -> ZmqServerConnection:
         return ZmqServerConnection(topology_id, port, self._settings, callback, self._sockets)
 
-    def _dial(self, host: str, port: int) -> Dial:
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        del topology_id  # the hello names it
         settings = self._settings
         local = settings.cluster_mode == "local"
         endpoint = ipc_endpoint(settings, port) if local else tcp_endpoint(host, port)

@@ -1,5 +1,5 @@
-"""A transport of somebody else's: plain TCP, Python's pickle, and the session of the package tuplewire.
+"""A transport of somebody else's: plain TCP by asyncio.
 
-It shows what a transport has to do itself: carry frames one way and acknowledgements the other, and connect
-again. Numbers, credit, retention, overflow and the ledger are the session's.
+It shows what a transport has to do itself: carry byte strings both ways, in order, and tell why a stream has
+ended. Sessions, credit, acknowledgements, reconnecting and the ledger are Tuplewire's.
 """

@@ -2,38 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
-from toy_transport.client import ToyClient
-from toy_transport.server import ToyServer
-from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
+from toy_transport.stream import DONE, ToyClientStream, ToyServerStream
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.errors import BindError, UnreachableError
+from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
-class ToyContext(IContext):
+class ToyServer(StreamedServer):
+    """Listens on this machine."""
+
+    def __init__(
+        self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
+    ) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(messaging_loop(), topology, port, settings, callback)
+
+    async def _bind(self) -> int:
+        try:
+            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+        except OSError as error:
+            raise BindError(f"cannot listen on port {self._port}: {error}; choose another one") from error
+        port: int = self._listener.sockets[0].getsockname()[1]
+        self._addresses = [f"toy://127.0.0.1:{port}"]
+        return port
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        stream = ToyServerStream(reader, writer)
+        try:
+            with contextlib.suppress(StreamBroken):
+                method = (await stream.read() or b"").decode()
+                await self._handlers[method](stream)
+                await stream.put(DONE)
+        finally:
+            self._tasks.discard(task)
+            stream.close()
+
+    async def _unbind(self, grace: float | None) -> None:
+        self._listener.close()
+        if self._tasks and grace:
+            await asyncio.wait(self._tasks, timeout=grace)
+        for task in list(self._tasks):
+            task.cancel()
+
+
+class ToyContext(StreamedContext):
     """Has the settings of every transport."""
 
-    def __init__(self) -> None:
-        self._made: list[IConnection] = []
+    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> ToyServer:
+        return ToyServer(topology_id, port, self._settings, callback)
 
-    def prepare(self, conf: Mapping[str, Any]) -> None:
-        self._settings = TransportSettings.from_conf(conf)
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        del topology_id  # the hello names it
 
-    def bind(self, topology_id: str, port: int, callback: IConnectionCallback | None = None) -> ToyServer:
-        server = ToyServer(topology_id, port, callback, self._settings)
-        self._made.append(server)
-        return server
+        @asynccontextmanager
+        async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+            try:
+                stream = ToyClientStream(*await asyncio.open_connection(host, port))
+            except OSError as error:
+                raise UnreachableError(f"{host}:{port}: {error}") from error
+            try:
+                await stream.write(method.encode())
+                yield stream
+            finally:
+                stream.close()
 
-    def connect(self, topology_id: str, host: str, port: int) -> ToyClient:
-        settings = self._settings
-        client = ToyClient(topology_id, (host, port), settings.worker_id, settings.session)
-        self._made.append(client)
-        return client
-
-    def term(self) -> None:
-        while self._made:
-            self._made.pop().close()
+        return open_stream
 
 
 class ToyFactory:

@@ -1,0 +1,119 @@
+"""A stream within one event loop: two queues, one for each direction, bounded in size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken
+from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.group import TaskGroup
+from tuplewire.session.flow import OutFrame
+
+_ROOM_BYTES = 4 << 20
+"""A writer waits while this much waits to be read, as with gRPC's flow control."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedFrame:
+    """A frame of a Send stream whose groups are not copied; the fields are those of Frame."""
+
+    sequence: int
+    groups: Sequence[TaskGroup]
+    closed: Sequence[int]
+    assignment_version: int
+    tell_at_once: bool
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+
+class MemoryStream(MessageStream):
+    """One side of a stream. What arrived before the stream broke can still be read."""
+
+    def __init__(self) -> None:
+        self._other = self
+        self._arrived: deque[bytes | PassedFrame] = deque()
+        self._size = 0
+        self._done = False
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self.broken: TuplewireError | None = None
+        """Why the stream is over."""
+
+    def join(self, other: MemoryStream) -> None:
+        """Make this and another one the two sides of a stream."""
+        self._other, other._other = other, self
+
+    async def write(self, data: bytes) -> None:
+        """See MessageStream."""
+        await self._put(data)
+
+    async def _put(self, data: bytes | PassedFrame) -> None:
+        other = self._other
+        while self.broken is None and other._size >= _ROOM_BYTES:
+            other._room.clear()
+            await other._room.wait()
+        if self.broken is not None:
+            raise StreamBroken from self.broken
+        other._arrived.append(data)
+        other._size += len(data)
+        other._news.set()
+
+    async def read(self) -> bytes | None:
+        """See MessageStream."""
+        data = await self.take()
+        assert not isinstance(data, PassedFrame)  # noqa: S101 - only take() is for Send streams
+        return data
+
+    async def take(self) -> bytes | PassedFrame | None:
+        """Do as read, on a Send stream."""
+        while not self._arrived:
+            if self._done:
+                return None
+            if self.broken is not None:
+                raise StreamBroken from self.broken
+            self._news.clear()
+            await self._news.wait()
+        data = self._arrived.popleft()
+        self._size -= len(data)
+        self._room.set()
+        return data
+
+    def finish(self) -> None:
+        """Tell the other side that nothing more comes."""
+        self._other._done = True
+        self._other._news.set()
+
+    def break_off(self, why: TuplewireError) -> None:
+        """End the stream for both sides; only the first reason counts."""
+        for side in (self, self._other):
+            side.broken = side.broken or why
+            side._news.set()
+            side._room.set()
+
+
+class MemoryClientStream(MemoryStream, ClientStream):
+    """The connecting side."""
+
+    async def write_frame(self, frame: OutFrame, assignment_version: int) -> None:
+        """See ClientStream."""
+        groups = frame.groups()
+        await self._put(
+            PassedFrame(
+                frame.sequence, groups, frame.closed, assignment_version, frame.asks, frame.size_bytes
+            )
+        )
+
+    async def done_writing(self) -> None:
+        """See ClientStream."""
+        self.finish()
+
+    async def end(self) -> TuplewireError:
+        """See ClientStream."""
+        self.break_off(UnreachableError("the stream has ended"))
+        assert self.broken is not None  # noqa: S101 - break_off has set it
+        return self.broken
