@@ -66,9 +66,9 @@ class Memberships(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, moving=st.integers(0, 2))
     def move(self, number: int, moving: int) -> None:
-        """Let a worker have tasks that change hands."""
+        """Let a worker have tasks that change hands, if it has ever been given tasks."""
         worker = self.world.workers.get(f"10.0.0.{number}:6700")
-        if worker is not None:
+        if worker is not None and worker.assignment is not None:
             worker.moving = moving
 
     @rule()
