@@ -1,8 +1,8 @@
 """The local transport: workers of one process, whose sessions travel over streams in memory.
 
 Source: Storm's `messaging.local.Context` (LocalServer, LocalClient). A registry that all contexts of the
-process share joins the two sides. What is sent before the server is bound, or has its callback, waits with
-its sender.
+process share joins the two sides. Messages that are sent before the server is bound, or before it has a
+callback, wait with their sender.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _LocalServerStream(MemoryStream, ServerStream):
 class LocalServer(StreamedServer):
     """Listens for streams of the same process."""
 
-    pins_loop = False  # its streams survive a fork in the parent, and the child has none of them
+    pins_loop = False  # a fork does not affect its streams, and the child starts without servers
 
     def __init__(
         self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
@@ -84,7 +84,7 @@ class LocalServer(StreamedServer):
         return near
 
     async def _carry(self, method: str, stream: _LocalServerStream) -> None:
-        with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+        with contextlib.suppress(StreamBroken):  # the client has left, so there is no status to send
             await self._handlers[method](stream)
             stream.finish()
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import zlib
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from tuplewire.config import AckMode
@@ -24,7 +22,10 @@ from tuplewire.errors import ResourceLimitError
 from tuplewire.group import flow_of
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
+from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession, SessionSnapshot
+from tuplewire_service.messaging.streamed.sender_sessions import SendStream
+from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"
@@ -40,36 +41,32 @@ def worker_number(worker_id: str, incarnation: int) -> int:
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
-class ReceivingEnd(ABC):
-    """A sender's session at its receiver; outlives the connections that carry it. Thread-safe."""
+class Session:
+    """A sender's session at its receiver, and the stream that carries it now; outlives its streams.
 
-    def __init__(
-        self,
-        key: SessionKey,
-        incarnation: int,
-        worker: tuple[str, int] | None,
-        ack_mode: AckMode,
-        leases: Leases[Any],
-        exhausted: Exhausted | None = None,
-    ) -> None:
-        """Begin one.
+    Belongs to the event loop, but for release().
+    """
 
-        worker: the sender's id and incarnation; None for a program. exhausted: see CreditBook.
-        """
-        self.key = key
-        self.sender_id = key[1]
-        self.source = worker[0] if worker else CLIENT_SOURCE
-        self.worker_number = worker_number(*worker) if worker else 0
-        self.ack_mode = ack_mode
-        processed = ack_mode is AckMode.PROCESSED
+    def __init__(self, hello: pb.Hello, owner: str, epoch: int, leases: Leases, exhausted: Exhausted) -> None:
+        """Begin one. owner: see IAccess. exhausted: see CreditBook."""
+        self.epoch = epoch
+        """Differs for each session of the same sender, here or at another worker."""
+        self.key = owner, hello.sender_id
+        self.sender_id = hello.sender_id
+        worker = hello.kind == pb.PEER_KIND_WORKER
+        # A worker's id, then its start and the number of the connection among its own.
+        worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
+        self.source = worker_id if worker else CLIENT_SOURCE
+        self.worker_number = worker_number(worker_id, hello.incarnation) if worker else 0
+        processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
+        self.ack_mode = AckMode.PROCESSED if processed else AckMode.QUEUED
         # A worker passes on to us what we pass on again only while a task moves, which it waits for.
-        self.wants_releases = processed or worker is not None
+        self.wants_releases = processed or worker
         limit = leases.settings.session.max_message_bytes
         credit = CreditBook(
             leases.shares, max_message_bytes=limit, wants_releases=processed, exhausted=exhausted
         )
-        self.state = ReceiveSession(key[1], incarnation, credit)
-        self.lock = threading.RLock()
+        self.state = ReceiveSession(hello.sender_id, hello.incarnation, credit)
         self.away = False
         """Whether the sender has no share in the queues: it is gone, or has been for too long."""
         self.address = ""
@@ -78,19 +75,23 @@ class ReceivingEnd(ABC):
         """When it was connected, or its connection ended, by the event loop's clock."""
         self.lapse: asyncio.TimerHandle | None = None
         """Ends the share of a sender that is not connected, and then what is remembered of it."""
-        self._on_left: Callable[[int, int, int], object] = leases.left_released
-        """Called with (task, messages, bytes) at each release while the sender is away."""
+        self.stream: SendStream | None = None
+        self.departed_before = 0
+        """How many workers had ended when it began."""
+        self.access: IAccess = EVERYTHING
+        """What whoever carries it now may do."""
         self._inbounds: dict[int, _Inbound] = {}
-        self._ended_sessions = leases.ended
+        self._leases = leases
 
     @property
-    @abstractmethod
     def connected(self) -> bool:
-        """Whether there is a connection that carries it."""
+        """Whether there is a stream that carries it."""
+        return self.stream is not None
 
-    @abstractmethod
     def wake(self) -> None:
         """Have the sender told, as there may be an update."""
+        if self.stream is not None:
+            self.stream.wake.set()
 
     def snapshot(self, now: float, window: int) -> SessionSnapshot:
         """Return what it is. now: by the event loop's clock. window: that of each sender with a share."""
@@ -121,59 +122,50 @@ class ReceivingEnd(ABC):
 
     def watch_releases(self, tasks: Collection[int]) -> None:
         """Tell every release of these tasks' messages from now on."""
-        with self.lock:
-            self.state.credit.watch_releases(tasks)
+        self.state.credit.watch_releases(tasks)
         self.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Take account of messages that are done with; from any thread."""
-        with self.lock:
-            worth_telling = self.state.credit.released(flow, messages, size_bytes)
-            away = self.away
-        if worth_telling:
+        if self._leases.outside(self.release, flow, messages, size_bytes):
+            return
+        if self.state.credit.released(flow, messages, size_bytes):
             self.wake()
-        if away and flow >= 0:
-            self._on_left(flow, messages, size_bytes)
+        if self.away and flow >= 0:
+            self._leases.left_released(flow, messages, size_bytes)
 
     def leave(self) -> list[tuple[int, int, int]]:
         """Note that the sender is away; return (task, messages, bytes) of what it leaves in the queues."""
-        with self.lock:
-            if self.away:
-                return []
-            self.away = True
-            return self.state.credit.outstanding()
+        if self.away:
+            return []
+        self.away = True
+        return self.state.credit.outstanding()
 
     def come_back(self) -> list[tuple[int, int, int]]:
         """Note that the sender is here again; return (task, messages, bytes) of what it has in the queues."""
-        with self.lock:
-            if not self.away:
-                return []
-            self.away = False
-            return self.state.credit.outstanding()
+        if not self.away:
+            return []
+        self.away = False
+        return self.state.credit.outstanding()
 
     def end(self) -> list[tuple[int, int, int]]:
         """Note that the sender will not resume; return what leave() does."""
-        with self.lock:
-            self.state.credit.end()
-            known = self.source, self.worker_number, self.wants_releases
-            ended = self._ended_sessions.setdefault(known, _EndedSession(*known, self._on_left))
-            for inbound in self._inbounds.values():
-                inbound.end = ended  # queued messages refer to it, and would keep this session alive
-            self._inbounds.clear()  # they know the session: it would wait for Python to look for cycles
-            return self.leave()
+        self.state.credit.end()
+        known = self.source, self.worker_number, self.wants_releases
+        ended = self._leases.ended.setdefault(known, _EndedSession(*known, self._leases))
+        for inbound in self._inbounds.values():
+            inbound.end = ended  # queued messages refer to it, and would keep this session alive
+        self._inbounds.clear()  # they know the session: it would wait for Python to look for cycles
+        return self.leave()
 
     def widened(self) -> None:
         """Tell the sender of larger shares, where it has used its own up: no release may come to tell it."""
-        with self.lock:
-            worth_telling = self.state.credit.widened()
-        if worth_telling:
+        if self.state.credit.widened():
             self.wake()
 
     def freed(self, task: int) -> None:
         """Tell the sender that there is more room in a task's queue."""
-        with self.lock:
-            worth_telling = self.state.credit.freed(task)
-        if worth_telling:
+        if self.state.credit.freed(task):
             self.wake()
 
 
@@ -184,13 +176,13 @@ class _EndedSession:
     source: str
     worker_number: int
     wants_releases: bool
-    on_left: Callable[[int, int, int], object]
+    leases: Leases
     sender_id: str = ""
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """See ReceivingEnd."""
-        if flow >= 0:
-            self.on_left(flow, messages, size_bytes)
+        """See Session; from any thread."""
+        if flow >= 0 and not self.leases.outside(self.release, flow, messages, size_bytes):
+            self.leases.left_released(flow, messages, size_bytes)
 
 
 class _Inbound:
@@ -201,8 +193,8 @@ class _Inbound:
 
     __slots__ = ("_came_by", "end")
 
-    def __init__(self, end: ReceivingEnd, came_by: int) -> None:
-        self.end: ReceivingEnd | _EndedSession = end
+    def __init__(self, end: Session, came_by: int) -> None:
+        self.end: Session | _EndedSession = end
         self._came_by = came_by
 
     @property
@@ -228,21 +220,28 @@ class _Inbound:
 SHARE_SECONDS = 3.0
 """How long a sender without a connection keeps its share. A reconnect takes two seconds at most."""
 
-_End = TypeVar("_End", bound=ReceivingEnd)
 
-
-class Leases(Generic[_End]):
+class Leases:
     """The sessions of one bound server. Belongs to the event loop."""
 
     def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:
         """Start without any. on_gone: called with a worker's id when its last session is forgotten."""
         self.shares = settings.shares()
         self.settings = settings
-        self._sessions: dict[SessionKey, _End] = {}
-        self._sharing: dict[SessionKey, _End] = {}
+        self._sessions: dict[SessionKey, Session] = {}
+        self._sharing: dict[SessionKey, Session] = {}
         self.ended: WeakValueDictionary[tuple[str, int, bool], _EndedSession] = WeakValueDictionary()
         """Replacements of ended sessions, by source, worker_number and wants_releases."""
         self._on_gone = on_gone
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def outside(self, release: Callable[..., object], *about: int) -> bool:
+        """Call the release on the event loop if this is another thread; return whether it is."""
+        if self.loop is None or threading.get_ident() == self._thread:
+            return False
+        self.loop.call_soon_threadsafe(release, *about)
+        return True
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -263,11 +262,11 @@ class Leases(Generic[_End]):
         now, window = asyncio.get_running_loop().time(), self.shares.initial.messages
         return [each.snapshot(now, window) for each in self._sessions.values()]
 
-    def get(self, key: SessionKey) -> _End | None:
+    def get(self, key: SessionKey) -> Session | None:
         """Return a sender's session, if it is remembered."""
         return self._sessions.get(key)
 
-    def add(self, session: _End) -> None:
+    def add(self, session: Session) -> None:
         """Remember a new session; ResourceLimitError when as many are connected as may be remembered."""
         if len(self._sessions) >= self.settings.max_sessions:
             # A session moves to the end when it is disconnected: the first has been so for longest.
@@ -278,9 +277,10 @@ class Leases(Generic[_End]):
                 )
             self.forget(idle)
         self._sessions[session.key] = session
+        self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._share(session)
 
-    def connected(self, session: _End) -> None:
+    def connected(self, session: Session) -> None:
         """Give a sender that is connected its share, again if it has lost it."""
         session.since = asyncio.get_running_loop().time()
         if session.lapse is not None:
@@ -291,7 +291,7 @@ class Leases(Generic[_End]):
                 self.shares.released(task, messages, size_bytes)
             self._share(session)
 
-    def disconnected(self, session: _End) -> bool:
+    def disconnected(self, session: Session) -> bool:
         """Let a sender's lease begin to run out: its connection has ended; False when it is forgotten."""
         if self._sessions.get(session.key) is not session:
             return False
@@ -302,7 +302,7 @@ class Leases(Generic[_End]):
         session.lapse = loop.call_later(SHARE_SECONDS, lapse)
         return True
 
-    def _lapse(self, session: _End) -> None:
+    def _lapse(self, session: Session) -> None:
         self._take_share(session, session.leave())
         forget = partial(self.forget, session.key)
         session.lapse = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
@@ -326,11 +326,11 @@ class Leases(Generic[_End]):
         if all(each.source != worker_id for each in self._sessions.values()):
             self._on_gone(worker_id)
 
-    def _share(self, session: _End) -> None:
+    def _share(self, session: Session) -> None:
         self._sharing[session.key] = session
         self.shares.shared_by(len(self._sharing))
 
-    def _take_share(self, session: _End, left: list[tuple[int, int, int]]) -> None:
+    def _take_share(self, session: Session, left: list[tuple[int, int, int]]) -> None:
         del self._sharing[session.key]
         for task, messages, size_bytes in left:
             self.shares.leave(task, messages, size_bytes)

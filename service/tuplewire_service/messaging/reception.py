@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.events import event_logger
@@ -15,14 +13,12 @@ from tuplewire.message import SHUTDOWN, TaskMessage
 from tuplewire.session.departure import Departure
 from tuplewire_service.messaging.base import (
     BLOCK,
-    ConnectionStatus,
     IConnectionCallback,
     IServerConnection,
     ReceiveCount,
     ReceivedBatch,
-    ServerStatistics,
 )
-from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
+from tuplewire_service.messaging.receiving_end import Session
 
 logger = event_logger(__name__)
 
@@ -93,7 +89,7 @@ class Reception(IConnectionCallback):
         counts[2] += sum(group.size_bytes for group in groups)
 
     def deliver(
-        self, end: ReceivingEnd, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
+        self, end: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
         """Hand over what a frame had that was accepted; its session learns what is refused or done with."""
         for forwarded, some in _by_forwarded(groups).items():
@@ -108,8 +104,7 @@ class Reception(IConnectionCallback):
                 self.refused_messages[error.code] += len(group)
             refused = {id(group) for group, _ in batch.refusals}
             done = () if batch.held else [group for group in some if id(group) not in refused]
-            with end.lock:
-                end.state.delivered(sequence, batch.refusals, done)
+            end.state.delivered(sequence, batch.refusals, done)
 
     # --- for whoever takes messages ------------------------------------------------------------------
 
@@ -163,66 +158,6 @@ def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]
     if len(routes) == 1:
         return dict.fromkeys(routes, groups)
     return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
-
-
-class ReceptionServer(IServerConnection):
-    """What the bound sides of our transports have in common."""
-
-    def __init__(self) -> None:
-        self._status = ConnectionStatus.CONNECTING
-        self._port = 0
-        self._addresses: list[str] = []
-        self._reception = Reception(self._opened)
-        self.loads: dict[int, float] = {}
-        """What was last said of the load, for a sender that connects."""
-
-    @abstractmethod
-    def _opened(self) -> None:
-        """Let come what waits: somebody takes messages now."""
-
-    @property
-    def port(self) -> int:
-        return self._port
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        return self._addresses
-
-    @property
-    def status(self) -> ConnectionStatus:
-        return self._status
-
-    def register_recv(self, callback: IConnectionCallback) -> None:
-        self._reception.register(callback)
-
-    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
-        return self._reception.pull(flags)
-
-    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        self._check_open()
-        self.loads = dict(loads)
-        self._tell_load(self.loads)
-
-    @abstractmethod
-    def _tell_load(self, loads: dict[int, float]) -> None:
-        """Tell every sender that is connected."""
-
-    def _counts(self, leases: Leases[Any]) -> ServerStatistics:
-        """Return what has come and was refused, from those with these leases."""
-        counts, refused = self._reception.counts(), dict(self._reception.refused_messages)
-        sharing = leases.sharing
-        return ServerStatistics(
-            counts,
-            sharing,
-            len(leases) - sharing,
-            refused_messages=refused,
-            smallest_window=leases.shares.smallest.messages,
-            identities=leases.identities(),
-        )
-
-    def _check_open(self) -> None:
-        if self._status is ConnectionStatus.CLOSED:
-            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
 
 
 class ReceiveMetric:

@@ -17,10 +17,9 @@ from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus,
 
 
 class RelayClient(Sender, IClientConnection):
-    """Sends to a worker, and passes on to it what others have handed to this one.
+    """Sends to a worker: messages of this program, or messages that a worker forwards for others.
 
-    What a worker needs for that is Sender's and is added here; it runs on the messaging loop, unless a method
-    says otherwise.
+    Methods belong to the messaging loop, except those of the plug-in contract.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class RelayClient(Sender, IClientConnection):
         )
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """Close, and return what is not settled by then with its tokens, in order within each task.
+        """Close, and return the messages that are not settled by then, in order for each task, with tokens.
 
-        The connection's ledger then reads as if it had never accepted them. What may have arrived all the
-        same is marked as redelivered. Nothing the second time, or when close() or abort() comes between.
+        The connection's ledger then reads as if it had never accepted them. Messages that may have arrived
+        nevertheless are marked as redelivered. A second call returns nothing, nor does one after close().
         """
         return [] if self.ended else self.run(self.take_back_async(timeout))
 
@@ -79,27 +78,27 @@ class RelayClient(Sender, IClientConnection):
         if not self.ended:
             self.run(self.abort_async())
 
-    # --- for a worker that passes on, on the loop ----------------------------------------------------
+    # --- for a worker that forwards, on the loop -----------------------------------------------------
 
     def expect(self, worker_id: str) -> None:
-        """Say which worker is meant; where another one answers, the messages wait and it is tried again."""
+        """Set the id of the worker to reach. While another worker answers, messages wait."""
         self.receiver_id = worker_id
 
     def watch(self, pressure: OutboundPressure) -> None:
-        """Keep up to date what holds messages up, and how long frames take; before the first forward."""
+        """Set where blocked time and frame times are counted; call it before the first forward."""
         self.pressure.tell(pressure)
 
     def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
-        """Do as try_send; the token comes back through what attach() names, group by group.
+        """Accept groups as try_send does; the callbacks of attach() return the token with each group.
 
-        retain: keep the messages until the receiver is done with them, and send them again should it die.
+        retain: keep the messages until the receiver has released them, and send them again if it dies.
         """
         return self.offer(groups, token, retain=retain)
 
     def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:
-        """Return the receiver's incarnation, and of whom messages were passed on that it has not released.
+        """Return the receiver's incarnation, and the entry workers with messages that it has not released.
 
-        With each stands the last of their entry sequences; 0 stands for this worker as an entry worker.
+        The value of each is its last entry sequence; the entry worker 0 is this worker.
         """
         with self._lock:
             self._take_in()
@@ -113,13 +112,13 @@ class RelayClient(Sender, IClientConnection):
             return self._window.receiver_has_none
 
     def stop_writing(self) -> None:
-        """Write no frame from now on: no other process gets what is taken back then."""
+        """Write no more frames, so that no other process gets messages that are taken back later."""
         self.writes = False
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
-        """Take what the receiver has as done with if it is one of these workers (their incarnations).
+        """Count all messages of the receiver as released if it is one of these workers (incarnations).
 
-        They have ended in good order, and what they had is elsewhere.
+        These workers have drained, so their messages are at other workers.
         """
         with self._lock:
             if self._window.worker_incarnation in incarnations:
@@ -128,7 +127,7 @@ class RelayClient(Sender, IClientConnection):
         self.tell()
 
     def when_lost(self, callback: Callable[[], object]) -> None:
-        """Say whom to tell that the connection to the receiver has broken."""
+        """Set a function to call when the connection breaks."""
         self._when_lost = callback
 
     def lost(self, *, answers: bool = False) -> None:

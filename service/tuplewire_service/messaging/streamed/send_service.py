@@ -25,9 +25,9 @@ from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import departure_from_wire, departure_to_wire, grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
-from tuplewire_service.messaging.receiving_end import Leases
+from tuplewire_service.messaging.receiving_end import Leases, Session
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.streamed.sender_sessions import SendStream, Session
+from tuplewire_service.messaging.streamed.sender_sessions import SendStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
@@ -60,7 +60,7 @@ class SendService(StreamService):
         self.exhausted = Exhausted()
         self._ending = False
         self._reception = reception
-        self.leases: Leases[Session] = Leases(settings, reception.forget)
+        self.leases: Leases = Leases(settings, reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()

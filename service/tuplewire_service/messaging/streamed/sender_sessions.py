@@ -1,69 +1,16 @@
-"""The sessions of senders at the Send service, and the streams that carry them."""
+"""The streams that carry the sessions of senders at the Send service."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine
 from typing import Any
 
-from tuplewire.config import AckMode
 from tuplewire.connection.stream import Gathering
 from tuplewire.errors import TuplewireError
-from tuplewire.session.credit import Exhausted
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import Intake
-from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
-from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess, ServerStream
-
-
-class Session(ReceivingEnd):
-    """A sender's session and the stream that carries it now. Belongs to the loop, but for release()."""
-
-    def __init__(
-        self,
-        hello: pb.Hello,
-        owner: str,
-        epoch: int,
-        leases: Leases[Session],
-        exhausted: Exhausted,
-    ) -> None:
-        """Begin one; see ReceivingEnd. owner: see IAccess."""
-        self.epoch = epoch
-        """Tells this session's memory from any other of the same sender, here or elsewhere."""
-        # A worker's id, then its start and the number of the connection among its own.
-        worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
-        worker = hello.kind == pb.PEER_KIND_WORKER
-        super().__init__(
-            (owner, hello.sender_id),
-            hello.incarnation,
-            (worker_id, hello.incarnation) if worker else None,
-            AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED,
-            leases,
-            exhausted,
-        )
-        self.stream: SendStream | None = None
-        self.departed_before = 0
-        """How many workers had ended when it began."""
-        self.access: IAccess = EVERYTHING
-        """What whoever carries it now may do."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-
-    @property
-    def connected(self) -> bool:
-        return self.stream is not None
-
-    def wake(self) -> None:
-        if self.stream is not None:
-            self.stream.wake.set()
-
-    def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """See ReceivingEnd; done on the loop, where the queues' shares are."""
-        if threading.get_ident() == self._thread:
-            super().release(flow, messages, size_bytes)
-        else:
-            self._loop.call_soon_threadsafe(self.release, flow, messages, size_bytes)
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
 
 
 class SendStream:

@@ -6,23 +6,26 @@ import asyncio
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 from tuplewire.addresses import bracketed
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import Dial
+from tuplewire.errors import ClosedError
+from tuplewire.message import TaskMessage
 from tuplewire.session.departure import Departure
 from tuplewire_service.messaging.base import (
+    BLOCK,
     ConnectionStatus,
     IConnectionCallback,
     Intake,
+    IServerConnection,
     ServerStatistics,
     SessionSnapshot,
 )
-from tuplewire_service.messaging.reception import ReceptionServer
+from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
@@ -38,7 +41,7 @@ Serve = Callable[[ServerStream], Awaitable[None]]
 """Serves one stream to its end."""
 
 
-class StreamedServer(ReceptionServer):
+class StreamedServer(IServerConnection):
     """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
 
     A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.
@@ -56,9 +59,11 @@ class StreamedServer(ReceptionServer):
         callback: IConnectionCallback | None,
     ) -> None:
         """Begin to listen."""
-        super().__init__()
         self._thread = thread
         self._port = port
+        self._status = ConnectionStatus.CONNECTING
+        self._addresses: list[str] = []
+        self._reception = Reception(self._opened)
         self._silent = silent = SilentStreams(settings.limits)
         self._send = SendService(topology, settings, silent, self._reception)
         if callback is not None:
@@ -85,9 +90,34 @@ class StreamedServer(ReceptionServer):
         """Stop listening and end what is open; calls in progress get so many seconds."""
 
     def _opened(self) -> None:
+        """Let come what waits: somebody takes messages now."""
         self._thread.call(self._send.opened.set)
 
-    def _tell_load(self, loads: dict[int, float]) -> None:
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return self._addresses
+
+    @property
+    def status(self) -> ConnectionStatus:
+        return self._status
+
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        self._reception.register(callback)
+
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        return self._reception.pull(flags)
+
+    def _check_open(self) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
+
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        self._check_open()
+        loads = dict(loads)
         self._thread.call(lambda: self._send.send_load(loads))
 
     def send_backpressure_status(
@@ -103,8 +133,18 @@ class StreamedServer(ReceptionServer):
         streams = Counter(self._send.refused_streams)
         if self._recv is not None:
             streams.update(self._recv.refused_streams)
-        counts = self._counts(self._send.leases)
-        return replace(counts, refused_streams=dict(streams), silent_streams=len(self._silent))
+        leases, reception = self._send.leases, self._reception
+        sharing = leases.sharing
+        return ServerStatistics(
+            received=reception.counts(),
+            sessions=sharing,
+            resumable_sessions=len(leases) - sharing,
+            refused_streams=dict(streams),
+            refused_messages=dict(reception.refused_messages),
+            silent_streams=len(self._silent),
+            smallest_window=leases.shares.smallest.messages,
+            identities=leases.identities(),
+        )
 
     def sessions(self) -> Sequence[SessionSnapshot]:
         return self._send.leases.sessions()
