@@ -5,7 +5,7 @@
     python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
     python cluster_job.py refused ADDRESS           whether a worker needs both a certificate and a token
     python cluster_job.py holds ADDRESS TASK        wait until the worker has the task
-    python cluster_job.py outgrow ADDRESS TASK      send until the worker dies of it, and count what is left
+    python cluster_job.py outgrow ADDRESS TASK      send until the worker dies, and count the messages left
 
 What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
 where it is not.
@@ -115,10 +115,10 @@ def holds(address: str, task: int) -> str:
 
 
 def outgrow(address: str, task: int) -> str:
-    """Fill a worker until the kernel ends it, and take what is left; return what to print.
+    """Fill a worker until the kernel kills it, and receive the remaining messages; return a summary.
 
-    SystemExit where more is missing than its sender says, where something is out of order, or where the
-    worker lives on.
+    SystemExit if more messages are missing than the sender counted, if the order is wrong, or if the worker
+    does not die.
     """
     sent, deadline = 0, time.monotonic() + WAIT_SECONDS
     with tuplewire.Client(address) as client:

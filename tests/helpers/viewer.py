@@ -1,4 +1,4 @@
-"""`tuplewire top --web` as a process, and what its page reads."""
+"""`tuplewire top --web` as a process, and the data of its page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def web_viewer(address: str, environment: Mapping[str, str] | None = None) -> It
 
 
 def page_data(link: str) -> dict[str, Any]:
-    """Return what the page of a link reads."""
+    """Return the data that the page of a link reads."""
     parts = urlsplit(link)
     token = parts.fragment.removeprefix("token=")
     request = Request(f"http://{parts.netloc}/live.json", headers={"Authorization": f"Bearer {token}"})

@@ -1,4 +1,4 @@
-"""The live page of `tuplewire top --web`: on this machine alone, with the credentials of whoever looks."""
+"""The live page of `tuplewire top --web`: on this machine alone, with the credentials of its user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOW_TASK = 3
 
 
 class Answer(NamedTuple):
-    """What the viewer has answered."""
+    """An answer of the viewer."""
 
     status: int
     headers: dict[str, str]
@@ -111,7 +111,7 @@ def test_only_the_link_opens_it(link: str, headers: dict[str, str]) -> None:
 
 
 def test_it_reads_what_a_status_has(link: str) -> None:
-    """Who blocks whom, the time, the ledger, tasks, senders and consumers, with rates."""
+    """It has blocking tasks, times, the ledger, tasks, senders and consumers, with rates."""
     eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     told = eventually(
         lambda: (found := page_data(link))["workers"][0]["accepted_rate"] is not None and found, 60
@@ -159,7 +159,7 @@ def test_a_port_in_use_is_named(link: str) -> None:
 
 
 def test_the_page_is_no_table(worker: Endpoint) -> None:
-    """What would print tables does not go with it."""
+    """Options for tables are refused."""
     ended = run_command("top", worker.address, "--web", "--once")
     assert ended.returncode == 64
     assert "--web shows everything" in ended.stderr
@@ -176,7 +176,7 @@ send = "*"
 
 
 def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
-    """It asks each worker with its own certificate and token: rules say which senders it is told of."""
+    """It asks each worker with its own certificate and token: rules decide which senders it sees."""
     authority = Authority()
     certificate = authority.issue("worker.example").write(tmp_path / "worker")
     rules = tmp_path / "permissions.toml"
@@ -217,7 +217,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
 
 
 def test_the_whole_cluster_is_told() -> None:
-    """From any worker: those of its assignment, with what each has; who does not answer is told, too."""
+    """It shows all workers of the assignment, whichever is asked, and also one that does not answer."""
     flags = ["--receive-queue-messages=100"]
     with LocalWorkers(2, "default", flags=flags, drain_seconds=0.1) as workers:
         workers.assign({0: range(5), 1: range(5, 10)})

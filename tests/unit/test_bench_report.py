@@ -89,7 +89,7 @@ def test_the_live_page_is_compared_round_by_round() -> None:
         (RATE, 0.93, "missed"),
         ("us", 1.08, ""),
         ("ms", 1.25, "missed"),
-        ("ms", 1.25, ""),
+        ("ms", 1.25, "missed"),
         ("ms", 1.25, ""),
     ]
     assert lines[0].title == "two workers with few tasks, and a live page of them: as much as goes"

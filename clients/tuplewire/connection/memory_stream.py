@@ -32,7 +32,7 @@ class PassedFrame:
 
 
 class MemoryStream(MessageStream):
-    """One side of a stream. What arrived before the stream broke can still be read."""
+    """One side of a stream. Messages that arrived before the stream broke can still be read."""
 
     def __init__(self) -> None:
         self._other = self
@@ -42,7 +42,7 @@ class MemoryStream(MessageStream):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self.broken: TuplewireError | None = None
-        """Why the stream is over."""
+        """The reason for the end of the stream."""
 
     def join(self, other: MemoryStream) -> None:
         """Make this and another one the two sides of a stream."""
@@ -84,7 +84,7 @@ class MemoryStream(MessageStream):
         return data
 
     def finish(self) -> None:
-        """Tell the other side that nothing more comes."""
+        """Mark the end of this direction; the other side reads None."""
         self._other._done = True
         self._other._news.set()
 
@@ -114,6 +114,6 @@ class MemoryClientStream(MemoryStream, ClientStream):
 
     async def end(self) -> TuplewireError:
         """See ClientStream."""
-        self.break_off(UnreachableError("the stream has ended"))
+        self.break_off(UnreachableError("the stream was closed"))
         assert self.broken is not None  # noqa: S101 - break_off has set it
         return self.broken

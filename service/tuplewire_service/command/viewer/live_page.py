@@ -1,7 +1,7 @@
 """The live page of `tuplewire top --web`: one HTML file, and the JSON that it reads every second or so.
 
-The page is served on this machine alone, in the process of whoever looks. Workers are asked with that user's
-own certificate and token, so the page shows what `tuplewire top` shows.
+The page is served on this machine alone, by the user's own process, which asks workers with the user's
+certificate and token. So the page shows the same as `tuplewire top`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LivePage:
     """Serves the page on 127.0.0.1 from threads of its own; a context manager.
 
     Attributes:
-        url: the link to the page. It has a token: without it the server tells nothing of the cluster.
+        url: the link to the page. It has a token: without it the server sends nothing about the cluster.
     """
 
     def __init__(self, look: Callable[[], Sequence[Look]], port: int, interval: float) -> None:
@@ -75,7 +75,7 @@ class LivePage:
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
     def json(self) -> bytes:
-        """Return what the page shows; TuplewireError while the first worker has never answered."""
+        """Return the data of the page; TuplewireError while the first worker has never answered."""
         with self._lock:
             # A browser may be a little early.
             if time.monotonic() - self._looked_at > 0.9 * self._interval:
@@ -130,7 +130,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
 
 def _contents(looks: Sequence[Look]) -> dict[str, Any]:
-    """Return what the page shows of a cluster: of each kind of rows those that matter most."""
+    """Return the data of the page: the most important rows of each kind."""
     rows = cluster_rows(looks)
     answered = [each.now for each in looks if each.now is not None]
     dropped: Counter[str] = Counter()
@@ -166,7 +166,7 @@ def _contents(looks: Sequence[Look]) -> dict[str, Any]:
 
 
 def _weight(task: TaskRow) -> tuple[float, float, float, int]:
-    """Return how much a task matters: first those that hold others up, then those with most to do."""
+    """Return the rank of a task: tasks that block others first, then the busiest."""
     return task.blocking, task.load, task.received_rate or 0.0, -task.task
 
 
