@@ -122,3 +122,9 @@ def test_names_are_a_list_of_texts(tmp_path: Path, value: str) -> None:
     file.write_text(f"[[client]]\ntokens = {value}\n")
     with pytest.raises(ConfigError, match="tokens is a list of texts"):
         read_rules(file)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """The error has its name and the system's reason."""
+    with pytest.raises(ConfigError, match=r"cannot read the permissions file .*/gone.toml: No such file"):
+        read_rules(tmp_path / "gone.toml")

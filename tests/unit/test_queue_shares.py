@@ -92,3 +92,12 @@ def test_others_hear_of_room_when_it_is_much() -> None:
     assert made.released(7, 1, 1)
     assert not made.released(7, 24, 10)
     assert made.released(7, 1, 0)
+
+
+def test_room_for_one_is_room() -> None:
+    """A queue in which one message or one byte is left is not full."""
+    made = QueueShares(TOTAL, Share(1, 1))
+    made.shared_by(1)
+    made.leave(7, 99, 0)
+    made.leave(8, 0, 999)
+    assert (made.window(7), made.window(8)) == (Share(1, 1000), Share(100, 1))

@@ -14,6 +14,7 @@ from tuplewire.errors import SupersededError, UnknownTaskError
 from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import queue_readers
 from tuplewire_service.worker.queue_readers import QueueReaders
@@ -237,3 +238,25 @@ def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             await waiting
 
     asyncio.run(act())
+
+
+def test_reading_ends_the_wait_in_the_queue() -> None:
+    """The metric of the wait counts what a reader gets first, once."""
+    all_ = Fixture()
+    all_.put("abc")
+    assert sum(all_.queues.wait.counts) == 0
+    all_.read(0, 2)
+    all_.read(0, 2)
+    assert sum(all_.queues.wait.counts) == 2
+    all_.read(0, 3)
+    assert sum(all_.queues.wait.counts) == 3
+
+
+def test_a_frame_that_is_exactly_full_ends() -> None:
+    """A group that takes the last byte of a frame is the last one in it."""
+    log = DeliveryLog.after(0)
+    for letter in b"ab":
+        log.append(TaskGroup.of(TASK, [bytes([letter])]))
+    room = wire_bytes(TaskGroup.of(TASK, [b"a"]))
+    assert shown(log.read(0, 2, room)) == "a"
+    assert shown(log.read(0, 2, room + 1)) == "ab"

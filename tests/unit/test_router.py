@@ -7,22 +7,24 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from tuplewire.errors import PermissionDeniedError
+from tuplewire.errors import PermissionDeniedError, TooManyHopsError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import DropReason, Ledger, Settled
+from tuplewire.session.rejection import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.routing_table import LOCAL
+from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 HERE = AssignedWorker("here", "127.0.0.1:1", (0,))
@@ -37,6 +39,12 @@ class Program:
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Take no note."""
+
+
+class Worker(Program):
+    """Another worker that forwards."""
+
+    source, sender_id, worker_number = "w", "w/1.1", 9
 
 
 class Counting(Program):
@@ -349,3 +357,51 @@ def test_messages_are_doubted_only_while_a_worker_is_lost() -> None:
         assert seen == [False, True, False]
 
     with_router(act)
+
+
+def test_messages_that_circle_are_refused() -> None:
+    """After more hops than any move takes, a task that is not here is refused; one that is here is not."""
+
+    def act(router: Router) -> None:
+        for task, hops, refused in ((1, 16, False), (1, 17, True), (0, 17, False)):
+            group = TaskGroup.of(task, [b"x"])
+            group = replace(group, forwarded=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
+            assert group.unqueued_hops == hops
+            batch = ReceivedBatch.arrived([group], Worker())
+            router.recv(batch)
+            assert [type(error) for _, error in batch.refusals] == [TooManyHopsError] * refused, (task, hops)
+
+    with_router(act)
+
+
+def test_rejected_messages_that_wait_count_as_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ends before a rejected message was due again counts it as dropped{shutdown}."""
+
+    async def main() -> None:
+        context = LocalContext()
+        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
+        router.update(ASSIGNMENT)
+        program = Counting()
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], program))
+        request = SubscribeRequest("", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
+        subscription = router.queues.subscribe(request, lambda: None)
+        assert len(subscription.take(1000)) == 1
+        rejected = Rejection(1, 1, 10.0, "", wait=False)
+        subscription.progress([Cursor(0, 2, 2, 10, 1000, (rejected,))])
+        assert router.rejections.snapshot().waiting == 1
+        monkeypatch.setattr(router.connections, "close", AsyncMock())  # those belong to another loop
+        await router.close(0.1, [], {})
+        assert router.ledger().dropped[DropReason.SHUTDOWN] == 1
+        assert router.ledger().balanced
+        await asyncio.to_thread(router.connections.abort)
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())
+
+
+def test_a_worker_without_an_assignment_says_so() -> None:
+    """The error names three ways to get one; with an assignment that means this worker there is none."""
+    table = RoutingTable("w")
+    assert "has no assignment yet: push one" in str(table.not_ready)
+    table.replace(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", (0,)),)))
+    assert table.not_ready is None

@@ -304,3 +304,16 @@ def test_the_oldest_task_is_found_after_any_change() -> None:
     oldest.add(2, 50)
     ages |= {1: 0, 3: 0}
     assert oldest.find(ages.__getitem__) == 2
+
+
+def test_a_task_without_credit_waits_while_it_has_messages() -> None:
+    """It counts as a task without credit until the last of its messages has given way."""
+    sending = dropping(opened=False, max_pending_messages=2)
+    sending.open(initial=0)
+    sending.offer(1, 2)
+    assert not sending.frames()
+    assert list(sending.window.without_credit) == [1]
+    sending.offer(2)
+    assert list(sending.window.without_credit) == [1]
+    sending.offer(2)
+    assert 1 not in sending.window.without_credit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from helpers.sending import PLENTY, Sending
@@ -195,3 +196,38 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     forwarded = route_of(group.passed_on(7).forwarded)
     settled = sending.update(1, refusals=(Refusal(1, 1, 1, "TOO_MANY_HOPS", "", forwarded=forwarded),))
     assert [each.dropped for each in settled] == [DropReason.REFUSED, None]
+
+
+@pytest.mark.parametrize(
+    ("settings", "quiet"),
+    [
+        ({"max_pending_messages": 10}, 4),
+        ({"max_pending_bytes": 10, "max_message_bytes": 10}, 4),
+        ({"max_pending_task_messages": 10}, 4),
+        ({}, 5),
+    ],
+)
+def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], quiet: int) -> None:
+    """Room is short from half of a bound on, in messages, bytes, or messages of one task."""
+    for messages, asks in ((quiet, False), (5, bool(settings))):
+        sending = Sending(**settings)
+        sending.offer(1, messages)
+        (frame,) = sending.frames()
+        assert frame.asks is asks
+
+
+def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
+    """It has handed its messages on, so tokens come back; kept messages wait for a consumer."""
+    sending = Sending()
+    sending.offer(1, 2, tag="a")
+    sending.frames()
+    sending.update(1)
+    assert sending.window.take_released() == []
+    sending.window.receiver_ended()
+    assert [(each.token, each.messages) for each in sending.window.take_released()] == [("a", 2)]
+    kept = Sending(processed=True)
+    kept.offer(1, 2, tag="a")
+    kept.frames()
+    kept.update(1)
+    kept.window.receiver_ended()
+    assert kept.window.take_released() == []

@@ -207,8 +207,10 @@ def test_another_run_begins_before_it_publishes() -> None:
         assert sinks.begin(SINK, 1, "one", [first])[0] == {}
         assert await sinks.publish(SINK, 1, [first], "one") == (1, 0)
         again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
-        await stage(sinks, "1a", b"left")
+        left = await stage(sinks, "1a", b"left")
         assert sinks.begin(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
+        with pytest.raises(StageGoneError):
+            sinks.check(SINK, 1, [left], {})
         assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
         assert queues.consume() == [b"1", b"2"]
         assert not staged_here(sinks)

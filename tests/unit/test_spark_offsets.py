@@ -151,6 +151,11 @@ def test_the_latest_begins_behind_what_is_there() -> None:
     assert initial_offset(now, {2}) == Offset({1: at(3), 2: at(10)})
 
 
+def test_a_worker_without_entries_counts_as_read_to_the_beginning() -> None:
+    """Merging keeps the largest entry of each worker, and 0 where nothing of it was read."""
+    assert merged({1: 5, 2: 7}, {1: 3, 2: 9, 3: 0}) == {1: 5, 2: 9, 3: 0}
+
+
 @pytest.mark.parametrize(
     ("waiting", "bound", "shares"),
     [
@@ -176,6 +181,10 @@ def test_bytes_bound_goes_by_mean_size() -> None:
     assert sum(each.sequence for each in one.offsets.values()) == 1
     both = next_offset(start, now, tails(now), max_bytes=500, max_messages=30)
     assert sum(each.sequence for each in both.offsets.values()) == 30
+    single = {1: held(0, 1), 2: held(0, 1)}
+    start = initial_offset(single)
+    first = next_offset(start, single, tails(single), max_bytes=15)
+    assert sum(each.sequence for each in first.offsets.values()) == 1
 
 
 def test_available_now_goes_no_further_than_its_target() -> None:
