@@ -48,7 +48,7 @@ def add_top_command(commands: Any) -> None:
         help=f"of any worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
     )
     parser.add_argument(
-        "--interval", metavar="SECONDS", type=seconds, default=1.0, help="between two looks (default 1)"
+        "--interval", metavar="SECONDS", type=seconds, help="between two looks (default 1, and 3 with --web)"
     )
     parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
@@ -59,6 +59,9 @@ def add_top_command(commands: Any) -> None:
 
 
 def _top(arguments: argparse.Namespace) -> int:
+    if arguments.interval is None:
+        # A page stays open for hours, and 10,000 tasks take some milliseconds of a worker at each look.
+        arguments.interval = 3.0 if arguments.web else 1.0
     if arguments.interval <= 0:
         raise ConfigError(f"--interval must be more than 0, not {arguments.interval:g}")
     printed = arguments.once or arguments.json
