@@ -85,7 +85,6 @@ RIGHT: dict[str, Any] = {
     "log_format": "json",
     "cluster_mode": "local",
     "mode": "distributed",
-    "admin_page": False,
     "allow_plaintext": True,
     "fail_on_data_loss": False,
     "COUNT": 77,
