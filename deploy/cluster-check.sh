@@ -211,7 +211,9 @@ guide() {
                 install) command "${chart[@]}" "$@" "${values[@]}" ;;
                 *) command "${chart[@]}" "$@" ;;
             esac
-            [[ $1 != rollback ]] || command "${kube[@]}" rollout status statefulset/tuplewire-worker --timeout=300s
+            case $1 in upgrade | rollback)
+                command "${kube[@]}" rollout status statefulset/tuplewire-worker --timeout=300s ;;
+            esac
         }
         export SPARK_HOME=$folder
         eval "$commands"

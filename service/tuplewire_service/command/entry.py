@@ -10,12 +10,17 @@ from typing import Any
 
 _DEFECT = 70
 _INTERRUPTED = 130
+_TERMINATED = 128 + signal.SIGTERM
 _AGAIN_SECONDS = 0.01
 
 
 def main() -> int:
     """Run the command and return its exit code; see tuplewire_service.command.cli."""
     try:
+        if os.getpid() == 1:
+            # The kernel ignores SIGTERM for process 1 until there is a handler. A pod that was deleted while
+            # it started would go on, take tasks, and be killed with them at the end of the grace period.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         sys.unraisablehook = _interrupt_again
         _open_closed_streams()
