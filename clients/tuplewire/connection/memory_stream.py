@@ -78,6 +78,7 @@ class MemoryStream(MessageStream):
                 raise StreamBroken from self.broken
             self._news.clear()
             await self._news.wait()
+        await asyncio.sleep(0)  # one message a turn: other streams are served in between, as over a socket
         data = self._arrived.popleft()
         self._size -= len(data)
         self._room.set()
