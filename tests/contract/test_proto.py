@@ -83,8 +83,7 @@ def test_services() -> None:
         "Tap",
         "GetDebug",
         "SetLogging",
-        "TellTopology",
-        "ReportMetrics",
+        "ReportProgram",
     ]
     sinks = control_pb2.DESCRIPTOR.services_by_name["Sinks"]
     assert [method.name for method in sinks.methods] == [

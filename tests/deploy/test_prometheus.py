@@ -26,11 +26,11 @@ from helpers.tools import require_tool
 from helpers.topology import TOPOLOGY, assign, numbered, one_worker
 from helpers.traffic import Reader, client_of
 from helpers.unsteady import unsteady_proxy
-from prometheus_client import CollectorRegistry, generate_latest
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire_service.executors.executor_metrics import ExecutorCollector
+from tuplewire.topology.running.executor_metrics import metric_families
+from tuplewire_service.admin.program_families import exposed_names
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
@@ -176,10 +176,7 @@ def test_names(load: Scene) -> None:
         for expression in (*(rule["expr"] for rule in RULES), *chain.from_iterable(map(expressions, PANELS)))
         for name in re.findall(r"\b(?:tuplewire|process|python)_\w+|\b\w+:tuplewire_\w+:\w+", expression)
     }
-    registry = CollectorRegistry()
-    registry.register(ExecutorCollector(list, list))
-    families = re.findall(r"^# TYPE (\S+)", generate_latest(registry).decode(), re.MULTILINE)
-    of_executors = {name + end for name in families for end in ("", "_sum", "_count")}
+    of_executors = {name for family in metric_families([], []) for name in exposed_names(family)}
     for rule in RULES:
         if "record" in rule:
             load.prometheus.until(rule["record"], bool)

@@ -21,11 +21,12 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
+from tuplewire.topology.running.executor_metrics import metric_families
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire_service.admin.admin_server import AdminServer
+from tuplewire_service.admin.program_families import ProgramCollector
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.executors.cluster import LocalCluster
-from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.testing import eventually
 
 SECONDS = 30.0
@@ -78,7 +79,7 @@ def sorted_numbers() -> Iterator[CollectorRegistry]:
         for number in range(6, -4, -1):
             feeder.feed([number], message_id=number)
         running.wait()
-        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        registry.register(ProgramCollector(running.metrics))
         yield registry
 
 
@@ -152,7 +153,7 @@ def test_series_do_not_grow() -> None:
     registry = CollectorRegistry()
     with LocalCluster() as cluster:
         running = cluster.submit("t", {"topology.workers": 2}, sorting(feeder))
-        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        registry.register(ProgramCollector(running.metrics))
         names = []
         for _ in range(2):
             # One tuple of each column is timed, and those below 0 fail: they do not come first.
@@ -179,7 +180,7 @@ def test_a_full_queue_is_seen() -> None:
     with LocalCluster() as cluster:
         conf = {"topology.executor.receive.buffer.size": 4}
         running = cluster.submit("t", conf, builder.create_topology())
-        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        registry.register(ProgramCollector(running.metrics))
         for number in range(20):
             feeder.feed([number])
         eventually(lambda: samples(registry)["receive_queue_fill_ratio b 1-1"] == 1, SECONDS)
@@ -204,7 +205,9 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
     conf = {"worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 1}
     worker = ExecutorWorker(builder.create_topology(), conf=conf)
     registry = CollectorRegistry()
-    registry.register(ExecutorCollector(worker.statistics, lambda: worker.heartbeat.executors))
+    registry.register(
+        ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeat.executors))
+    )
     admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.not_ready)
 
     def ready() -> tuple[int, str]:

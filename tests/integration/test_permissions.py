@@ -182,8 +182,8 @@ def test_control_is_the_operators(worker: Guarded, who: str) -> None:
             control.update_assignment(worker.assignment)
         with pytest.raises(PermissionDeniedError, match="may not call Drain"):
             control.drain()
-        with pytest.raises(PermissionDeniedError, match="may not call ReportMetrics"):
-            control.report_metrics(control_pb2.ReportMetricsRequest())
+        with pytest.raises(PermissionDeniedError, match="may not call ReportProgram"):
+            control.report_program(control_pb2.ReportProgramRequest())
     with ControlClient(worker.endpoint.address, credentials=worker.operator) as control:
         assert control.update_assignment(worker.assignment) is False
 

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
 from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire_service.admin.program_families import ProgramCollector
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.executors.cluster import DistributedCluster, LocalCluster
-from tuplewire_service.executors.executor_metrics import ExecutorCollector
 
 SECONDS = 120.0
 
@@ -53,7 +53,7 @@ def test_in_one_process() -> None:
     registry = CollectorRegistry()
     with LocalCluster() as cluster:
         running = cluster.submit("words", {"topology.workers": 2}, measured_words.topology())
-        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        registry.register(ProgramCollector(running.metrics))
         running.wait(SECONDS)
         text = generate_latest(registry).decode()
         check(

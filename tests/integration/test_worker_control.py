@@ -62,19 +62,6 @@ def test_control_over_both_addresses(worker: Running) -> None:
         assert client.status().state == control_pb2.WORKER_STATE_READY
 
 
-def test_programs_tell_what_they_run(worker: Running) -> None:
-    """It is in the status until they say that they run it no more; who has no name is refused."""
-    component = control_pb2.ComponentStatus(component="count", kind="bolt", first_task=1, tasks=1)
-    component.executors.add(first_task=1, tasks=1, executed=5)
-    with ControlClient(worker.address) as client:
-        client.tell_topology("mine", [component])
-        assert list(client.status().components) == [component]
-        with pytest.raises(ProtocolError, match="a program has 1 to"):
-            client.tell_topology("", [component])
-        client.tell_topology("mine", [])
-        assert not client.status().components
-
-
 def test_control_refusals_are_named(worker: Running) -> None:
     """An older, a foreign and a broken assignment are refused by name, and the old one stays."""
     with ControlClient(worker.address) as client:

@@ -53,10 +53,12 @@ def workers(spark: SparkSession) -> Iterator[LocalWorkers]:  # noqa: ARG001 - Sp
 
 def told(workers: LocalWorkers) -> list[dict[str, float]]:
     """Return what each worker tells of metrics that were registered."""
-    return [
-        {name: value for name, value in samples(each.metrics_url).items() if "_user_" in name}
-        for each in workers.endpoints
-    ]
+    return [{name: value for name, value in read.items() if "_user_" in name} for read in scraped(workers)]
+
+
+def scraped(workers: LocalWorkers) -> list[dict[str, float]]:
+    """Return all metrics of each worker."""
+    return [samples(each.metrics_url) for each in workers.endpoints]
 
 
 @pytest.mark.slow
@@ -71,6 +73,8 @@ def test_each_run_is_told_by_itself(spark: SparkSession, workers: LocalWorkers, 
     assert other
     assert one.keys().isdisjoint(other.keys())
     check(one | other)
+    for name in ('emitted_tuples_total{component="lines"', 'executed_tuples_total{component="measure"'):
+        assert sum(added_up(read, f"tuplewire_{name}") for read in scraped(workers)) == len(words.LINES)
     assert {sample.task for each in result.executors for sample in each.metrics} == {1, 2, 3}
     for name in ("go", "died"):
         (tmp_path / name).touch()

@@ -41,7 +41,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
             "tuplewire_service.process.config_sources "
             "tuplewire_service.worker.assignment"
         ),
-        "tuplewire_service.executors.executor_metrics": "tuplewire_service.admin.registered_families",
         "tuplewire_service.executors.local_topology": "tuplewire_service.worker.assignment",
         "tuplewire_service.executors.local_worker": (
             "tuplewire_service.messaging.base "
@@ -54,7 +53,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
             "tuplewire_service.worker.worker_settings"
         ),
         "tuplewire_service.executors.topology_program": (
-            "tuplewire_service.admin.registered_families "
             "tuplewire_service.process.config_sources "
             "tuplewire_service.process.stop "
             "tuplewire_service.process.worker_config "
@@ -111,7 +109,6 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
         "tuplewire_service.admin",
         "tuplewire_service.command",
         "tuplewire_service.process",
-        "tuplewire_service.executors.executor_metrics",
     ),
 }
 # What nothing of ours imports: users do, Spark does, or it is run.

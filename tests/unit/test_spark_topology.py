@@ -10,11 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers import eventually
 from helpers.logged import logged
 
 from tuplewire.connection.log_rate import LogRate
-from tuplewire.errors import ConfigError, MalformedError, ProtocolError, TopologyError, UnreachableError
+from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology import rows
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
@@ -25,14 +24,12 @@ from tuplewire.spark.topology.nearest import RunToken
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Rows, failure_in, failure_text
 from tuplewire.spark.topology.submit import submit_topology
-from tuplewire.spark.topology.telling import Teller
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.tuples import Stream, Tuple, TupleSource
-from tuplewire.wire import control_pb2
 
 RUN = "0123456789abcdef"
 
@@ -433,32 +430,3 @@ def test_slots_of_another_spark() -> None:
 def test_the_command_to_watch_it(address: str, file: str | None, command: str) -> None:
     """It names the worker beside the program, and the file of the token; a shell can take it as it is."""
     assert Place(address, "w", "10.0.0.1:6700", "t", 0).watch_command(file) == command
-
-
-class Old:
-    """The control of a worker that knows no such news."""
-
-    address = "127.0.0.1:6700"
-
-    def __init__(self) -> None:
-        self.told = self.closed = 0
-
-    def tell_topology(self, *_: object) -> None:
-        """Refuse it."""
-        self.told += 1
-        raise ProtocolError("UNIMPLEMENTED")
-
-    def close(self) -> None:
-        """Count it."""
-        self.closed += 1
-
-
-def test_an_older_worker_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    """The topology goes on without being seen there, and the log says why."""
-    caplog.set_level("INFO")
-    control: Any = Old()
-    with Teller(control, "one", lambda: [control_pb2.ComponentStatus(component="count")]) as teller:
-        eventually(lambda: not teller._thread.is_alive(), 30, "it gives up")
-    assert (control.told, control.closed) == (1, 1)
-    (line,) = logged(caplog, "topology.not_shown")
-    assert line["reason"] == "UNIMPLEMENTED"

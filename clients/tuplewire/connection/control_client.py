@@ -175,22 +175,13 @@ class ControlClient:
             control_pb2.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds),
         )
 
-    def tell_topology(self, program: str, components: Iterable[control_pb2.ComponentStatus]) -> None:
-        """Tell what a program runs of a topology, for the worker's status; to be told again each second.
-
-        program: names it. components: with its executors; none: it runs nothing any more. Raises
-        ResourceLimitError where the worker keeps no more of it, and ProtocolError where it is too old for it.
-        """
-        request = control_pb2.TellTopologyRequest(program=program, components=components)
-        self._call("TellTopology", request)
-
-    def report_metrics(self, request: control_pb2.ReportMetricsRequest) -> None:
-        """Tell what spouts and bolts of this program have registered, in place of what it told before.
+    def report_program(self, report: control_pb2.ReportProgramRequest) -> None:
+        """Report what this program runs and measures, in place of its last report; once a second.
 
         Raises StaleAssignmentError where another assignment is in force, ResourceLimitError for reports that
-        come too fast or are too large, and ProtocolError for what is no metric.
+        come too fast or are too large, and ProtocolError for metrics that cannot be shown.
         """
-        self._call("ReportMetrics", request)
+        self._call("ReportProgram", report)
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.

@@ -22,6 +22,7 @@ class MetricKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     METRIC_KIND_COUNTER: _ClassVar[MetricKind]
     METRIC_KIND_GAUGE: _ClassVar[MetricKind]
     METRIC_KIND_HISTOGRAM: _ClassVar[MetricKind]
+    METRIC_KIND_SUMMARY: _ClassVar[MetricKind]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_READY: WorkerState
@@ -31,6 +32,7 @@ METRIC_KIND_UNSPECIFIED: MetricKind
 METRIC_KIND_COUNTER: MetricKind
 METRIC_KIND_GAUGE: MetricKind
 METRIC_KIND_HISTOGRAM: MetricKind
+METRIC_KIND_SUMMARY: MetricKind
 
 class Ledger(_message.Message):
     __slots__ = ("accepted", "acknowledged", "dropped", "pending")
@@ -786,61 +788,50 @@ class SetLoggingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class TellTopologyRequest(_message.Message):
-    __slots__ = ("program", "components")
-    PROGRAM_FIELD_NUMBER: _ClassVar[int]
-    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
-    program: str
-    components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
-    def __init__(self, program: _Optional[str] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ...) -> None: ...
-
-class TellTopologyResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class RegisteredMetric(_message.Message):
-    __slots__ = ("component", "task", "name", "kind", "value", "bounds", "counts")
-    COMPONENT_FIELD_NUMBER: _ClassVar[int]
-    TASK_FIELD_NUMBER: _ClassVar[int]
+class MetricFamily(_message.Message):
+    __slots__ = ("name", "help", "kind", "labels", "samples")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    HELP_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    help: str
+    kind: MetricKind
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    samples: _containers.RepeatedCompositeFieldContainer[MetricSample]
+    def __init__(self, name: _Optional[str] = ..., help: _Optional[str] = ..., kind: _Optional[_Union[MetricKind, str]] = ..., labels: _Optional[_Iterable[str]] = ..., samples: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ...) -> None: ...
+
+class MetricSample(_message.Message):
+    __slots__ = ("labels", "value", "bounds", "counts")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    component: str
-    task: int
-    name: str
-    kind: MetricKind
+    labels: _containers.RepeatedScalarFieldContainer[str]
     value: float
     bounds: _containers.RepeatedScalarFieldContainer[float]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, component: _Optional[str] = ..., task: _Optional[int] = ..., name: _Optional[str] = ..., kind: _Optional[_Union[MetricKind, str]] = ..., value: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., value: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class ReportMetricsRequest(_message.Message):
-    __slots__ = ("topology", "receiver_id", "reporter", "assignment_version", "metrics", "left_out", "ended")
-    class LeftOutEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+class ReportProgramRequest(_message.Message):
+    __slots__ = ("topology", "receiver_id", "program", "assignment_version", "components", "metrics", "ended")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
-    REPORTER_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
-    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     topology: str
     receiver_id: str
-    reporter: str
+    program: str
     assignment_version: int
-    metrics: _containers.RepeatedCompositeFieldContainer[RegisteredMetric]
-    left_out: _containers.ScalarMap[str, int]
+    components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricFamily]
     ended: bool
-    def __init__(self, topology: _Optional[str] = ..., receiver_id: _Optional[str] = ..., reporter: _Optional[str] = ..., assignment_version: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[RegisteredMetric, _Mapping]]] = ..., left_out: _Optional[_Mapping[str, int]] = ..., ended: bool = ...) -> None: ...
+    def __init__(self, topology: _Optional[str] = ..., receiver_id: _Optional[str] = ..., program: _Optional[str] = ..., assignment_version: _Optional[int] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricFamily, _Mapping]]] = ..., ended: bool = ...) -> None: ...
 
-class ReportMetricsResponse(_message.Message):
+class ReportProgramResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

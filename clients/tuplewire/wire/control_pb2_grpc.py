@@ -75,15 +75,10 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
                 _registered_method=True)
-        self.TellTopology = channel.unary_unary(
-                '/tuplewire.v1.Control/TellTopology',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.FromString,
-                _registered_method=True)
-        self.ReportMetrics = channel.unary_unary(
-                '/tuplewire.v1.Control/ReportMetrics',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.FromString,
+        self.ReportProgram = channel.unary_unary(
+                '/tuplewire.v1.Control/ReportProgram',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramResponse.FromString,
                 _registered_method=True)
 
 
@@ -153,22 +148,14 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TellTopology(self, request, context):
-        """TellTopology takes what a program runs of a topology, for the worker's status. The program tells it again
-        each second: after 10 s of silence it is forgotten. Refused with RESOURCE_LIMIT where there is too much of it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+    def ReportProgram(self, request, context):
+        """ReportProgram takes what a program beside the worker runs of a topology, for the worker's status, and what it
+        measures, for the worker's metrics. Programs report every second. A report replaces the last one of the same
+        program; a report by a newer assignment removes all reports by older ones.
 
-    def ReportMetrics(self, request, context):
-        """ReportMetrics tells what spouts and bolts of a program beside the worker have registered, so that it is in the
-        worker's metrics. A report takes the place of the reporter's last one, and one by a newer assignment the place
-        of all by older ones: nothing is added up.
-
-        What is not told again within half a minute is forgotten. Refused are: an assignment that is not in force
-        (STALE_ASSIGNMENT), reports that come too fast or are too large (RESOURCE_LIMIT), and names that cannot be told
-        (MALFORMED).
+        A program that is silent for 10 seconds is forgotten. Refused are: an assignment that is not in force
+        (STALE_ASSIGNMENT), reports that come too fast or are too large (RESOURCE_LIMIT), and names or counts that
+        cannot be shown (MALFORMED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,15 +204,10 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.SerializeToString,
             ),
-            'TellTopology': grpc.unary_unary_rpc_method_handler(
-                    servicer.TellTopology,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.SerializeToString,
-            ),
-            'ReportMetrics': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportMetrics,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.SerializeToString,
+            'ReportProgram': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportProgram,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -456,7 +438,7 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
-    def TellTopology(request,
+    def ReportProgram(request,
             target,
             options=(),
             channel_credentials=None,
@@ -469,36 +451,9 @@ class Control(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Control/TellTopology',
-            tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReportMetrics(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tuplewire.v1.Control/ReportMetrics',
-            tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.FromString,
+            '/tuplewire.v1.Control/ReportProgram',
+            tuplewire_dot_v1_dot_control__pb2.ReportProgramRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.ReportProgramResponse.FromString,
             options,
             channel_credentials,
             insecure,

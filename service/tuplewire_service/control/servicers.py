@@ -15,21 +15,19 @@ from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedE
 from tuplewire.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
-from tuplewire_service.control.metric_reports import MetricReports, read_report
 from tuplewire_service.control.names import distinct, in_turns
+from tuplewire_service.control.program_reports import ProgramReports, check_report
 from tuplewire_service.control.status_messages import (
     add_clients,
     assignment_from_wire,
     assignment_to_wire,
 )
 from tuplewire_service.control.tap_service import TapService
-from tuplewire_service.control.told_topologies import ToldTopologies
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
     SilentStreams,
-    check_id,
     check_receiver,
     log_refusal,
 )
@@ -58,22 +56,23 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         admit: Callable[[Context], IAccess],
         status: Callable[[int | None], Awaitable[pb.GetStatusResponse]],
         debugging: Debugging,
-        told: ToldTopologies,
+        reports: ProgramReports,
     ) -> None:
         """Serve it.
 
         admit: what the caller of Stage may send, and that of GetStatus see. Who may call is checked before.
         status: returns what GetStatus tells of so many tasks, or of all, but for senders and consumers.
-        told: what is in it of programs.
+        reports: takes what programs report.
         """
         self._worker = worker
         self._status = status
         self._admit = admit
         self._stop = stop
         self._taps = TapService(worker)
-        self.reports = MetricReports()
+        self._reports = reports
+        self.reserved: frozenset[str] = frozenset()
+        """The names of the worker's own metrics: no program may use them."""
         self._debugging = debugging
-        self._told = told
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -142,25 +141,18 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._debugging.log.change(request.level, request.every_seconds, request.seconds, by)
         return pb.SetLoggingResponse()
 
-    async def TellTopology(
-        self, request: pb.TellTopologyRequest, context: Context
-    ) -> pb.TellTopologyResponse:
-        """Take what a program runs of a topology."""
-        check_id("program", request.program)
-        self._told.take(self._admit(context).owner, request.program, request.components)
-        return pb.TellTopologyResponse()
-
-    async def ReportMetrics(
-        self, request: pb.ReportMetricsRequest, _context: Context
-    ) -> pb.ReportMetricsResponse:
-        """Keep what a program's spouts and bolts have registered."""
+    async def ReportProgram(
+        self, request: pb.ReportProgramRequest, context: Context
+    ) -> pb.ReportProgramResponse:
+        """Keep what a program reports of the topology that it runs."""
         settings = self._worker.settings
         check_receiver(settings.worker_id, settings.topology, "program", request)
-        # In a thread: 10,000 of them would keep messages waiting.
-        report = await asyncio.to_thread(read_report, request)
+        # In a thread: 10,000 samples would keep messages waiting.
+        await asyncio.to_thread(check_report, request, self.reserved)
         assignment = self._worker.assignment
-        self.reports.take(report, 0 if assignment is None else assignment.version)
-        return pb.ReportMetricsResponse()
+        version = 0 if assignment is None else assignment.version
+        self._reports.take(self._admit(context).owner, request, version)
+        return pb.ReportProgramResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""

@@ -17,11 +17,13 @@ from tuplewire.topology.acking.acker import Acker, Root
 from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.topology.running.executor import Executor
+from tuplewire.topology.running.executor_metrics import metric_families
 from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.receive_queue import AddressedTuples
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.local_worker import (
     HostedWorker,
@@ -241,6 +243,10 @@ class LocalTopology:
     def beats(self) -> list[ExecutorBeat]:
         """Return what every executor was doing at its worker's last heartbeat."""
         return [beat for worker in self._living() for beat in worker.heartbeat.executors]
+
+    def metrics(self) -> list[pb.MetricFamily]:
+        """Return the metrics of all executors, for a ProgramCollector in a registry of prometheus_client."""
+        return metric_families(self.status().executors, self.beats())
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
         """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.

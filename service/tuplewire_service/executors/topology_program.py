@@ -6,7 +6,7 @@ Source: Storm's `Worker`, whose executors are what a worker is there for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.component import DeadLetter
+from tuplewire.topology.running.executor_metrics import metric_families
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat
 from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics
@@ -28,9 +29,7 @@ from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import Tuple
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.executors.worker_process import Channel
@@ -115,9 +114,9 @@ class Program:
         if self._executors is not None:
             self._executors.deactivate()
 
-    def collector(self, reported: Callable[[], Reported]) -> ExecutorCollector:
-        """Return the metrics of the executors, with those that programs report to the worker."""
-        return ExecutorCollector(self.statistics, self.beats, reported)
+    def metrics(self) -> list[pb.MetricFamily]:
+        """Return the metrics of the executors; from any thread."""
+        return metric_families(self.statistics(), self.beats())
 
     def close(self, timeout: float) -> bool:
         """End the executors; False, and a word in the log, when one has not ended in so many seconds."""

@@ -19,13 +19,12 @@ from tuplewire.wire.control_pb2_grpc import (
     add_SourceServicer_to_server,
 )
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.control.health_servicer import HealthServicer
+from tuplewire_service.control.program_reports import ProgramReports
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.sink_servicer import SinkServicer
 from tuplewire_service.control.source_servicer import SourceServicer
 from tuplewire_service.control.status_messages import status_to_wire
-from tuplewire_service.control.told_topologies import ToldTopologies
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
@@ -91,9 +90,9 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
         """Adds to a status what only the process around the worker knows; on the loop."""
-        self._told = ToldTopologies()
+        self._reports = ProgramReports()
         self._control = ControlServicer(
-            self.worker, stop, self.security.admit, self._status, debugging, self._told
+            self.worker, stop, self.security.admit, self._status, debugging, self._reports
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         self._sinks = SinkServicer(self.worker, self.security.admit)
@@ -140,12 +139,16 @@ class DataPlane:
         status = status_to_wire(self.worker.snapshot(tasks))
         status.resident_bytes = resident_bytes()
         self.describe(status)
-        self._told.add_to(status)
+        self._reports.add_to(status)
         return status
 
-    def reported(self) -> Reported:
+    def reported(self) -> list[pb.MetricFamily]:
         """Return the metrics that programs have reported; TimeoutError when the loop does not turn."""
-        return self.loop.call(self._control.reports.told, ANSWER_SECONDS)
+        return self.loop.call(self._reports.metrics, ANSWER_SECONDS)
+
+    def reserve(self, names: frozenset[str]) -> None:
+        """Let no program report metrics of these names."""
+        self._control.reserved = names
 
     def live(self) -> str:
         """Return an empty string when the loop turns, else what is wrong."""

@@ -25,7 +25,7 @@ from tuplewire.events import event_logger
 from tuplewire.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.registered_families import ReportedCollector
+from tuplewire_service.admin.program_families import ProgramCollector
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
@@ -131,13 +131,12 @@ def _serve(
         registry.register(WorkerCollector(plane.snapshot, config, memory_limit()))
         registry.register(plane.security)
         registry.register(log)
-        debugging.registry = registry
-        if program is None:
-            registry.register(ReportedCollector(plane.reported))
-        else:
-            registry.register(program.collector(plane.reported))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
+        plane.reserve(frozenset(family.name for family in registry.collect()))
+        own = list if program is None else program.metrics
+        registry.register(ProgramCollector(lambda: [*own(), *plane.reported()]))
+        debugging.registry = registry
         admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
         if program is not None:

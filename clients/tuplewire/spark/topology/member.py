@@ -18,14 +18,14 @@ from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.topology.coordinator import Coordinator, Order
 from tuplewire.spark.topology.letters import LETTERS, as_output
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
-from tuplewire.spark.topology.metrics_reporter import CALL_SECONDS, MetricsReporter
 from tuplewire.spark.topology.nearest import RunKey, RunToken, nearest_worker
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire.spark.topology.program_reporter import CALL_SECONDS, ProgramReporter
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Writer
-from tuplewire.spark.topology.telling import PATIENCE_SECONDS, Teller
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import DeadLetter
 from tuplewire.topology.description import Topology
+from tuplewire.topology.running.executor_metrics import metric_families
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import ClientLink
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
@@ -148,7 +148,7 @@ class _TopologyMember:
 
         What is raised is for Spark, which then runs the whole stage again.
         """
-        with self._post, self._teller(), self._reporter():
+        with self._post, self._reporter():
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
@@ -176,30 +176,24 @@ class _TopologyMember:
             **session,
         )
 
-    def _teller(self) -> Teller:
+    def _reporter(self) -> ProgramReporter:
+        """Return what reports the executors here to the worker, for its status and metrics."""
         place = self._plan.places[self._rank]
-        control = ControlClient(place.address, PATIENCE_SECONDS, credentials=self._key.to(place))
-        return Teller(control, f"{self._submitted.run}-{self._rank}", self._components)
-
-    def _components(self) -> list[control_pb2.ComponentStatus]:
-        """Return the topology with the executors here, for the worker's status; from any thread."""
-        if self._worker is None:
-            return []
-        executors = self._worker.statistics(registered=False)
-        return component_statuses(self._submitted.topology, executors, self._plan.first_task)
-
-    def _reporter(self) -> MetricsReporter:
-        """Return what tells the worker of the metrics that tasks here have registered."""
-        place, run = self._plan.places[self._rank], self._submitted.run
-        program = control_pb2.ReportMetricsRequest(
-            topology=self._plan.topology,
-            receiver_id=place.worker_id,
-            reporter=f"{run}-{self._rank}",
-            assignment_version=self._plan.version,
-        )
         control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.to(place))
-        return MetricsReporter(
-            control, program, lambda: [] if self._worker is None else self._worker.statistics()
+        return ProgramReporter(control, self._program_report)
+
+    def _program_report(self) -> control_pb2.ReportProgramRequest | None:
+        """Return a report of the executors; None before there are any. From any thread."""
+        if self._worker is None:
+            return None
+        plan, statistics = self._plan, self._worker.statistics()
+        return control_pb2.ReportProgramRequest(
+            topology=plan.topology,
+            receiver_id=plan.places[self._rank].worker_id,
+            program=f"{self._submitted.run}-{self._rank}",
+            assignment_version=plan.version,
+            components=component_statuses(self._submitted.topology, statistics, plan.first_task),
+            metrics=metric_families(statistics, self._worker.heartbeat.executors),
         )
 
     def _push_assignment(self) -> None:

@@ -1,7 +1,7 @@
-"""Prometheus metrics of executors, read from snapshots at each scrape. Source: Storm's built-in metrics.
+"""Metrics of executors as a worker takes them, computed from snapshots. Source: Storm's built-in metrics.
 
-Nothing is paid for them between scrapes. What tasks do is added up by component and stream;
-queues and threads are told by executor. So there are as many series as a topology has of these.
+Counts of tuples are added up by component and stream; queues and threads are shown by executor. So there are
+as many series as a topology has of these, however many tuples there are.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.statistics import Counts, ExecutorStatistics, Latency
-from tuplewire_service.admin.registered_families import (
-    RegisteredSample,
-    Reported,
-    left_out_family,
-    registered_families,
-)
+from tuplewire.topology.user_metrics import MetricKind
+from tuplewire.wire import control_pb2 as pb
 
 _PREFIX = "tuplewire_"
+_KINDS = {
+    MetricKind.COUNTER: pb.METRIC_KIND_COUNTER,
+    MetricKind.GAUGE: pb.METRIC_KIND_GAUGE,
+    MetricKind.HISTOGRAM: pb.METRIC_KIND_HISTOGRAM,
+}
 
 _Snapshot = TypeVar("_Snapshot", bound=ExecutorStatistics | ExecutorBeat)
 _Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -31,8 +28,8 @@ _Samples = Iterable[tuple[tuple[str, ...], float]]
 _Table = Mapping[str, tuple[str, Callable[[_Snapshot], _Samples]]]
 
 
-def _told(each: ExecutorStatistics | ExecutorBeat, value: float) -> _Samples:
-    """Return a sample of its own for an executor."""
+def _by_executor(each: ExecutorStatistics | ExecutorBeat, value: float) -> _Samples:
+    """Return one sample, labelled with the executor's tasks."""
     return [((f"{each.tasks[0]}-{each.tasks[-1]}",), value)]
 
 
@@ -82,47 +79,47 @@ _PENDING: _Table[ExecutorStatistics] = {
 _QUEUES: _Table[ExecutorStatistics] = {
     "receive_queue_tuples": (
         "Tuples in an executor's queue. Storm: __receive-population.",
-        lambda each: _told(each, each.queue.population),
+        lambda each: _by_executor(each, each.queue.population),
     ),
     "receive_queue_capacity_tuples": (
         "Bound of an executor's queue. Storm: __receive-capacity.",
-        lambda each: _told(each, each.queue.capacity),
+        lambda each: _by_executor(each, each.queue.capacity),
     ),
     "receive_queue_fill_ratio": (
         "How full an executor's queue is, 0 to 1. Storm: __receive-pct_full.",
-        lambda each: _told(each, each.queue.fill),
+        lambda each: _by_executor(each, each.queue.fill),
     ),
     "receive_queue_overflow_tuples": (
         "Tuples in an executor's queue over its bound. Storm: __receive-overflow.",
-        lambda each: _told(each, each.queue.overflow),
+        lambda each: _by_executor(each, each.queue.overflow),
     ),
     "receive_queue_arrivals_per_second": (
         "Tuples that arrive in an executor's queue, over ten seconds. Storm: __receive-arrival_rate_secs.",
-        lambda each: _told(each, each.queue.arrival_rate),
+        lambda each: _by_executor(each, each.queue.arrival_rate),
     ),
     "receive_queue_sojourn_seconds": (
         "How long a tuple waits in an executor's queue. Storm: __receive-sojourn_time_ms.",
-        lambda each: _told(each, each.queue.sojourn_seconds),
+        lambda each: _by_executor(each, each.queue.sojourn_seconds),
     ),
 }
 _ARRIVED: _Table[ExecutorStatistics] = {
     "receive_queue_arrived_tuples": (
         "Tuples that have arrived in an executor's queue.",
-        lambda each: _told(each, each.queue.arrived),
+        lambda each: _by_executor(each, each.queue.arrived),
     ),
 }
 _BEATS: _Table[ExecutorBeat] = {
     "executor_call_seconds": (
         "For how long an executor has been in one call of a spout or bolt, at the last heartbeat.",
-        lambda each: _told(each, each.call_seconds),
+        lambda each: _by_executor(each, each.call_seconds),
     ),
     "executor_loop_age_seconds": (
         "How long before the last heartbeat an executor's loop had begun anew.",
-        lambda each: _told(each, each.turned_seconds),
+        lambda each: _by_executor(each, each.turned_seconds),
     ),
     "executor_stuck": (
         "1 while that call takes longer than nimbus.task.timeout.secs, else 0.",
-        lambda each: _told(each, each.stuck),
+        lambda each: _by_executor(each, each.stuck),
     ),
 }
 _LATENCIES: Sequence[tuple[str, str, Callable[[Counts], Latency]]] = [
@@ -144,66 +141,74 @@ _LATENCIES: Sequence[tuple[str, str, Callable[[Counts], Latency]]] = [
 ]
 
 
-class ExecutorCollector(Collector):
-    """Turns snapshots of executors into metric families; for a registry.
+def metric_families(
+    statistics: Sequence[ExecutorStatistics], beats: Sequence[ExecutorBeat]
+) -> list[pb.MetricFamily]:
+    """Return the metrics of executors: Storm's built-in ones, and what their tasks have registered.
 
-    statistics, beats: return those of every executor of one topology in this process, from any thread.
-    reported: returns what programs beside it have registered; by default nothing.
+    statistics, beats: of every executor of one topology in this process.
     """
-
-    def __init__(
-        self,
-        statistics: Callable[[], Sequence[ExecutorStatistics]],
-        beats: Callable[[], Sequence[ExecutorBeat]],
-        reported: Callable[[], Reported] = Reported,
-    ) -> None:
-        self._statistics = statistics
-        self._reported = reported
-        self._beats = beats
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family, all of them from one look at the executors."""
-        statistics, reported = self._statistics(), self._reported()
-        counter, gauge = CounterMetricFamily, GaugeMetricFamily
-        yield from _families(counter, _BY_STREAM, statistics, "stream")
-        yield from _families(counter, _BY_SOURCE, statistics, "source", "stream")
-        yield from _latencies(statistics)
-        yield from _families(counter, _BY_COMPONENT, statistics)
-        yield from _families(counter, _BY_SENDER, statistics, "source")
-        yield left_out_family(
-            [*((each.component, each.left_out) for each in statistics), *reported.left_out.items()]
+    counter, gauge = pb.METRIC_KIND_COUNTER, pb.METRIC_KIND_GAUGE
+    left_out: _Table[ExecutorStatistics] = {
+        "left_out_metrics": (
+            "Metrics that spouts and bolts have registered, and that are over a bound of series.",
+            lambda each: [((), each.left_out)],
         )
-        yield from _families(gauge, _PENDING, statistics)
-        yield from _families(gauge, _QUEUES, statistics, "executor")
-        yield from _families(counter, _ARRIVED, statistics, "executor")
-        yield from _families(gauge, _BEATS, self._beats(), "executor")
-        own = (RegisteredSample(each.component, *sample) for each in statistics for sample in each.metrics)
-        yield from registered_families([*own, *reported.samples])
+    }
+    return [
+        *_families(counter, _BY_STREAM, statistics, "stream"),
+        *_families(counter, _BY_SOURCE, statistics, "source", "stream"),
+        *_latencies(statistics),
+        *_families(counter, _BY_COMPONENT, statistics),
+        *_families(counter, _BY_SENDER, statistics, "source"),
+        *_families(gauge, left_out, statistics),
+        *_families(gauge, _PENDING, statistics),
+        *_families(gauge, _QUEUES, statistics, "executor"),
+        *_families(counter, _ARRIVED, statistics, "executor"),
+        *_families(gauge, _BEATS, beats, "executor"),
+        *_registered(statistics),
+    ]
 
 
 def _families(
-    kind: type[CounterMetricFamily | GaugeMetricFamily],
-    table: _Table[_Snapshot],
-    snapshots: Sequence[_Snapshot],
-    *labels: str,
-) -> Iterator[Metric]:
+    kind: pb.MetricKind, table: _Table[_Snapshot], snapshots: Sequence[_Snapshot], *labels: str
+) -> Iterator[pb.MetricFamily]:
     for name, (text, samples) in table.items():
         sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for each in snapshots:
             for own, number in samples(each):
                 sums[each.component, *own] += number
-        family = kind(_PREFIX + name, text, labels=["component", *labels])
+        family = pb.MetricFamily(name=_PREFIX + name, help=text, kind=kind, labels=["component", *labels])
         for values, total in sorted(sums.items()):
-            family.add_metric(values, total)
+            family.samples.add(labels=values, value=total)
         yield family
 
 
-def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
+def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[pb.MetricFamily]:
     for name, text, latency_of in _LATENCIES:
-        summary = SummaryMetricFamily(_PREFIX + name, text, labels=["component"])
+        family = pb.MetricFamily(
+            name=_PREFIX + name, help=text, kind=pb.METRIC_KIND_SUMMARY, labels=["component"]
+        )
         for component in sorted({executor.component for executor in statistics}):
             timed = [latency_of(each.counts) for each in statistics if each.component == component]
             count, seconds = sum(each.count for each in timed), sum(each.seconds for each in timed)
             if count:  # a bolt completes nothing, and a spout executes nothing
-                summary.add_metric([component], count, seconds)
-        yield summary
+                family.samples.add(labels=[component], value=seconds, counts=[count])
+        yield family
+
+
+def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricFamily]:
+    """Return what tasks have registered. Processes may use one name for two kinds: each is a family then."""
+    families: dict[tuple[str, str], pb.MetricFamily] = {}
+    for executor in statistics:
+        for task, name, kind, value, bounds, counts in executor.metrics:
+            if (family := families.get((name, kind))) is None:
+                family = families[name, kind] = pb.MetricFamily(
+                    name=f"{_PREFIX}user_{name}",
+                    help="Registered by a spout or bolt.",
+                    kind=_KINDS[MetricKind(kind)],
+                    labels=["component", "task"],
+                )
+            labels = [executor.component, str(task)]
+            family.samples.add(labels=labels, value=value, bounds=bounds, counts=counts)
+    return families.values()

@@ -1,0 +1,278 @@
+"""What programs beside a worker report of the topology they run: for the worker's status and its metrics.
+
+A program reports every second. A status shows its counts as of a second before, between the last two reports:
+whoever reads it in another rhythm sees them grow evenly, and can compute rates and shares.
+
+Source: Storm's `WorkerMetricsProcessor`, to which a supervisor brings what its workers have measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
+from tuplewire.events import event_logger
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.admin.program_families import exposed_names
+from tuplewire_service.messaging.streamed.streamed_stream import check_id
+
+logger = event_logger(__name__)
+
+MOST_SERIES = 10_000
+"""Of all programs together."""
+MOST_BYTES = 4 << 20
+MOST_COMPONENT_BYTES = 1 << 20
+"""Of all programs together: all components are in each status."""
+SILENT_SECONDS = 10.0
+"""After so long without a report, a program is taken for gone."""
+ENDED_SECONDS = 300.0
+"""For so long the metrics of a program that has ended are shown."""
+LEAST_SECONDS = 0.5
+LEFT_OUT = "tuplewire_left_out_metrics"
+_LEFT_OUT = "Metrics that spouts and bolts have registered, and that are over a bound of series."
+_MOST_COUNT = 1 << 53
+"""Beyond, a float is not exact; nobody counts so far."""
+_MOST_LABELS = 10
+_OVERHEAD_BYTES = 1000
+"""What a report costs beside its content."""
+_NAME = re.compile(r"tuplewire_[a-zA-Z0-9_]{1,100}")
+_LABEL = re.compile(r"[a-z][a-z_]{0,49}")
+_INPUT_COUNTS = ("executed",)
+_EXECUTOR_COUNTS = ("emitted", "executed", "failed", "errors", "busy_seconds", "sending_seconds")
+
+
+def check_report(report: pb.ReportProgramRequest, reserved: frozenset[str] = frozenset()) -> None:
+    """Raise MalformedError for what cannot be shown. reserved: names of the worker's own metrics."""
+    check_id("program", report.program)
+    for component in report.components:
+        counts = [each.executed for each in component.inputs]
+        counts += [getattr(each, name) for each in component.executors for name in _EXECUTOR_COUNTS]
+        if not all(0 <= each <= _MOST_COUNT for each in counts):
+            raise MalformedError(f"a count of component {component.component[:100]!r} is beyond all bounds")
+    for family in report.metrics:
+        _check_family(family, reserved)
+
+
+def _check_family(family: pb.MetricFamily, reserved: frozenset[str]) -> None:
+    name, labels = family.name, list(family.labels)
+    if not _NAME.fullmatch(name) or name.endswith("_total"):
+        raise MalformedError(
+            "a metric's name is `tuplewire_` and 1 to 100 letters, digits and `_`, without `_total` at the "
+            f"end, not {name!r:.200}"
+        )
+    if family.kind not in pb.MetricKind.values() or family.kind == pb.METRIC_KIND_UNSPECIFIED:
+        raise MalformedError(f"the metric {name!r} is of the kind {family.kind}, which does not exist")
+    if not reserved.isdisjoint(exposed_names(family)):
+        raise MalformedError(f"the worker has a metric {name!r} of its own: choose another name")
+    if (
+        len(set(labels)) != len(labels)
+        or len(labels) > _MOST_LABELS
+        or not all(map(_LABEL.fullmatch, labels))
+        or {"le", "quantile"}.intersection(labels)
+    ):
+        raise MalformedError(f"the metric {name!r} cannot have the labels {labels!r:.200}")
+    for sample in family.samples:
+        _check_sample(family, sample)
+
+
+def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
+    if len(sample.labels) != len(family.labels):
+        raise MalformedError(
+            f"a sample of {family.name!r} has {len(sample.labels)} labels, and its family "
+            f"{len(family.labels)}"
+        )
+    for name, value in zip(family.labels, sample.labels, strict=True):
+        check_id(name, value)
+    bounds, n_counts = sample.bounds, 0
+    if family.kind == pb.METRIC_KIND_HISTOGRAM:
+        n_counts = len(bounds) + 1
+        if not all(map(math.isfinite, bounds)) or any(after <= before for before, after in pairwise(bounds)):
+            raise MalformedError(f"the bounds of the histogram {family.name!r} are not finite or do not grow")
+    elif family.kind == pb.METRIC_KIND_SUMMARY:
+        n_counts = 1
+    if len(sample.counts) != n_counts or (bounds and n_counts < 2):
+        raise MalformedError(
+            f"a sample of {family.name!r} has {len(sample.counts)} counts for {len(bounds)} bounds: "
+            "a histogram has one more than bounds, a summary one and no bounds, others none"
+        )
+
+
+@dataclass(slots=True)
+class _Program:
+    """The last report of a program, and the one before it. Times in seconds of the clock."""
+
+    report: pb.ReportProgramRequest
+    since: float
+    until: float
+    before: pb.ReportProgramRequest
+    before_since: float
+    series: int = 0
+
+    @property
+    def component_bytes(self) -> int:
+        """How much of the report is components."""
+        return sum(each.ByteSize() for each in self.report.components)
+
+    def components(self, now: float) -> Iterator[pb.ComponentStatus]:
+        """Yield the components as of one period before; none after the end."""
+        if self.report.ended:
+            return
+        took = self.since - self.before_since
+        share = min(1.0, (now - self.since) / took) if took > 0 else 1.0
+        then = {(each.component, each.first_task): each for each in self.before.components}
+        for each in self.report.components:
+            yield _between(then.get((each.component, each.first_task)), each, share)
+
+
+class ProgramReports:
+    """The last report of each program, by one assignment. Not thread-safe.
+
+    Guarantee: at most MOST_SERIES series and MOST_BYTES, whoever reports what. First come, first kept.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without any. clock: in seconds."""
+        self._clock = clock
+        self._version = 0
+        self._programs: dict[tuple[str, str], _Program] = {}
+        self._log_rate = LogRate()
+
+    def take(self, owner: str, report: pb.ReportProgramRequest, in_force: int) -> None:
+        """Keep a report that was checked, in place of the program's last one, as far as there is room.
+
+        owner: the program's identity. in_force: the version of the assignment. Raises StaleAssignmentError
+        for a report by another one, and ResourceLimitError for one that comes too early, or is too large.
+        """
+        if report.assignment_version != in_force:
+            raise StaleAssignmentError(
+                f"the report is by assignment {report.assignment_version}, and {in_force} is in force"
+            )
+        now = self._clock()
+        if in_force != self._version:
+            self._programs.clear()
+            self._version = in_force
+        self._forget(now)
+        key = owner, report.program
+        before = self._programs.get(key)
+        last = report.ended and before is not None and not before.report.ended
+        if before is not None and now - before.since < LEAST_SECONDS and not last:
+            raise ResourceLimitError(
+                f"a program reports again after less than {LEAST_SECONDS:g} s: report once a second"
+            )
+        others = [each for name, each in self._programs.items() if name != key]
+        self._check_room(report, others)
+        until = now + (ENDED_SECONDS if report.ended and report.metrics else SILENT_SECONDS)
+        then, then_since = (report, now) if before is None else (before.report, before.since)
+        program = _Program(report, now, until, then, then_since)
+        self._fit(program, MOST_SERIES - sum(each.series for each in others))
+        self._programs[key] = program
+
+    def _check_room(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> None:
+        size = report.ByteSize() + _OVERHEAD_BYTES
+        used = sum(each.report.ByteSize() + _OVERHEAD_BYTES for each in others)
+        if used + size > MOST_BYTES:
+            raise ResourceLimitError(
+                f"the report is {size} bytes, and those of other programs at this worker {used}, of "
+                f"{MOST_BYTES} in all: lower topology.user.metrics.series"
+            )
+        components = sum(each.ByteSize() for each in report.components)
+        if components + sum(each.component_bytes for each in others) > MOST_COMPONENT_BYTES:
+            raise ResourceLimitError(
+                f"the programs of this worker report more than {MOST_COMPONENT_BYTES} bytes of components: "
+                "run fewer executors beside one worker"
+            )
+
+    def _fit(self, program: _Program, room: int) -> None:
+        """Remove the samples that there is no room for; they are counted, and logged once in a while."""
+        metrics = program.report.metrics
+        program.series = sum(_series(sample) for family in metrics for sample in family.samples)
+        if program.series <= room:
+            return
+        left_out = Counter[str]()
+        program.series = 0
+        for family in metrics:
+            kept = []
+            for sample in family.samples:
+                if program.series + _series(sample) <= room:
+                    program.series += _series(sample)
+                    kept.append(sample)
+                else:
+                    left_out[dict(zip(family.labels, sample.labels, strict=True)).get("component", "")] += 1
+            family.ClearField("samples")
+            family.samples.extend(kept)
+        counts = metrics.add(name=LEFT_OUT, help=_LEFT_OUT, kind=pb.METRIC_KIND_GAUGE, labels=["component"])
+        for component, count in left_out.items():
+            counts.samples.add(labels=[component], value=count)
+        if self._log_rate.due("left_out"):
+            extra = {"program": program.report.program, "metrics": left_out.total()}
+            logger.warning("metrics.left_out", extra={**extra, "most_series": MOST_SERIES})
+
+    def add_to(self, status: pb.GetStatusResponse) -> None:
+        """Add the components to a status; those of several programs count together."""
+        now = self._clock()
+        self._forget(now)
+        added = {(each.component, each.first_task): each for each in status.components}
+        for program in self._programs.values():
+            for each in program.components(now):
+                at = each.component, each.first_task
+                if at in added:
+                    _add(added[at], each)
+                else:
+                    status.components.append(each)
+                    added[at] = status.components[-1]
+
+    def metrics(self) -> list[pb.MetricFamily]:
+        """Return what is to be shown now; to be read alone."""
+        self._forget(self._clock())
+        return [family for program in self._programs.values() for family in program.report.metrics]
+
+    def _forget(self, now: float) -> None:
+        self._programs = {key: each for key, each in self._programs.items() if now < each.until}
+
+
+def _series(sample: pb.MetricSample) -> int:
+    """Return how many series a sample makes; of a histogram and a summary, with sum and count."""
+    return len(sample.counts) + 2 if sample.counts else 1
+
+
+def _between(then: pb.ComponentStatus | None, now: pb.ComponentStatus, share: float) -> pb.ComponentStatus:
+    """Return a component as it was between two times. share: how much of the time between is over."""
+    shown = pb.ComponentStatus()
+    shown.CopyFrom(now)
+    if then is not None:
+        inputs = {(each.component, each.stream): each for each in then.inputs}
+        for source in shown.inputs:
+            _go_back(inputs.get((source.component, source.stream)), source, _INPUT_COUNTS, share)
+        executors = {(each.first_task, each.tasks): each for each in then.executors}
+        for executor in shown.executors:
+            _go_back(executors.get((executor.first_task, executor.tasks)), executor, _EXECUTOR_COUNTS, share)
+    return shown
+
+
+def _go_back(
+    then: pb.InputStatus | pb.ExecutorStatus | None,
+    now: pb.InputStatus | pb.ExecutorStatus,
+    names: Iterable[str],
+    share: float,
+) -> None:
+    """Set counts back to what they were between two times; those that have fallen have begun anew."""
+    for name in names if then is not None else ():
+        last, grown = getattr(then, name), getattr(now, name) - getattr(then, name)
+        if grown > 0:
+            setattr(now, name, type(last)(last + grown * share))
+
+
+def _add(component: pb.ComponentStatus, other: pb.ComponentStatus) -> None:
+    """Add another program's executors of a component, and what they have executed."""
+    component.executors.extend(other.executors)
+    counts = {(each.component, each.stream): each for each in component.inputs}
+    for each in other.inputs:
+        if (found := counts.get((each.component, each.stream))) is not None:
+            found.executed += each.executed

@@ -1,0 +1,289 @@
+"""What programs report to a worker: kept for a time, bounded, and shown so that counts grow evenly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.program_reports import component, counter, histogram, report
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.admin.program_families import ProgramCollector, families
+from tuplewire_service.control import program_reports
+from tuplewire_service.control.program_reports import (
+    ENDED_SECONDS,
+    MOST_COMPONENT_BYTES,
+    SILENT_SECONDS,
+    ProgramReports,
+    check_report,
+)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """The reports of a worker with assignment 1, and its clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.reports = ProgramReports(self.clock)
+        self.version = 1
+
+    def take(self, *parts: Any, program: str = "p", owner: str = "", **more: Any) -> None:
+        """Check a report, and take it."""
+        request = report(*parts, program=program, **more)
+        check_report(request)
+        self.reports.take(owner, request, self.version)
+
+    def values(self) -> dict[tuple[str, ...], float]:
+        """Return the values of the metrics, by name without prefix and labels."""
+        return {
+            (family.name.removeprefix("tuplewire_user_"), *sample.labels): sample.value
+            for family in self.reports.metrics()
+            for sample in family.samples
+        }
+
+    def shown(self) -> list[pb.ComponentStatus]:
+        """Return the components of a status."""
+        status = pb.GetStatusResponse()
+        self.reports.add_to(status)
+        return list(status.components)
+
+
+def test_a_report_replaces_the_last_one() -> None:
+    """Neither reports of one program are added up, nor those of an earlier assignment."""
+    worker = Worker()
+    worker.take(counter(1, 5))
+    worker.take(counter(2, 7), program="q")
+    worker.clock.now += 5
+    worker.take(counter(1, 6))
+    both = {("orders", "bill", "1"): 6, ("orders", "bill", "2"): 7}
+    assert worker.values() == both
+    worker.version = 2
+    with pytest.raises(StaleAssignmentError, match="by assignment 1, and 2 is in force"):
+        worker.take(counter(1, 9), program="r")
+    assert worker.values() == both  # no program says more yet
+    worker.take(counter(2, 1), version=2)
+    assert worker.values() == {("orders", "bill", "2"): 1}
+
+
+def test_who_is_silent_is_forgotten() -> None:
+    """After ten seconds. Metrics of a program that has ended stay for five minutes, if it reports any."""
+    worker = Worker()
+    for name, task in (("killed", 1), ("ended", 2), ("failed", 3)):
+        worker.take(component(task, 1), counter(task, task), program=name)
+    worker.clock.now += 5
+    worker.take(component(2, 1), counter(2, 20), program="ended", ended=True)
+    worker.take(component(3, 1), program="failed", ended=True)
+    assert [each.first_task for each in worker.shown()[0].executors] == [1]
+    assert worker.values() == {("orders", "bill", "1"): 1, ("orders", "bill", "2"): 20}
+    worker.clock.now += SILENT_SECONDS - 5
+    assert worker.values() == {("orders", "bill", "2"): 20}
+    assert worker.shown() == []
+    worker.clock.now += ENDED_SECONDS - SILENT_SECONDS
+    assert worker.values() == {("orders", "bill", "2"): 20}
+    worker.clock.now += 5
+    assert worker.values() == {}
+
+
+def test_reports_that_come_too_fast() -> None:
+    """Twice a second, and the last one at once; a program that has ended reports no more."""
+    worker = Worker()
+    worker.take(counter(1, 1))
+    worker.clock.now += 0.4
+    with pytest.raises(ResourceLimitError, match=r"after less than 0\.5 s"):
+        worker.take(counter(1, 2))
+    worker.take(counter(1, 3), ended=True)
+    with pytest.raises(ResourceLimitError, match="less than"):
+        worker.take(counter(1, 4), ended=True)
+    assert worker.values() == {("orders", "bill", "1"): 3}
+    worker.clock.now += 0.5
+    worker.take(counter(1, 5))
+    assert worker.values() == {("orders", "bill", "1"): 5}
+
+
+def test_series_and_bytes_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First come, first kept; the rest is counted, by component, and logged."""
+    monkeypatch.setattr(program_reports, "MOST_SERIES", 10)
+    monkeypatch.setattr(program_reports, "MOST_BYTES", 5000)
+    worker = Worker()
+    worker.take(*(counter(task, 1) for task in range(6)))
+    worker.take(histogram(1), counter(7, 1), program="q")  # of 5, 4 are free
+    kept: dict[tuple[str, ...], float] = {("orders", "bill", str(task)): 1 for task in (0, 1, 2, 3, 4, 5, 7)}
+    assert worker.values() == {**kept, ("tuplewire_left_out_metrics", "bill"): 1}
+    (line,) = caplog.messages
+    assert line.startswith("metrics.left_out program=q metrics=1 most_series=10")
+    worker.clock.now += 5
+    worker.take(counter(0, 2))
+    worker.take(histogram(1), counter(7, 1), program="q")
+    assert worker.values() == {
+        ("orders", "bill", "0"): 2,
+        ("sizes", "bill", "1"): 2,
+        ("orders", "bill", "7"): 1,
+    }
+    with pytest.raises(ResourceLimitError, match=r"of 5000 in all: lower topology\.user\.metrics\.series"):
+        worker.take(*[counter(1, 1, component="c" * 256)] * 20, program="r")
+    assert len(worker.values()) == 3
+
+
+def test_components_are_bounded() -> None:
+    """A status is at most so much larger; a program that reports less is taken again."""
+    worker = Worker()
+    large = pb.ComponentStatus(component="x" * (MOST_COMPONENT_BYTES // 2))
+    worker.take(large, program="one")
+    worker.clock.now += 1
+    worker.take(large, program="one")
+    with pytest.raises(ResourceLimitError, match="fewer executors"):
+        worker.take(large, program="two")
+    worker.take(component(1, 1), program="two")
+    assert len(worker.shown()) == 2
+
+
+def test_counts_grow_evenly_between_reports() -> None:
+    """A status is as of a second before: half of a second's work after half a second."""
+    worker = Worker()
+    worker.take(component(1, 100, 10.0))
+    assert worker.shown()[0].executors[0].executed == 100
+    worker.clock.now += 1
+    worker.take(component(1, 300, 11.0))
+    seen = []
+    for _ in range(4):
+        (shown,) = worker.shown()
+        (executor,) = shown.executors
+        assert shown.inputs[0].executed == executor.executed
+        assert executor.queued_tuples == 7
+        seen.append((executor.executed, executor.busy_seconds))
+        worker.clock.now += 0.5
+    assert seen == [(100, 10.0), (200, 10.5), (300, 11.0), (300, 11.0)]
+
+
+def test_a_count_that_has_fallen_has_begun_anew() -> None:
+    """So it is after a restart: the old count is not mixed in."""
+    worker = Worker()
+    worker.take(component(1, 100))
+    worker.clock.now += 1
+    worker.take(component(1, 4))
+    assert worker.shown()[0].executors[0].executed == 4
+
+
+def test_programs_count_together() -> None:
+    """Of each component there is one, with the executors of all programs."""
+    worker = Worker()
+    worker.take(component(1, 100), program="one")
+    worker.take(component(2, 50), program="two")
+    worker.take(component(2, 1), program="one", owner="token other")
+    (shown,) = worker.shown()
+    assert [each.executed for each in shown.executors] == [100, 50, 1]
+    assert shown.inputs[0].executed == 151
+
+
+@pytest.mark.parametrize(("executed", "busy"), [(1 << 60, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
+def test_impossible_counts_are_refused(executed: int, busy: float) -> None:
+    """They would spoil each status, and the page's JSON."""
+    with pytest.raises(MalformedError, match="component 'count'"):
+        check_report(report(component(1, executed, busy)))
+
+
+def changed(change: Callable[[pb.MetricFamily], object], family: pb.MetricFamily) -> pb.ReportProgramRequest:
+    """Return a report with a metric that was changed."""
+    change(family)
+    return report(family)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda family: setattr(family, "name", 'tuplewire_n{x="'), "1 to 100 letters, digits"),
+        (lambda family: setattr(family, "name", "tuplewire_"), "1 to 100 letters"),
+        (lambda family: setattr(family, "name", "go_threads"), "is `tuplewire_` and 1 to 100"),
+        (lambda family: setattr(family, "name", "tuplewire_" + "n" * 101), "1 to 100 letters"),
+        (lambda family: setattr(family, "name", "tuplewire_n_total"), "without `_total` at the end"),
+        (lambda family: setattr(family, "kind", 99), "of the kind 99, which does not exist"),
+        (lambda family: family.ClearField("kind"), "of the kind 0, which does not exist"),
+        (lambda family: setattr(family, "kind", pb.METRIC_KIND_GAUGE), "3 counts for 2 bounds"),
+        (lambda family: setattr(family, "kind", pb.METRIC_KIND_SUMMARY), "a summary one and no bounds"),
+        (lambda family: family.samples[0].counts.append(1), "4 counts for 2 bounds"),
+        (lambda family: family.samples[0].bounds.__setitem__(1, 1), "do not grow"),
+        (lambda family: family.samples[0].bounds.__setitem__(1, math.inf), "are not finite"),
+        (lambda family: family.samples[0].bounds.__setitem__(0, math.nan), "are not finite"),
+        (lambda family: family.samples[0].labels.__setitem__(0, ""), "a component has 1 to 256"),
+        (lambda family: family.samples[0].labels.__setitem__(1, "t" * 257), "a task has 1 to 256"),
+        (lambda family: family.samples[0].labels.append("x"), "has 3 labels, and its family 2"),
+        (lambda family: family.labels.__setitem__(0, "le"), "cannot have the labels"),
+        (lambda family: family.labels.__setitem__(0, "task"), "cannot have the labels"),
+        (lambda family: family.labels.__setitem__(0, 'a="'), "cannot have the labels"),
+        (lambda family: family.labels.extend("abcdefghi"), "cannot have the labels"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(change: Callable[[pb.MetricFamily], object], problem: str) -> None:
+    """No report makes a page of metrics that Prometheus cannot read."""
+    with pytest.raises(MalformedError, match=problem):
+        check_report(changed(change, histogram(1)))
+
+
+def test_other_refusals() -> None:
+    """A program has a name, and none of its metrics looks like one of the worker's."""
+    with pytest.raises(MalformedError, match="a program has 1 to 256"):
+        check_report(report(program=""))
+    for own in ("tuplewire_user_sizes", "tuplewire_user_sizes_sum"):
+        with pytest.raises(MalformedError, match="the worker has a metric 'tuplewire_user_sizes' of its own"):
+            check_report(report(histogram(1)), frozenset([own]))
+    check_report(report(histogram(1)), frozenset(["tuplewire_user_orders"]))
+
+
+def test_a_name_has_one_meaning() -> None:
+    """Programs that mean different things by a name make no page that cannot be read."""
+    gauge = counter(2, 3)
+    gauge.kind = pb.METRIC_KIND_GAUGE
+    part = counter(2, 6, "sizes_count")
+    other = counter(5, 5)
+    other.labels[1] = "executor"
+    found = {family.name: family for family in families([counter(1, 1), gauge, histogram(1), part, other])}
+    assert found.keys() == {"tuplewire_user_orders", "tuplewire_user_sizes"}
+    assert [(each.labels["task"], each.value) for each in found["tuplewire_user_orders"].samples] == [
+        ("1", 1)
+    ]
+
+
+def test_samples_with_the_same_labels_are_added_up() -> None:
+    """Executors of one component may run in two programs; histograms only if their bounds are the same."""
+    strange = histogram(1)
+    strange.samples[0].bounds[:] = [5, 6]
+    summary = pb.MetricFamily(name="tuplewire_s", kind=pb.METRIC_KIND_SUMMARY, labels=["component"])
+    summary.samples.add(labels=["bill"], value=0.5, counts=[3])
+    reported = [counter(1, 1), counter(1, 2), histogram(1), histogram(1), strange, summary, summary]
+    samples = {
+        (each.name, each.labels.get("le")): each.value
+        for family in families(reported)
+        for each in family.samples
+    }
+    assert samples == {
+        ("tuplewire_user_orders_total", None): 3,
+        ("tuplewire_user_sizes_bucket", "1.0"): 2,
+        ("tuplewire_user_sizes_bucket", "2.0"): 2,
+        ("tuplewire_user_sizes_bucket", "+Inf"): 2,
+        ("tuplewire_user_sizes_count", None): 2,
+        ("tuplewire_user_sizes_sum", None): 4,
+        ("tuplewire_s_count", None): 6,
+        ("tuplewire_s_sum", None): 1,
+    }
+
+
+def test_a_worker_without_reports_shows_nothing_of_them() -> None:
+    """No family is there before the first report."""
+    registry = CollectorRegistry()
+    registry.register(ProgramCollector(ProgramReports().metrics))
+    assert generate_latest(registry) == b""
