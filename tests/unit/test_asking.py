@@ -93,3 +93,10 @@ def test_a_session_that_starts_over_asks_anew() -> None:
     frame = sending.frame()
     assert frame is not None
     assert frame.messages == 2 * QUICK_FRAMES + 1
+
+
+def test_frames_at_the_edge_are_quick() -> None:
+    """Four frames in exactly the time of quick ones are quick, and a moment later they are not."""
+    for last, asks in ((QUICK_SECONDS, True), (QUICK_SECONDS * 1.01, False)):
+        asking = Asking()
+        assert [asking.asks(now) for now in (0.0, 0.0, 0.0, last)] == [False] * 3 + [asks]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tuplewire.errors import CreditExceededError
@@ -221,3 +223,32 @@ def test_task_0_is_a_task_like_any_other() -> None:
     assert not granted.released(0, 1, 10)
     with pytest.raises(CreditExceededError):
         granted.received([group(0, 9)])
+
+
+def test_a_refusal_leaves_what_was_taken() -> None:
+    """Of two messages one is refused: the other still counts, so seven more use the window up."""
+    granted = book()
+    granted.received([group(1, 2)])
+    granted.refused(group(1, 1))
+    granted.received([group(1, 7)])
+    assert granted.all() == [Grant(1, 8, 80, 0)]
+    with pytest.raises(CreditExceededError, match="9 messages"):
+        granted.received([group(1, 1, size=0)])
+
+
+def test_forwarded_messages_need_no_credit() -> None:
+    """They had it at their entry worker: more than a window of them is taken."""
+    forwarded = replace(group(1, 9), forwarded=5, entry_sequence=1)
+    granted = book()
+    granted.received([forwarded])
+    assert granted.received_messages == 9
+
+
+def test_watched_releases_are_granted_at_once() -> None:
+    """Also in a large window, where the sender would hear of a release later."""
+    granted = book(Share(1000, 100_000), wants_releases=False)
+    granted.received([group(1, 3), group(2, 3)])
+    granted.watch_releases([1])
+    granted.take_changes()
+    assert granted.released(1, 1, 10)
+    assert not granted.released(2, 1, 10)

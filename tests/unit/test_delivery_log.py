@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.pieces import wire_bytes
 
 PLENTY = 1_000_000
 
@@ -238,3 +239,11 @@ def test_the_oldest_message_stands_alone() -> None:
     assert found[0].data == b"a"
     assert log.progress(1, 3) == [Done("abc", 1, 1)]
     assert log.queued_messages == 2
+
+
+def test_a_reader_gets_no_more_than_it_asks_for() -> None:
+    """The group that fills the limit exactly is the last one."""
+    log = filled("ab", "cd", "ef")
+    first = log.read(0, 6, PLENTY)[0].group
+    assert [shown(each) for each in log.read(0, 6, wire_bytes(first))] == [(1, "ab")]
+    assert [shown(each) for each in log.read(0, 6, wire_bytes(first) + 1)] == [(1, "ab"), (3, "c")]

@@ -327,3 +327,25 @@ def test_a_worker_whose_name_is_taken_away_is_one_no_more() -> None:
     names[:] = ["*.others.example"]
     with pytest.raises(RefusedError):
         access.renew()
+
+
+def test_the_log_names_the_first_name() -> None:
+    """A certificate may have several; without one it is the address, without the port."""
+    assert Caller("ipv4:1.2.3.4:5", ("a.example", "b.example")).who == "a.example"
+    assert Caller("ipv4:1.2.3.4:5").who == "ipv4:1.2.3.4"
+
+
+def test_a_tap_is_for_a_topology_with_rules() -> None:
+    """Whom no rule of the topology names is told so, and not that the task is the problem."""
+    guarded = guard(rules=[])
+    with pytest.raises(RefusedError, match="has no business in topology 'other'"):
+        guarded.admit(PROGRAM).tap("other", [1])
+    assert reason(guarded) == "topology"
+
+
+def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
+    """Only a session of a worker belongs to the workers; a certificate that may be one is not enough."""
+    access = guard().admit(WORKER)
+    assert access.owner == "a.workers.example"
+    as_worker(access)
+    assert access.owner == "workers"

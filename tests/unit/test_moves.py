@@ -388,3 +388,18 @@ def test_what_a_lost_worker_had_accepted() -> None:
     assert lost.had(messages(1, passed_on=1), From(300))
     assert not lost.had(messages(1), PROGRAM)
     assert not lost.had(messages(1), From(300))
+
+
+def test_the_end_of_all_moves_gives_everything_back() -> None:
+    """A worker that ends counts what it held: each message, with whoever sent it."""
+    route = Route()
+    route.send(messages(1, 3))
+    moves = moving(route)
+    for entry in (4, 5):
+        assert held(moves, messages(entry), PROGRAM)
+    assert [(group.entry_sequence, inbound) for group, inbound in moves.clear()] == [
+        (4, PROGRAM),
+        (5, PROGRAM),
+    ]
+    assert not moves
+    assert moves.clear() == []

@@ -128,3 +128,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The error has its name and the system's reason."""
     with pytest.raises(ConfigError, match=r"cannot read the permissions file .*/gone.toml: No such file"):
         read_rules(tmp_path / "gone.toml")
+
+
+def test_a_line_may_have_so_many_dots(tmp_path: Path) -> None:
+    """The bound itself is allowed, one more is refused with what to do."""
+    file = tmp_path / "permissions.toml"
+    for dots, refused in ((1000, False), (1001, True)):
+        file.write_text(f"{RULES}\n# {'.' * dots}\n", encoding="utf-8")
+        if refused:
+            with pytest.raises(ConfigError, match="more than 1000 dots; write a list on several lines"):
+                read_rules(file)
+        else:
+            read_rules(file)

@@ -101,3 +101,12 @@ def test_room_for_one_is_room() -> None:
     made.leave(7, 99, 0)
     made.leave(8, 0, 999)
     assert (made.window(7), made.window(8)) == (Share(1, 1000), Share(100, 1))
+
+
+def test_the_smallest_share_is_told() -> None:
+    """Of several queues with messages of ended sessions it is that of the fullest."""
+    made = shares(2)
+    assert made.smallest == Share(50, 500)
+    made.leave(7, 60, 100)
+    made.leave(8, 80, 100)
+    assert made.smallest == Share(10, 450)

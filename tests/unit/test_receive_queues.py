@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,10 @@ from helpers.rejecting import RejectionsWithoutTimers
 from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
 from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Cursor
+from tuplewire.session.rejection import Rejection
+from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -60,3 +65,65 @@ def test_the_tasks_that_matter_most() -> None:
     for most, chosen in ((1, [1500]), (3, [7, 1500, 2500]), (6, [0, 1, 7, 1500, 2500, 2999])):
         assert asyncio.run(queues.shown({1500}, most)) == chosen
     assert asyncio.run(queues.shown((), 10_000)) == list(range(3000))
+
+
+def test_what_is_acknowledged_matters_less() -> None:
+    """A task that had many messages comes after one that has some."""
+    queues = queues_of(range(3))
+    for task, messages in ((1, 9), (2, 2)):
+        queues.put(TaskGroup.of(task, [b""] * messages), Sender())
+    log = queues._queues[1].log
+    log.take(9, MIB, MIB)
+    log.progress(9, 9)
+    assert asyncio.run(queues.shown((), 1)) == [2]
+
+
+def subscribed(queues: ReceiveQueues, tasks: Iterable[int]) -> QueueSubscription:
+    """Subscribe to tasks, with room for ten messages of each."""
+    cursors = [Cursor(task, 0, 0, 10, 1000) for task in tasks]
+    return queues.subscribe(SubscribeRequest("", "c", 1, 0, cursors), lambda: None)
+
+
+def test_the_wait_in_a_queue_is_measured_once() -> None:
+    """When a message is handed to its first consumer, not again when it goes to another one."""
+    queues = queues_of([1])
+    queues.put(TaskGroup.of(1, [b"a", b"b"]), Sender())
+    assert len(subscribed(queues, [1]).take(1000)) == 1
+    assert sum(queues.wait.counts) == 2
+    again = queues.subscribe(SubscribeRequest("", "d", 1, 0, [Cursor(1, 0, 0, 10, 1000)]), lambda: None)
+    assert len(again.take(1000)) == 1
+    assert sum(queues.wait.counts) == 2
+
+
+def test_a_late_rejection_is_passed_over() -> None:
+    """One of a message that is acknowledged already; those after it count."""
+    queues = queues_of([1])
+    queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Sender())
+    subscription = subscribed(queues, [1])
+    subscription.take(1000)
+    subscription.progress([Cursor(1, 2, 3, 10, 1000)])
+    late = (Rejection(1, 1, 0.0, "", wait=False), Rejection(2, 3, 0.0, "", wait=False))
+    subscription.progress([Cursor(1, 3, 3, 10, 1000, late)])
+    assert queues._queues[1].rejected == 2
+    assert queues._rejections.snapshot().waiting == 1
+
+
+def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
+    """The others are looked at all the same."""
+    queues = queues_of([1, 2])
+    for task in (1, 2):
+        queues.put(TaskGroup.of(task, [b"a"]), Sender())
+    woken: list[None] = []
+    cursors = [Cursor(task, 0, 0, 10, 1000) for task in (1, 2)]
+    request = SubscribeRequest("", "c", 1, 0, cursors)
+    subscription = queues.subscribe(request, lambda: woken.append(None))
+    for queue in queues._queues.values():
+        queue.held_until = time.monotonic() + 60
+    assert subscription.take(1000) == []
+    assert queues._holding == {1, 2}
+    del queues._queues[1]
+    queues._queues[2].held_until = 0.0
+    woken.clear()
+    queues._go_on()
+    assert len(woken) == 1
+    assert len(subscription.take(1000)) == 1

@@ -209,3 +209,22 @@ def test_copies_that_are_sent_are_settled() -> None:
         rejections.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Its message is acknowledged already: nothing is counted, and nothing logged."""
+
+    async def main() -> None:
+        ledger = Ledger()
+        rejections = Rejections(
+            WorkerSettings(worker_id="w", topology="t"), ledger, lambda _: None, lambda _: True
+        )
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"x"]), Sender())
+        log.take(10, MIB, MIB)
+        log.progress(1, 1)
+        assert rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False)) is None
+        assert not any(ledger.dropped.values())
+
+    asyncio.run(main())
+    assert caplog.messages == []

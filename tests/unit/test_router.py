@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import PermissionDeniedError, TooManyHopsError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
@@ -24,7 +23,7 @@ from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
+from tuplewire_service.worker.routing_table import LOCAL, RoutingTable, places
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 HERE = AssignedWorker("here", "127.0.0.1:1", (0,))
@@ -58,18 +57,30 @@ class Counting(Program):
         self.released += messages
 
 
-def with_router(act: Callable[[Router], None]) -> None:
-    """Run something with the router of a worker that has task 0; another one has task 1."""
+def with_router(
+    act: Callable[[Router], Coroutine[Any, Any, None] | None], assignment: Assignment = ASSIGNMENT
+) -> None:
+    """Run something with the router of a worker that has task 0; another one has task 1.
 
-    async def main() -> None:
-        context = LocalContext()
+    It runs on the messaging loop, as a worker's router does: its connections live there.
+    """
+    loop, context = messaging_loop(), LocalContext()
+
+    async def main() -> Router:
         router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
-        router.update(ASSIGNMENT)
-        act(router)
-        await asyncio.to_thread(router.connections.abort)
-        await asyncio.to_thread(context.term)
+        router.update(assignment)
+        return router
 
-    asyncio.run(main())
+    async def acting() -> None:
+        if (acts := act(router)) is not None:
+            await acts
+
+    router = loop.run(main())
+    try:
+        loop.run(acting())
+    finally:
+        router.connections.abort()
+        context.term()
 
 
 def test_a_message_is_compared_with_those_in_flight_to_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,17 +204,13 @@ def test_nothing_is_released_once_the_end_begins() -> None:
 def test_the_end_counts_what_it_drops() -> None:
     """What is queued, and what a sink had chosen and not published."""
 
-    async def main() -> None:
-        context = LocalContext()
-        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: True)
-        router.update(Assignment(1, "t", (HERE,)))
+    async def act(router: Router) -> None:
         router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x", b"y"])], Program()))
         await router.close(0.1, (), {0: 5})
         balance = router.ledger()
         assert (balance.accepted, balance.dropped["shutdown"], balance.balanced) == (7, 7, True)
-        await asyncio.to_thread(context.term)
 
-    asyncio.run(main())
+    with_router(act, Assignment(1, "t", (HERE,)))
 
 
 @pytest.mark.parametrize("reason", [DropReason.CLOSED, DropReason.REFUSED])
@@ -374,29 +381,22 @@ def test_messages_that_circle_are_refused() -> None:
     with_router(act)
 
 
-def test_rejected_messages_that_wait_count_as_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_messages_that_wait_count_as_lost_at_the_end() -> None:
     """A worker that ends before a rejected message was due again counts it as dropped{shutdown}."""
 
-    async def main() -> None:
-        context = LocalContext()
-        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
-        router.update(ASSIGNMENT)
-        program = Counting()
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], program))
+    async def act(router: Router) -> None:
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Counting()))
         request = SubscribeRequest("", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
         subscription = router.queues.subscribe(request, lambda: None)
         assert len(subscription.take(1000)) == 1
         rejected = Rejection(1, 1, 10.0, "", wait=False)
         subscription.progress([Cursor(0, 2, 2, 10, 1000, (rejected,))])
         assert router.rejections.snapshot().waiting == 1
-        monkeypatch.setattr(router.connections, "close", AsyncMock())  # those belong to another loop
         await router.close(0.1, [], {})
         assert router.ledger().dropped[DropReason.SHUTDOWN] == 1
         assert router.ledger().balanced
-        await asyncio.to_thread(router.connections.abort)
-        await asyncio.to_thread(context.term)
 
-    asyncio.run(main())
+    with_router(act)
 
 
 def test_a_worker_without_an_assignment_says_so() -> None:
@@ -405,3 +405,68 @@ def test_a_worker_without_an_assignment_says_so() -> None:
     assert "has no assignment yet: push one" in str(table.not_ready)
     table.replace(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", (0,)),)))
     assert table.not_ready is None
+
+
+def test_a_peer_that_has_shut_down_holds_up_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had is handed back: moves no longer wait for its releases."""
+
+    def act(router: Router) -> None:
+        lost: list[Any] = []
+        monkeypatch.setattr(router.connections, "ended", lambda *_: {THERE.peer: {1: None}})
+        monkeypatch.setattr(router._moves, "lose", lost.append)
+        router._renew_ended()
+        assert lost == [{THERE.peer}]
+
+    with_router(act)
+
+
+def test_moves_are_looked_at_when_a_worker_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its departure may be what they wait for."""
+
+    def act(router: Router) -> None:
+        looked: list[Any] = []
+        monkeypatch.setattr(router, "_end_moves", lambda tasks=None: looked.append(tasks))
+        router.workers_left([Departure(7)])
+        assert looked == [None]
+
+    with_router(act)
+
+
+def test_messages_by_a_newer_assignment_wait_for_it() -> None:
+    """Another worker knows already that the task is ours: it is opened, and keeps what comes."""
+
+    def act(router: Router) -> None:
+        batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Worker())
+        batch.assignment_version = 2
+        router.recv(batch)
+        assert router.version_received == 2
+        assert list(batch.refusals) == []
+        assert (router.connections.pending_messages, router.held_messages) == (0, 1)
+
+    with_router(act)
+
+
+def test_taps_see_what_is_routed() -> None:
+    """Each batch, after it was routed."""
+
+    def act(router: Router) -> None:
+        seen: list[Any] = []
+
+        class Taps(list[int]):
+            def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
+                seen.append([(group.task, place_of(group.task)) for group in batch.groups])
+
+        router.taps = Taps([1])  # type: ignore[assignment]
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
+        assert seen == [[(0, LOCAL), (1, "there")]]
+
+    with_router(act)
+
+
+def test_an_advertised_host_takes_the_first_port() -> None:
+    """A host without a port is reached at that of the first address over TCP."""
+    assert places(["unix:///run/w.sock", "10.0.0.1:6700", "10.0.0.1:6701"], "host") == [
+        ("10.0.0.1", 6700),
+        ("10.0.0.1", 6701),
+        ("host", 6700),
+    ]

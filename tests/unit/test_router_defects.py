@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tuplewire import TaskGroup
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
@@ -47,7 +48,8 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Pr
     program, defects = _Program(), []
 
     async def main() -> Router:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: defects.append(context))
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: defects.append(context))
         context = LocalContext()
         router = Router(
             WorkerSettings(worker_id="here", topology="t"),
@@ -60,10 +62,12 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Pr
         router.recv(ReceivedBatch.arrived(groups, program))
         assert router.ledger().balanced
         await asyncio.sleep(0)  # the turn in which the transfer queue drains
+        await asyncio.to_thread(router.connections.abort)
         await asyncio.to_thread(context.term)
+        loop.set_exception_handler(None)
         return router
 
-    return asyncio.run(main()), program, defects
+    return messaging_loop().run(main()), program, defects
 
 
 def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +121,4 @@ def test_a_defect_while_held_messages_are_routed(monkeypatch: pytest.MonkeyPatch
         await asyncio.to_thread(router.connections.abort)
         await asyncio.to_thread(context.term)
 
-    asyncio.run(main())
+    messaging_loop().run(main())

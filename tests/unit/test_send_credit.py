@@ -8,6 +8,7 @@ from helpers.sending import PLENTY, Sending, contents, groups, payloads
 
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
+from tuplewire.session.receive import Refusal
 from tuplewire.session.send import MAX_FRAMES_IN_FLIGHT
 
 
@@ -115,3 +116,15 @@ def test_a_lost_grant_is_made_good_by_the_next() -> None:
     sending.frames()
     sending.update(1, grants=(Grant(1, 7, PLENTY, 0),))
     assert len(payloads(sending.frames())) == 6
+
+
+def test_refused_bytes_give_their_credit_back() -> None:
+    """Neither side counts refused messages: the next one may start in their place."""
+    sending = Sending(opened=False)
+    sending.open(initial_bytes=10)
+    sending.offer_groups(TaskGroup.of(1, [b"x" * 10]))
+    sending.frames()
+    sending.offer_groups(TaskGroup.of(1, [b"y" * 10]))
+    assert sending.frame() is None
+    sending.update(1, refusals=(Refusal(1, 1, 1, "NOT_LOCAL", "elsewhere"),))
+    assert [group.data for group in groups(sending.frames())] == [b"y" * 10]

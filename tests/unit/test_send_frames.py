@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.sending import PLENTY, Sending, contents, payloads
 
@@ -150,3 +152,22 @@ def test_messages_that_are_passed_on_keep_their_time() -> None:
     sending.window.offer([group], now_micros=9_000_000)
     (frame,) = sending.frames()
     assert frame.accepted_micros == [1_000_000]
+
+
+def test_each_run_has_the_time_of_its_messages() -> None:
+    """Messages of one task that were accepted seconds apart are runs of their own."""
+    sending = Sending()
+    for seconds in (100, 110, 120, 120):
+        sending.window.offer([TaskGroup.of(1, [b"x"])], now_micros=seconds * 1_000_000)
+    (frame,) = sending.frames()
+    assert [len(run) for run in frame.runs] == [1, 1, 2]
+    assert list(frame.accepted_micros) == [100_000_000, 110_000_000, 120_000_000]
+
+
+def test_forwarded_messages_go_before_others_of_their_task() -> None:
+    """They came to their entry worker earlier: others of the task may only follow them."""
+    sending = Sending()
+    sending.offer(1, 2)
+    sending.offer_groups(replace(TaskGroup.of(1, [b"f"]), forwarded=5, entry_sequence=1))
+    sending.offer_groups(replace(TaskGroup.of(2, [b"g"]), forwarded=5, entry_sequence=2))
+    assert payloads(sending.frames()) == b"fg\0\1"

@@ -140,3 +140,26 @@ def test_a_receiver_that_knows_more_than_was_sent() -> None:
     assert sending.acknowledged == 0
     sending.open()
     assert contents(sending.frames()) == [(1, [(1, b"\0")])]
+
+
+def test_a_new_receiver_during_a_resumption_gets_each_message_once() -> None:
+    """The old receiver's missing frames are not sent to the new one as well."""
+    sending = Sending()
+    for _ in range(3):
+        sending.offer(1)
+        sending.frames()
+    sending.open()
+    assert sending.frame() is not None
+    sending.open(incarnation=8)
+    assert payloads(sending.frames()) == b"\0\1\2"
+    assert sending.frame() is None
+
+
+def test_nothing_is_unreleased_once_all_is_released() -> None:
+    """A worker that leaves is asked about tasks whose messages are still there, and about no others."""
+    sending = Sending()
+    sending.offer(1, 2)
+    sending.offer(2, 1)
+    sending.frames()
+    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
+    assert [task for task, _ in sending.window.unreleased()] == [2]

@@ -347,3 +347,35 @@ def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
         assert sinks.snapshot().disk_bytes == 0
 
     run(act, staging_memory_bytes=1500, staging_disk_bytes=10_000, staging_directory=str(tmp_path / "gone"))
+
+
+def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With the sink, the epoch and what is staged; the writer is told what it waits for."""
+
+    async def act(sinks: Sinks, _queues: Queues) -> None:
+        groups = [TaskGroup.of(TASK, [bytes(700)])]
+        assert await sinks.stage(("me", "other"), 1, name("0a", 1), 0, groups) == ""
+        answer = await sinks.stage(SINK, 1, name("0a", 1), 0, groups)
+        assert answer.startswith("room for what is staged: ")
+
+    run(act, staging_memory_bytes=2000, staging_disk_bytes=1)
+    assert any(line.startswith("staging.full sink=s epoch=1 partition=") for line in caplog.messages)
+
+
+def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer comes when the last message has found room, not before."""
+    monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 30.0)
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        staged = await stage(sinks, "0a", *(bytes([number]) for number in range(8)))
+        await sinks.publish(SINK, 1, [staged])
+        asking = asyncio.create_task(sinks.progress(SINK, 1))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        while not asking.done():
+            queues.consume()
+            queues.activity.set()
+            await asyncio.sleep(0.01)
+        assert asking.result() == EpochProgress(0, [])
+
+    run(act)

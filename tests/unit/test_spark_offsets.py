@@ -355,3 +355,12 @@ def test_a_task_of_a_range_that_is_not_assigned_any_more() -> None:
     check_assigned(start, {1: held(5, 5)}, [1])
     with pytest.raises(DataLossError, match="task 3 is not assigned any more"):
         check_assigned(start, {1: held(5, 5)}, [1, 3])
+
+
+def test_ten_dropped_tasks_are_named() -> None:
+    """Of more than ten tasks with messages, the ten with the smallest numbers are in the error."""
+    tasks = range(1, 12)
+    start = Offset({task: at(0) for task in tasks})
+    with pytest.raises(ConfigError, match=r"11 of the tasks .* task 10 holds 1\. Read") as caught:
+        check_dropped(start, {task: held(0, 1) for task in tasks})
+    assert "task 11" not in str(caught.value)

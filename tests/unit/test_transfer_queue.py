@@ -1,0 +1,95 @@
+"""The transfer queue: what it asks of the connection to another worker, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.drops import Drops
+from tuplewire_service.worker.routing_table import RoutingTable
+from tuplewire_service.worker.transfer_queue import TransferQueue
+
+
+class Program:
+    """A program that sends; wants_releases: whether it waits until its messages are processed."""
+
+    source, sender_id, worker_number = "client", "c", 0
+
+    def __init__(self, *, wants_releases: bool = False) -> None:
+        self.wants_releases = wants_releases
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Take no note."""
+
+
+class Connection:
+    """The connection to the worker of tasks 1 and 2, and all connections there are."""
+
+    def __init__(self, *, closes_after: int = 100) -> None:
+        self.sent: list[tuple[list[int], bool]] = []
+        self.watched: list[list[int]] = []
+        self._closes_after = closes_after
+
+    def get(self, _peer: Any) -> Connection:
+        """Return itself."""
+        return self
+
+    def watch_releases(self, tasks: list[int]) -> None:
+        """Take note of it."""
+        self.watched.append(tasks)
+
+    def forward(self, groups: Sequence[TaskGroup], _inbound: Any, *, retain: bool) -> bool:
+        """Take groups until it closes."""
+        if len(self.sent) == self._closes_after:
+            return False
+        self.sent.append(([group.task for group in groups], retain))
+        return True
+
+
+def with_queue(connection: Connection, act: Callable[[TransferQueue], None]) -> Ledger:
+    """Run something with a queue; return what was counted."""
+    ledger = Ledger()
+    table = RoutingTable("here")
+    there = AssignedWorker("there", "127.0.0.1:2", (1, 2))
+    table.replace(Assignment(1, "t", (AssignedWorker("here", "127.0.0.1:1", (0,)), there)))
+    connections: Any = connection
+    lost_workers: Any = None
+
+    async def main() -> None:
+        act(TransferQueue(table, connections, lost_workers, Drops(ledger)))
+
+    asyncio.run(main())
+    return ledger
+
+
+def test_releases_are_watched_for_whoever_waits_for_them() -> None:
+    """A sender with acknowledgements once queued needs none, and they cost a grant each."""
+    connection = Connection()
+
+    def act(queue: TransferQueue) -> None:
+        queue.put(TaskGroup.of(1, [b"x"]), Program())
+        queue.put(TaskGroup.of(2, [b"y"]), Program(wants_releases=True))
+        queue.drain()
+
+    with_queue(connection, act)
+    assert connection.sent == [([1], False), ([2], False)]
+    assert connection.watched == [[2]]
+
+
+def test_what_a_closed_connection_does_not_take_is_counted() -> None:
+    """A connection may close between two runs: the first one is sent, the second one dropped by name."""
+    connection = Connection(closes_after=1)
+    program = Program()
+
+    def act(queue: TransferQueue) -> None:
+        queue.put(TaskGroup.of(1, [b"x"]), program)
+        queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, kept=True), program)
+        queue.drain()
+
+    ledger = with_queue(connection, act)
+    assert connection.sent == [([1], False)]
+    assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2
