@@ -18,10 +18,10 @@ import pytest
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
 from tuplewire.topology import (
     CustomStreamGrouping,
+    DeclaredStream,
     Grouping,
     GroupingContext,
     Locality,
-    Stream,
     fields,
     shuffle,
 )
@@ -183,7 +183,7 @@ def test_local_or_shuffle_stays_in_the_worker() -> None:
 class ByLength(CustomStreamGrouping):
     """Sends a word to as many tasks as it has letters."""
 
-    def prepare(self, context: GroupingContext, stream: Stream) -> None:
+    def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:
         self.tasks = context.tasks
         self.fields = stream.fields
 

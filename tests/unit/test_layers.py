@@ -28,7 +28,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
         "tuplewire.headers": "tuplewire.wire.messaging_pb2",
         "tuplewire.spark.topology.mail": "tuplewire.topology.serial.packing",
         "tuplewire.topology.acking.acker": "tuplewire.topology.running.receive_queue",
-        "tuplewire.topology.grouping": "tuplewire.topology.tuples",
         "tuplewire.topology.running.executor": "tuplewire.topology.running.termination",
         "tuplewire.topology.running.executor_worker": "tuplewire.topology.running.termination",
         "tuplewire.topology.running.timer": "tuplewire.topology.running.termination",

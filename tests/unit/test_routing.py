@@ -13,6 +13,7 @@ from tuplewire.topology import (
     BasicBolt,
     BasicOutputCollector,
     CustomStreamGrouping,
+    DeclaredStream,
     GroupingContext,
     Locality,
     Spout,
@@ -48,7 +49,7 @@ class ByFirstLetter(CustomStreamGrouping):
     def __init__(self) -> None:
         self.asked = 0
 
-    def prepare(self, context: GroupingContext, stream: Stream) -> None:
+    def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:
         self.tasks = context.tasks
         (self.position,) = stream.positions(["word"])
 

@@ -11,6 +11,7 @@ from tuplewire.topology.component import BasicBolt, Bolt, FailedError, Spout, To
 from tuplewire.topology.description import Topology
 from tuplewire.topology.grouping import (
     CustomStreamGrouping,
+    DeclaredStream,
     Grouping,
     GroupingContext,
     Locality,
@@ -29,6 +30,7 @@ __all__ = [
     "Bolt",
     "CounterMetric",
     "CustomStreamGrouping",
+    "DeclaredStream",
     "FailedError",
     "Grouping",
     "GroupingContext",

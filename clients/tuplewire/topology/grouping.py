@@ -16,11 +16,10 @@ from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.group import check_task
-from tuplewire.topology.tuples import Stream
 
 _REMEMBERED_KEYS = 65_536
 
@@ -204,10 +203,25 @@ class Global(SingleGrouping):
         return [min(self.tasks)] * len(keys)
 
 
+class DeclaredStream(Protocol):
+    """What a grouping reads of a stream: its fields in order, and its name."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields."""
+
+    @property
+    def name(self) -> str:
+        """The name of the stream, unique in its component."""
+
+    def positions(self, fields: Iterable[str], /) -> tuple[int, ...]:
+        """Return where fields are among the values of a tuple; TopologyError for one that is not declared."""
+
+
 class CustomStreamGrouping(ABC):
     """A grouping of the user's own. Source: Storm's `CustomStreamGrouping`. Each sending task gets a copy."""
 
-    def prepare(self, context: GroupingContext, stream: Stream) -> None:  # noqa: B027 - a hook
+    def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:  # noqa: B027 - a hook
         """Learn what there is to choose from, before the first choice; by default nothing happens."""
 
     @abstractmethod
