@@ -6,18 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Self, TypeAlias, TypedDict, TypeVar
+from functools import partial
+from typing import Self, TypeAlias, TypedDict
 
 from tuplewire.addresses import check_reachable, resolve_topology
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.events import event_logger
 from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.member_status import MembershipStatus, Phase
 from tuplewire.membership.registry import Registry, Report
-from tuplewire.wire import control_pb2
 
 logger = event_logger(__name__)
 
@@ -26,9 +26,6 @@ Workers: TypeAlias = Sequence[str] | Callable[[], Iterable[str] | Mapping[str, s
 
 _CALL_SECONDS = 3.0
 _WARNINGS = {"worker.silent", "worker.expired", "assignment.refused", "membership.superseded"}
-
-_AT_ONCE = 16
-_Answer = TypeVar("_Answer")
 
 
 class MembershipKeywords(TypedDict, total=False):
@@ -163,11 +160,11 @@ class Membership:
     # --- the thread ------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        contacts = Contacts(_CALL_SECONDS, self._credentials)
+        clients = ControlClients(partial(ControlClient, timeout=_CALL_SECONDS, credentials=self._credentials))
         reason = "it was closed"
         try:
             while not self._closing.is_set():
-                self._round(contacts)
+                self._round(clients)
                 if self._registry.superseded:
                     reason = self._registry.superseded
                     return
@@ -177,20 +174,22 @@ class Membership:
             logger.exception("membership.defect")
             reason = f"a defect: {error!r}"
         finally:
-            contacts.close()
+            clients.close()
             with self._moved:
                 self._ended = reason
                 self._moved.notify_all()
 
-    def _round(self, contacts: Contacts) -> None:
+    def _round(self, clients: ControlClients[ControlClient]) -> None:
         self._look_for_workers()
         registry = self._registry
         addresses = dict.fromkeys([*self._wanted, *registry.addresses])
-        registry.look(time.monotonic(), self._wanted, contacts.ask(addresses, registry.version))
+        clients.keep(addresses)
+        registry.look(time.monotonic(), self._wanted, clients.each(addresses, self._report))
         registry.decide()
         assignment = registry.in_force
         if assignment is not None:
-            for address, outcome in contacts.tell(registry.to_tell(), assignment).items():
+            outcomes = clients.each(registry.to_tell(), lambda each: each.update_assignment(assignment))
+            for address, outcome in outcomes.items():
                 registry.told(address, outcome if isinstance(outcome, TuplewireError) else None)
         for event, about in registry.events:
             logger.log(logging.WARNING if event in _WARNINGS else logging.INFO, event, extra=about)
@@ -198,6 +197,11 @@ class Membership:
         with self._moved:
             self._status = registry.status()
             self._moved.notify_all()
+
+    def _report(self, client: ControlClient) -> Report:
+        status = client.status()
+        newer = status.assignment_version > self._registry.version
+        return Report(status, client.assignment() if newer else None)
 
     def _look_for_workers(self) -> None:
         """Ask where workers should be; where that is not to be had, they stay where they were."""
@@ -217,63 +221,3 @@ def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     for address in named:
         check_reachable(address)
     return named
-
-
-class Contacts:
-    """A client for each worker that is asked, kept while it answers. Belongs to one thread.
-
-    timeout: of each call, in seconds. credentials: see ControlClient.
-    """
-
-    def __init__(self, timeout: float, credentials: Credentials | None = None) -> None:
-        self._timeout = timeout
-        self._credentials = credentials
-        self._clients: dict[str, ControlClient] = {}
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "tuplewire-contact")
-
-    def close(self) -> None:
-        """Close the clients, and end the threads."""
-        self._pool.shutdown()
-        for address in list(self._clients):
-            self._drop(address)
-
-    def ask(self, addresses: Iterable[str], version: int) -> dict[str, Report | TuplewireError]:
-        """Return what each worker says of itself, or why not. version: of our own assignment."""
-        wanted = list(addresses)
-        for address in self._clients.keys() - wanted:
-            self._drop(address)
-
-        def report(control: ControlClient) -> Report:
-            status = control.status()
-            return Report(status, control.assignment() if status.assignment_version > version else None)
-
-        return self._each(wanted, report)
-
-    def tell(
-        self, addresses: Iterable[str], assignment: control_pb2.Assignment
-    ) -> dict[str, bool | TuplewireError]:
-        """Give each worker an assignment; return what has come of it."""
-        return self._each(addresses, lambda control: control.update_assignment(assignment))
-
-    def _each(
-        self, addresses: Iterable[str], call: Callable[[ControlClient], _Answer]
-    ) -> dict[str, _Answer | TuplewireError]:
-        def outcome(address: str) -> _Answer | TuplewireError:
-            try:
-                return call(self._client(address))
-            except TuplewireError as error:
-                return error
-
-        answers = dict(zip(addresses, self._pool.map(outcome, addresses), strict=True))
-        for address, answer in answers.items():
-            if isinstance(answer, UnreachableError):
-                self._drop(address)  # the channel would wait longer and longer before it tries again
-        return answers
-
-    def _client(self, address: str) -> ControlClient:
-        if address not in self._clients:
-            self._clients[address] = ControlClient(address, self._timeout, credentials=self._credentials)
-        return self._clients[address]
-
-    def _drop(self, address: str) -> None:
-        self._clients.pop(address).close()

@@ -119,7 +119,7 @@ class Publisher(SinkWorkers):
         patience = Patience(self._seconds)
         while True:
             try:
-                return call(self._control(address))
+                return call(self[address])
             except AWAY as error:
                 self._bear(patience, error, address)
 
@@ -158,7 +158,7 @@ class Publisher(SinkWorkers):
                 self._assigned(())
                 for at in {*self._present.items(), *chosen} - asked.keys():
                     address = at[0]
-                    asked[at] = self._begin_at(self._control(address), at, sink, epoch, chosen, run)
+                    asked[at] = self._begin_at(self[address], at, sink, epoch, chosen, run)
                 break
             except AWAY as error:
                 self._bear(patience, _unasked(epoch, error), address)
@@ -176,7 +176,7 @@ class Publisher(SinkWorkers):
         if silent:  # it has ended by now, and may have said goodbye to the others after these were asked
             for at in asked:
                 with suppress(UnreachableError):
-                    answers.append(self._begin_at(self._control(at[0]), at, sink, epoch, chosen, run))
+                    answers.append(self._begin_at(self[at[0]], at, sink, epoch, chosen, run))
         return {
             task: content
             for answer in answers

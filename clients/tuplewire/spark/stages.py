@@ -152,9 +152,7 @@ class SinkWorkers(TaskWorkers):
 
     def _bear(self, patience: Patience, error: TuplewireError, address: str) -> None:
         """Wait a moment, and connect anew: gRPC waits longer each time. Raise the error if time is over."""
-        control = self._controls.pop(address, None)
-        if control is not None:
-            control.close()
+        self.drop(address)
         patience.bear(error)
 
     def wait_for_room(self, attempt: Callable[[float], object]) -> None:
@@ -180,7 +178,7 @@ class SinkWorkers(TaskWorkers):
         """Have what was staged of an attempt thrown away, or all of an epoch; log it if that fails."""
         address, worker_id = at
         try:
-            self._control(address).discard(
+            self[address].discard(
                 pb.DiscardRequest(
                     topology=self._topology, sink=sink, epoch=epoch, attempt=attempt, receiver_id=worker_id
                 )
@@ -286,7 +284,7 @@ class AttemptStage(SinkWorkers):
         )
         while True:
             try:
-                waits_for = self._control(address).stage(request)
+                waits_for = self[address].stage(request)
             except (*AWAY, UnknownTaskError) as error:  # the worker's assignment may be older than ours
                 self._bear(patience, error, address)
                 if piece.pieces:

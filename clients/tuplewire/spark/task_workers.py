@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import ClassVar
 
+from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
     NotReadyError,
@@ -30,7 +31,7 @@ _MOST_OTHERS = 100
 """So many workers' addresses are tried where the first is out of reach."""
 
 
-class TaskWorkers(ExitStack):
+class TaskWorkers(ControlClients[WorkerClient]):
     """Finds the workers that have some tasks; keeps a channel to each of them until it is closed.
 
     address: of any worker of the topology, which tells the others'; or several, with commas.
@@ -44,7 +45,7 @@ class TaskWorkers(ExitStack):
     def __init__(
         self, address: str, topology: str, timeout: float, credentials: Credentials | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(lambda address: self.client(address, min(self._timeout, self.CALL_SECONDS)))
         self._credentials = credentials
         self._address, *more = address.split(",")
         self.reached = self._address
@@ -59,18 +60,10 @@ class TaskWorkers(ExitStack):
         self._all: dict[int, At] = {}
         self._present: dict[str, str] = {}
         """The workers of the last assignment: address to id."""
-        self._controls: dict[str, WorkerClient] = {}
 
     def client(self, address: str, timeout: float) -> WorkerClient:
         """Return a client of one worker, to be closed. timeout: of a call, in seconds."""
         return WorkerClient(address, timeout, credentials=self._credentials)
-
-    def _control(self, address: str) -> WorkerClient:
-        if address not in self._controls:
-            control = self.client(address, min(self._timeout, self.CALL_SECONDS))
-            self._controls[address] = self.enter_context(control)
-            self.callback(self._controls.clear)
-        return self._controls[address]
 
     def _assigned(self, tasks: Iterable[int]) -> dict[int, At]:
         """Return the workers of those of these tasks that are assigned, by the addresses that workers use."""
@@ -101,7 +94,7 @@ class TaskWorkers(ExitStack):
             raise
 
     def _assignment_of(self, address: str) -> pb.Assignment | None:
-        control = self._control(address)
+        control = self[address]
         assignment = control.assignment()
         self.max_message_bytes = control.max_message_bytes
         self.reached = address
@@ -206,7 +199,7 @@ class HeldTasks(TaskWorkers):
             self._wait_for_any(polls, wait)
         found: dict[int, Held] = {}
         for at, request in polls.items():
-            answer = self._control(at[0]).poll(request)
+            answer = self[at[0]].poll(request)
             if answer.assignment_version > self._version or len(answer.tasks) < len(request.tasks):
                 raise NotReadyError(
                     f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
@@ -235,7 +228,7 @@ class HeldTasks(TaskWorkers):
     def _wait_for_any(self, polls: Mapping[At, pb.PollRequest], wait: float) -> None:
         """Wait until one of several workers has news; then ask all of them what there is."""
         news = threading.Event()
-        calls = [self._control(address).begin_poll(request) for (address, _), request in polls.items()]
+        calls = [self[address].begin_poll(request) for (address, _), request in polls.items()]
         for call in calls:
             call.add_done_callback(lambda _: news.set())
         news.wait(wait)
@@ -256,7 +249,7 @@ class HeldTasks(TaskWorkers):
         for (address, worker_id, worker), tasks in tasks_at.items():
             polled = (pb.PolledTask(task=task, entries_to=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, receiver_id=worker_id, tasks=polled)
-            answer = self._control(address).poll(request)
+            answer = self[address].poll(request)
             if answer.incarnation != worker:
                 continue
             for there in answer.tasks:
@@ -286,7 +279,7 @@ class HeldTasks(TaskWorkers):
             if not where:
                 continue
             try:
-                answer = self._control(where).poll(
+                answer = self[where].poll(
                     pb.PollRequest(
                         topology=self._topology, tasks=[pb.PolledTask(task=task)], incarnations=[worker]
                     )

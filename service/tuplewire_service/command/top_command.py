@@ -9,12 +9,21 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
+from tuplewire.addresses import resolve_address
 from tuplewire.errors import ConfigError
 from tuplewire.shown import shown
-from tuplewire_service.command.parsers import ADDRESS_VARIABLE, add_access, add_command, control_of, seconds
+from tuplewire_service.command.parsers import (
+    ADDRESS_VARIABLE,
+    add_access,
+    add_command,
+    credentials_of,
+    seconds,
+    silence_grpc,
+)
 from tuplewire_service.command.terminal import console_of, write_table, write_text
 from tuplewire_service.process.stop import EXIT_OK
 
@@ -70,24 +79,24 @@ def _top(arguments: argparse.Namespace) -> int:
     console = None if printed or arguments.web else console_of(sys.stdout)
     if console is None and not (printed or arguments.web):
         raise ConfigError("the live view needs a terminal: use --once, --json or --web")
-    first = control_of(arguments)
+    silence_grpc()
+    from tuplewire.connection.control_client import ControlClient
     from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
-    def connect(address: str) -> Any:
-        return control_of(argparse.Namespace(**{**vars(arguments), "address": address}))
-
+    first = resolve_address(arguments.address)
+    connect = partial(ControlClient, timeout=arguments.timeout, credentials=credentials_of(arguments))
     if arguments.web:
         from tuplewire_service.command.viewer.live_page import MOST_ROWS
 
         with ClusterLooks(first, connect, MOST_ROWS) as looks:
-            looks.look(arguments.timeout)
-            _serve(lambda: looks.look(arguments.timeout), arguments)
+            looks.look()
+            _serve(looks.look, arguments)
     with ClusterLooks(first, connect) as looks, console.screen() if console else nullcontext():
-        looks.look(arguments.timeout)
+        looks.look()
         while True:
             time.sleep(arguments.interval)
-            rows = cluster_rows(looks.look(arguments.timeout))
+            rows = cluster_rows(looks.look())
             if arguments.json:
                 print(json.dumps(dataclasses.asdict(rows)), flush=True)
             elif console is None:

@@ -1,0 +1,71 @@
+"""One control client for each of several workers, and calls to all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Self, TypeVar
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import TuplewireError, UnreachableError
+
+_AT_ONCE = 32
+_Client = TypeVar("_Client", bound=ControlClient)
+_Answer = TypeVar("_Answer")
+
+
+class ControlClients(Generic[_Client]):
+    """The clients of several workers by address, each kept while its worker answers. Not thread-safe.
+
+    connect: makes the client of an address, with the timeout of each call.
+    """
+
+    def __init__(self, connect: Callable[[str], _Client]) -> None:
+        self._connect = connect
+        self._clients: dict[str, _Client] = {}
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "tuplewire-control")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, address: str) -> _Client:
+        """Return the client of a worker."""
+        if address not in self._clients:
+            self._clients[address] = self._connect(address)
+        return self._clients[address]
+
+    def each(
+        self, addresses: Iterable[str], call: Callable[[_Client], _Answer]
+    ) -> dict[str, _Answer | TuplewireError]:
+        """Make a call to each worker, in parallel; return its result or its error by address."""
+
+        def outcome(address: str) -> _Answer | TuplewireError:
+            try:
+                return call(self[address])
+            except TuplewireError as error:
+                return error
+
+        wanted = list(addresses)
+        answers = dict(zip(wanted, self._pool.map(outcome, wanted), strict=True))
+        for address, answer in answers.items():
+            if isinstance(answer, UnreachableError):
+                self.drop(address)
+        return answers
+
+    def drop(self, address: str) -> None:
+        """Close the client of a worker, so that the next call connects at once: gRPC would wait longer."""
+        if address in self._clients:
+            self._clients.pop(address).close()
+
+    def keep(self, addresses: Iterable[str]) -> None:
+        """Close the clients of all other workers."""
+        for address in self._clients.keys() - addresses:
+            self.drop(address)
+
+    def close(self) -> None:
+        """Close all clients, which ends the calls that still run, and the threads."""
+        self.keep(())
+        self._pool.shutdown(cancel_futures=True)
