@@ -17,7 +17,7 @@ from tuplewire.message import TaskMessage
 if TYPE_CHECKING:
     from tuplewire import aio, errors
     from tuplewire.client import Client
-    from tuplewire.local_worker import OwnWorker as local  # noqa: N813 - reads as a verb: with tuplewire.local()
+    from tuplewire.processes.own_worker import OwnWorker as local  # noqa: N813 - reads as a verb: with tuplewire.local()
 
 __all__ = [
     "Client",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.local_worker", "OwnWorker")}
+_LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.processes.own_worker", "OwnWorker")}
 _MODULES = ("aio", "errors")
 """Public modules that need no import of their own."""
 

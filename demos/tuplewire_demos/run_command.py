@@ -236,15 +236,15 @@ def _launched(
     write: Callable[[_ResultT], None],
     progress: Progress,
 ) -> _ResultT:
+    from tuplewire.processes.worker_processes import WorkerProcesses
     from tuplewire_demos.attachment import WorkerEndpoint
     from tuplewire_demos.local_session import local_session
-    from tuplewire_service.launching.local_workers import LocalWorkers
 
     # Silence gRPC's connection messages on the user's terminal.
     conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
     progress.stage(f"Starting Spark, and {n_workers} worker(s) ...")
     with ExitStack() as stack:
-        workers = LocalWorkers(n_workers, pipeline, flags=flags)
+        workers = WorkerProcesses(n_workers, pipeline, flags=flags)
         stack.callback(workers.stop)
         # Beside Spark, whose start takes longer. They are not talked to before: Spark forks, and that is best
         # done before this process has anything of gRPC.

@@ -102,10 +102,10 @@ def _shown_while(
 def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
     """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
     from tuplewire.connection.control_client import ControlClient
+    from tuplewire.processes.worker_processes import WorkerProcesses
     from tuplewire_demos.jobs import settled_ledgers
     from tuplewire_demos.local_session import local_session
     from tuplewire_demos.words_spark import count_words
-    from tuplewire_service.launching.local_workers import LocalWorkers
 
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     topology = wordcount_topology(
@@ -118,7 +118,7 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
     with local_session("tuplewire-wordcount", cores=cores, conf=quiet) as spark:
         progress.stage(f"Starting {arguments.workers} worker(s) ...")
         # When a run has failed nobody will take what is left, and after any other there is nothing left.
-        with LocalWorkers(arguments.workers, "wordcount", flags=["--drain-seconds=1"]) as workers:
+        with WorkerProcesses(arguments.workers, "wordcount", flags=["--drain-seconds=1"]) as workers:
             for each in workers.endpoints:
                 progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
             addresses = [each.unix_address for each in workers.endpoints]

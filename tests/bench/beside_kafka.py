@@ -24,7 +24,7 @@ from report import Line, progress, table
 from spark_agent import tasks_of_workers
 from workload import TOPOLOGY
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 CONNECTOR = HERE / "kafka" / "connector.xml"
 CONNECTORS = ("4.2.0",)
@@ -111,7 +111,7 @@ def _measured(plan: Plan) -> str:
     started = time.monotonic()
     connector, jars = _connector()
     progress("starting a Kafka broker")
-    with Broker() as broker, LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
+    with Broker() as broker, WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
         workers.assign(tasks_of_workers())
         progress("starting Spark")
         addresses = [each.address for each in workers.endpoints]

@@ -21,7 +21,7 @@ from workload import TOPOLOGY
 
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 TASKS = 32
 _LIST, _BYTES = 1_000, 100
@@ -57,7 +57,7 @@ def spread(count: int, lists: int) -> Spread:
     """Send so many lists from each of so many programs. lists: a multiple of the number of tasks."""
     progress(f"{count} workers, {count * lists * _LIST:,} messages")
     context = multiprocessing.get_context("spawn")
-    with LocalWorkers(count, TOPOLOGY, flags=_ROOM) as workers:
+    with WorkerProcesses(count, TOPOLOGY, flags=_ROOM) as workers:
         tasks = {index: range(index, TASKS, count) for index in range(count)}
         workers.assign(tasks)
         addresses = [each.address for each in workers.endpoints]

@@ -22,7 +22,7 @@ from workload import (
     Look,
 )
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
 HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, WIDE = "hop-zmq", "hop-local", "chain-zmq", "wide"
@@ -217,7 +217,7 @@ class Links:
         return Link(name, sender, sink, tuple(relay.pid for relay in relays))
 
     def _sends(self, name: str) -> Link:
-        workers = self._stack.enter_context(LocalWorkers(count=1, topology=TOPOLOGY))
+        workers = self._stack.enter_context(WorkerProcesses(count=1, topology=TOPOLOGY))
         workers.assign({0: [DESTINATION_TASK]})
         (worker,) = workers.endpoints
         consumer = self._agent("sends.py", "consumer", worker.address)
@@ -234,7 +234,7 @@ class Links:
 
     def _chain(self, name: str, transport: str) -> Link:
         flags = [f"--transport={transport}"]
-        workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=flags))
+        workers = self._stack.enter_context(WorkerProcesses(count=2, topology=TOPOLOGY, flags=flags))
         idle = IDLE_TASKS if name == WIDE else ()
         workers.assign({0: [SOURCE_TASK, *idle[::2]], 1: [DESTINATION_TASK, PACED_TASK, *idle[1::2]]})
         near, far = workers.endpoints
@@ -243,7 +243,7 @@ class Links:
         return Link(name, producer, consumer, (near.process_id, far.process_id), near.address)
 
     def _spread(self, name: str) -> Link:
-        workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=_HURRY))
+        workers = self._stack.enter_context(WorkerProcesses(count=2, topology=TOPOLOGY, flags=_HURRY))
         workers.assign({0: [SOURCE_TASK], 1: [*SPREAD_TASKS, STOPPED_TASK]})
         near, far = workers.endpoints
         consumer = self._agent("many.py", "streams-consumer", far.address, *SPREAD_TASKS)
@@ -252,7 +252,7 @@ class Links:
         return Link(name, producer, consumer, (near.process_id, far.process_id))
 
     def _senders(self, name: str) -> Link:
-        workers = self._stack.enter_context(LocalWorkers(count=1, topology=TOPOLOGY))
+        workers = self._stack.enter_context(WorkerProcesses(count=1, topology=TOPOLOGY))
         workers.assign({0: [DESTINATION_TASK]})
         (worker,) = workers.endpoints
         consumer = self._agent("many.py", "streams-consumer", worker.address, DESTINATION_TASK)

@@ -18,7 +18,7 @@ from pathlib import Path
 from report import progress
 from workload import TOPOLOGY
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 MESHES = ("1:100", "1:10000", "10:10000", "20:10000", "40:10000")
 """Workers, and tasks in all."""
@@ -45,7 +45,7 @@ def start_seconds() -> float:
     for number in range(_STARTS):
         progress(f"starting a worker, {number + 1} of {_STARTS}")
         began = time.monotonic()
-        with LocalWorkers(1, TOPOLOGY):
+        with WorkerProcesses(1, TOPOLOGY):
             found.append(time.monotonic() - began)
     return statistics.median(found)
 
@@ -53,7 +53,7 @@ def start_seconds() -> float:
 def at_rest(count: int, task_count: int, seconds: float) -> Resting:
     """Measure a mesh of so many workers for so long."""
     progress(f"{count} workers with {task_count:,} tasks")
-    with LocalWorkers(count, TOPOLOGY) as workers:
+    with WorkerProcesses(count, TOPOLOGY) as workers:
         tasks = {index: range(index, task_count, count) for index in range(count)}
         workers.assign(tasks, timeout=120)
         updates = []

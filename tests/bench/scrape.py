@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from report import Line
 from workload import TOPOLOGY
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 SCRAPE = "scrape"
 
@@ -32,7 +32,7 @@ def measure_scrape(progress: Callable[[str], None]) -> list[Line]:
         gauge.labels(str(task)).set(task)
     server, thread = start_http_server(0, "127.0.0.1", registry)
     try:
-        with LocalWorkers(1, TOPOLOGY, flags=[f"--metrics-tasks={_TASKS}"]) as workers:
+        with WorkerProcesses(1, TOPOLOGY, flags=[f"--metrics-tasks={_TASKS}"]) as workers:
             workers.assign({0: range(_TASKS)})
             ours = workers.endpoints[0].metrics_url
             bare = f"http://127.0.0.1:{server.server_port}/metrics"

@@ -10,7 +10,7 @@ from report import RATE, Line, compared
 from spark_agent import tasks_of_workers
 from workload import TOPOLOGY
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 WRITE, BACK, LATENCY = "spark/write", "spark/back", "spark/latency"
 SPARK_ROWS = (WRITE, BACK, LATENCY)
@@ -35,7 +35,7 @@ _TITLES = {
 def measure_spark(names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
     """Run the rows, by turns with what they are compared with; BenchError unless every row came once."""
     progress("starting Spark")
-    with LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
         workers.assign(tasks_of_workers())
         with Agent("spark_agent.py", "spark", *(each.address for each in workers.endpoints)) as spark:
             wrong = spark.ask("check", within=FIRST_SECONDS, rows=CHECKED_ROWS)["wrong"]

@@ -20,11 +20,11 @@ from chaos.layout import TASKS, TOPOLOGY, WORKERS
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import ledger_of
 from tuplewire_service.control.status_messages import assignment_to_wire
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class WorkerSlot:
         self.assignment_file = directory / f"{name}.assignment.json"
         self._directory = directory
         self._journal = journal
-        self._process: LocalWorkers | None = None
+        self._process: WorkerProcesses | None = None
         self._address = self._peer_address = f"{host.address}:0"
         self.endpoint = self.start()
 
@@ -72,7 +72,7 @@ class WorkerSlot:
         self._lives += 1
         directory = self._directory / f"{self.name}.{self._lives}"
         directory.mkdir()
-        workers = LocalWorkers(
+        workers = WorkerProcesses(
             1,
             TOPOLOGY,
             directory=directory,

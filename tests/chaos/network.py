@@ -11,7 +11,7 @@ from chaos.faults import Fault, Kind
 from chaos.layout import CONSUMERS, PRODUCERS, WORKERS, ConsumerPlan, ProducerPlan, way
 from helpers.control_faults import ControlFaults
 
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing.fault_line import Direction
 from tuplewire_service.testing.fault_proxy import FaultProxy
 

@@ -12,8 +12,8 @@ from helpers import eventually
 from helpers.tools import ROOT
 from helpers.topology import ledger
 
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire import messaging_pb2
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 PAGE = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
@@ -25,7 +25,7 @@ TASK = 42
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
     """Run a worker as the page has it, at another port."""
-    with LocalWorkers(1, "default", flags=["--drain-seconds=0.5"]) as workers:
+    with WorkerProcesses(1, "default", flags=["--drain-seconds=0.5"]) as workers:
         workers.assign({0: [TASK]})
         yield workers.endpoints[0]
 

@@ -32,7 +32,7 @@ from helpers.topology import (
 )
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
 CLIENTS = ("buf", "node", "go", "java", "rust", "grpclib")
@@ -70,7 +70,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     worker = authority.issue("worker.example", "127.0.0.1").write(folder / "worker")
     program = authority.issue("program.example").write(folder / "program")
     flags = [*tls_flags(worker), f"--receive-queue-messages={QUEUE}", "--drain-seconds=0.5"]
-    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=folder) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=folder) as workers:
         near, far = workers.endpoints
         tasks = {near: range(1000), far: range(1000, 2000)}
         for each in (near, far):

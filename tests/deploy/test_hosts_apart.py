@@ -19,8 +19,8 @@ from deploy.namespaces import Hosts
 from helpers import eventually
 
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import control_pb2
-from tuplewire_service.launching.local_workers import Endpoint
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -29,9 +29,9 @@ from helpers.unsteady import unsteady_proxy
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.topology.running.executor_metrics import metric_families
 from tuplewire_service.admin.program_families import exposed_names
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
@@ -65,7 +65,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     certificate = Authority().issue("worker.example").write(folder / "tls")
     flags = ["--receive-queue-messages=2000"]
     with ExitStack() as stack:
-        workers = stack.enter_context(LocalWorkers(4, TOPOLOGY, flags=flags, drain_seconds=2)).endpoints
+        workers = stack.enter_context(WorkerProcesses(4, TOPOLOGY, flags=flags, drain_seconds=2)).endpoints
         secured = stack.enter_context(one_worker("secured", *tls_flags(certificate), directory=folder))
         unsteady = stack.enter_context(Program(unsteady_proxy, workers[1].address))
         reached = [*workers]

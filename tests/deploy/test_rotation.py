@@ -16,7 +16,7 @@ from helpers.traffic import Feeder, Reader, client_of
 from tuplewire import Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -104,7 +104,7 @@ def deployment(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyP
     for name, value in variables_of(program).items():
         monkeypatch.setenv(name, value)
     flags = [*tls_flags(worker_files), f"--token-file={worker_tokens}", f"--tls-client-names={PROGRAM}"]
-    with LocalWorkers(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
+    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
         near, far = workers.endpoints
         with proxy_before(near) as to_near, proxy_before(far) as to_far:
             for each in (near, far):

@@ -17,7 +17,7 @@ from helpers.tools import ROOT
 from helpers.topology import ledger
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.process.config_sources import load
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import load_assignment
@@ -88,7 +88,7 @@ def test_a_full_worker_stays_below_its_limit() -> None:
     config = bounds("dev")
     limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
     flags = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in BOUNDS]
-    with LocalWorkers(2, "default", drain_seconds=0.5, flags=flags) as workers, ExitStack() as senders:
+    with WorkerProcesses(2, "default", drain_seconds=0.5, flags=flags) as workers, ExitStack() as senders:
         workers.assign({0: range(local), 1: range(local, local + remote)})
         worker = workers.endpoints[0]
         taken = [rss(worker.process_id)]
@@ -130,7 +130,7 @@ def _is_full(worker: Endpoint) -> None:
 @pytest.mark.slow
 def test_small_messages_take_what_the_page_says() -> None:
     """Messages of one byte from twenty senders in turn, each in a group of its own: within 20 %."""
-    with LocalWorkers(1, "default", drain_seconds=0.5) as workers, ExitStack() as senders:
+    with WorkerProcesses(1, "default", drain_seconds=0.5) as workers, ExitStack() as senders:
         workers.assign({0: range(2)})
         worker = workers.endpoints[0]
         clients = [senders.enter_context(Client(worker.unix_address)) for _ in range(20)]

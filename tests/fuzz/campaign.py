@@ -16,8 +16,8 @@ from helpers.streams import Consumed, Load, Produced, consumer, producer
 from helpers.topology import TOPOLOGY, assign, ledger
 
 from fuzz.attacker import THREADS, Tally, attacker
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 HEALTHY_TASK = 2_000_000_011
@@ -107,7 +107,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 @contextmanager
-def target(directory: Path) -> Iterator[tuple[LocalWorkers, Endpoint]]:
+def target(directory: Path) -> Iterator[tuple[WorkerProcesses, Endpoint]]:
     """Run a worker to be attacked."""
     flags = [
         "--drain-seconds=1",
@@ -115,7 +115,7 @@ def target(directory: Path) -> Iterator[tuple[LocalWorkers, Endpoint]]:
         "--receive-queue-messages=5000",
         "--receive-queue-bytes=1MiB",
     ]
-    with LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags) as workers:
+    with WorkerProcesses(1, TOPOLOGY, directory=directory, flags=flags) as workers:
         (endpoint,) = workers.endpoints
         assign(endpoint, 10, {(endpoint.worker_id, endpoint.address): [*HOSTILE_TASKS, HEALTHY_TASK]})
         yield workers, endpoint

@@ -14,9 +14,9 @@ from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.grpc_channel import ERROR_KEY
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame, varint
-from tuplewire_service.launching.local_workers import Endpoint
 
 SEND = "/tuplewire.v1.Messaging/Send"
 RECV = "/tuplewire.v1.Messaging/Recv"

@@ -12,7 +12,7 @@ from helpers import eventually
 from helpers.ports import free_port
 from helpers.topology import assign, has_ended, one_worker
 from tuplewire.connection.control_client import ControlClient
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 
 TASK = 1
 ELSEWHERE = {"a": 2, "b": 3, "c": 4}

@@ -15,8 +15,8 @@ from typing import Any, Self
 import yaml
 
 from helpers.tools import ROOT, require_tool
-from tuplewire.processes import Child, Command
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.child import Child, Command
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"

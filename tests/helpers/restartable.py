@@ -14,8 +14,8 @@ from typing import Self
 from helpers.ports import free_port, listen_peers
 from helpers.topology import TOPOLOGY
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 _READY_SECONDS = 30.0
 
@@ -65,7 +65,7 @@ class RestartableWorker:
         self.reached = Endpoint(worker_id, address, "", "", 0, "".join(peers).partition("=")[2])
         """What an assignment says of it, before it has started, too."""
         self._starts = 0
-        self._workers: LocalWorkers
+        self._workers: WorkerProcesses
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,7 +89,7 @@ class RestartableWorker:
         self._starts += 1
         directory = self._directory / f"{self.worker_id}-{self._starts}"
         directory.mkdir()
-        self._workers = LocalWorkers(1, TOPOLOGY, directory=directory, flags=[*self._listen, *self._flags])
+        self._workers = WorkerProcesses(1, TOPOLOGY, directory=directory, flags=[*self._listen, *self._flags])
         self._workers.start()
 
     def wait_ready(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.certificates import Issued
 from helpers.topology import metric
 from tuplewire.identity.credentials import Credentials
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 
 
 def tls_flags(folder: Path) -> list[str]:

@@ -13,12 +13,12 @@ from helpers.admin import samples
 from helpers.ports import free_port
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.subscription import Subscription
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import ledger_of
 from tuplewire_service.control.status_messages import assignment_to_wire
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -54,7 +54,7 @@ class Pair:
 @contextmanager
 def pair_of_workers(*flags: str) -> Iterator[Pair]:
     """Run two workers; both must end with 0 and a balance that adds up."""
-    with LocalWorkers(2, TOPOLOGY, flags=["--drain-seconds=0.5", *flags]) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5", *flags]) as workers:
         workers.assign({0: range(1000), 1: range(1000, 2000)})
         pair = Pair(*workers.endpoints)
         yield pair
@@ -67,7 +67,7 @@ def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> I
     """Run one worker, at a given port if it comes back there; it may be killed by the test."""
     own = directory / f"{worker_id}-{port}"
     own.mkdir()
-    with LocalWorkers(
+    with WorkerProcesses(
         1,
         TOPOLOGY,
         directory=own,

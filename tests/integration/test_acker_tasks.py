@@ -13,6 +13,7 @@ import pytest
 from helpers.hosted import hosted
 
 from tuplewire import Client, TaskGroup
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.topology import (
     BasicBolt,
     BasicOutputCollector,
@@ -30,7 +31,6 @@ from tuplewire.topology.running.termination import ProcessFailedError, Terminati
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire_service.executors.cluster import LocalCluster
-from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
@@ -121,7 +121,7 @@ def worker_links(transport: str, topology: Topology, shares: Sequence[Sequence[i
 @contextmanager
 def client_links(shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
     """Return links that are clients of worker processes, a process for each."""
-    with LocalWorkers(len(shares), "t") as processes:
+    with WorkerProcesses(len(shares), "t") as processes:
         processes.assign(dict(enumerate(shares)))
         yield [ClientLink(Client(each.unix_address, topology="t")) for each in processes.endpoints]
 

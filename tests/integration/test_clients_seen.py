@@ -17,10 +17,10 @@ from helpers.worker_process import COMMAND, environment_without_ours, run_comman
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
 from tuplewire_service.command.status_report import status_as_json, status_as_text
 from tuplewire_service.command.viewer.rates import acknowledged_messages, received_messages
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SENDS_AND_WAITS = """
 import sys, tuplewire
@@ -35,7 +35,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
     """Run a worker with 100 tasks."""
-    with LocalWorkers(1, "default", drain_seconds=1) as workers:
+    with WorkerProcesses(1, "default", drain_seconds=1) as workers:
         workers.assign({0: range(100)})
         yield workers.endpoints[0]
 
@@ -217,7 +217,7 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
         name: Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
     }
     flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with LocalWorkers(
+    with WorkerProcesses(
         1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=mine["operator"]
     ) as workers:
         workers.assign({0: range(10)})
@@ -252,7 +252,7 @@ def test_identities_are_in_the_metrics(tmp_path: Path, *, ruled: bool) -> None:
     if ruled:
         (tmp_path / "permissions.toml").write_text(RULES, encoding="utf-8")
         flags.append(f"--permissions-file={tmp_path}/permissions.toml")
-    with LocalWorkers(
+    with WorkerProcesses(
         1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=operator
     ) as workers:
         workers.assign({0: range(10)})

@@ -13,7 +13,7 @@ from helpers.ports import free_port
 from helpers.topology import TOPOLOGY, assign, one_worker, queued
 
 from tuplewire import Client
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 COMMAND = f"{shlex.quote(sys.executable)} -m tuplewire"

@@ -24,8 +24,8 @@ from tuplewire.errors import (
     UnreachableError,
     WrongTopologyError,
 )
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 MESSAGES = 1500

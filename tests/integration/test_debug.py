@@ -19,7 +19,7 @@ from helpers.worker_process import Running, run_command, running
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, ProtocolError, WrongTopologyError
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 SECONDS = 60.0
 FILES = [
@@ -84,7 +84,7 @@ def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
         Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
     )
     flags = [f"--token-file={tokens}", f"--permissions-file={rules}", "--log-level=debug"]
-    with LocalWorkers(1, "test", flags=flags, directory=tmp_path, credentials=operator) as workers:
+    with WorkerProcesses(1, "test", flags=flags, directory=tmp_path, credentials=operator) as workers:
         workers.assign({0: range(5)}, SECONDS)
         (worker,) = workers.endpoints
         with ControlClient(worker.address, credentials=etl) as control:

@@ -24,7 +24,7 @@ from helpers.tools import missing
 from helpers.words import EXPECTED, LINES, topology_of
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.processes import LaunchError
+from tuplewire.processes.child import LaunchError
 from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.cluster import DistributedCluster, cluster_of

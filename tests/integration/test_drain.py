@@ -24,15 +24,15 @@ from helpers.topology import (
 from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 
 @pytest.mark.parametrize("how", ["signal", "call"])
 def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
     """A worker that drains under traffic exits with 0 and has passed on everything that it acknowledged."""
-    with LocalWorkers(2, TOPOLOGY, directory=tmp_path) as workers:
+    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path) as workers:
         workers.assign({0: [0], 1: [1]})
         near, far = workers.endpoints
         with (
@@ -79,7 +79,7 @@ def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
 
 def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
     """What is left at the deadline is dropped{shutdown} in the printed balance, and the exit code is 0."""
-    with LocalWorkers(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
+    with WorkerProcesses(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
         workers.assign({0: [0]})
         with client_of(workers.endpoints[0].address) as client:
             client.send(numbered(0, range(70)))
@@ -90,7 +90,7 @@ def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
 
 def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
     """What waits for it, and what waits for a consumer, is all there: in the log and in the last scrape."""
-    with LocalWorkers(2, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=1"]) as workers:
+    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=1"]) as workers:
         workers.assign({0: [1], 1: [2]})
         near, far = workers.endpoints
         os.kill(far.process_id, signal.SIGKILL)

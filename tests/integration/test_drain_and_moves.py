@@ -28,7 +28,7 @@ from helpers.traffic import Reader, client_of
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 

@@ -13,7 +13,7 @@ from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.dead_letters import REJECTED, DeadMessage
 from tuplewire.errors import ClosedError, NotLocalError
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
 ROOM = 20
@@ -34,7 +34,7 @@ Workers = tuple[Endpoint, Endpoint]
 @pytest.fixture
 def two() -> Iterator[Workers]:
     """Return workers with little room; the first has the dead-letter task. Both balance at the end."""
-    with LocalWorkers(2, TOPOLOGY, flags=FLAGS) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=FLAGS) as workers:
         workers.assign({0: [TASK, OTHER, DEAD], 1: [FAR]})
         here, there = workers.endpoints
         yield here, there

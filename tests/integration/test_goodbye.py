@@ -12,7 +12,7 @@ import pytest
 from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, one_worker
 
 from tuplewire import Client, aio
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 1

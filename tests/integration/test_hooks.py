@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.topology import assign, one_worker, queued
 
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 
 
 @pytest.fixture(scope="module")

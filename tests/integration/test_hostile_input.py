@@ -48,11 +48,11 @@ from helpers.topology import (
 
 from tuplewire import Client
 from tuplewire.group import MAX_FRAME_GROUPS
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.credit import MAX_TASKS
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import varint
-from tuplewire_service.launching.local_workers import Endpoint
 
 CONTROL = "/tuplewire.v1.Control/"
 HEALTHY_TASK = 0

@@ -32,6 +32,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import WrongWorkerError
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import Range
@@ -40,7 +41,6 @@ from tuplewire.spark.reader import TuplewireBatchReader
 from tuplewire.spark.task_workers import HeldTasks
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import status_as_text
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 NOT_READY = 'tuplewire_refused_streams_total{code="NOT_READY"}'

@@ -18,7 +18,7 @@ from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
 from tuplewire import Client, TaskMessage
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 
 # An interrupt may come in a weak reference's callback, where Python cannot raise it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

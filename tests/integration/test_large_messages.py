@@ -16,8 +16,8 @@ from helpers.topology import TOPOLOGY, assign, collect, numbered, one_worker, qu
 
 from tuplewire import Client
 from tuplewire.errors import PayloadRefusedError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.launching.local_workers import Endpoint
 
 MIB = 1 << 20
 SIZE = 6 * MIB

@@ -18,8 +18,8 @@ from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, numbered
 from tuplewire import Client
 from tuplewire.connection import sending_end
 from tuplewire.errors import FlushTimeoutError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 1

@@ -34,7 +34,7 @@ from helpers.traffic import Feeder, Reader
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.dialling import read_tls
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcWiring
 from tuplewire_service.security.certificates import Certificates
 
@@ -46,9 +46,9 @@ STATUS = "/tuplewire.v1.Control/GetStatus"
 
 
 @contextlib.contextmanager
-def _worker(directory: Path, *flags: str, credentials: Credentials = NOTHING) -> Iterator[LocalWorkers]:
+def _worker(directory: Path, *flags: str, credentials: Credentials = NOTHING) -> Iterator[WorkerProcesses]:
     """Run one worker with task 1."""
-    with LocalWorkers(
+    with WorkerProcesses(
         1, TOPOLOGY, flags=flags, directory=directory, drain_seconds=1, credentials=credentials
     ) as workers:
         workers.assign({0: [1]}, _SECONDS)
@@ -176,7 +176,7 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
     for flags in ([], tls_flags(files)):
         directory = tmp_path / str(len(flags))
         directory.mkdir()
-        with LocalWorkers(
+        with WorkerProcesses(
             1,
             TOPOLOGY,
             flags=[*flags, "--hello-seconds=0.5", "--idle-connection-seconds=0.5"],
@@ -278,7 +278,7 @@ def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
     worker = files.issue(_NAME).write(tmp_path / "worker")
     credentials = files_of(files.issue("etl.example"), tmp_path / "program", _NAME)
     flags = [*tls_flags(worker), "--max-connection-seconds=0.5"]
-    with LocalWorkers(
+    with WorkerProcesses(
         2, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=credentials
     ) as workers:
         workers.assign({0: [1], 1: [2]}, _SECONDS)

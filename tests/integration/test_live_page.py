@@ -22,10 +22,10 @@ from helpers.worker_process import run_command
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BindError, BufferFullError, FlushTimeoutError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.command.viewer.cluster_rows import Look
 from tuplewire_service.command.viewer.live_page import PAGE, LivePage
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SLOW_TASK = 3
 
@@ -51,7 +51,7 @@ def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
 def worker() -> Iterator[Endpoint]:
     """Run a worker, with a program that sends to a consumer which never acknowledges anything."""
     flags = ["--receive-queue-messages=100"]
-    with LocalWorkers(1, "default", flags=flags, drain_seconds=1) as workers:
+    with WorkerProcesses(1, "default", flags=flags, drain_seconds=1) as workers:
         workers.assign({0: range(10)})
         at = workers.endpoints[0]
         with (
@@ -193,7 +193,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
         for name, line in lines.items()
     }
     flags = [*tls_flags(certificate), f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with LocalWorkers(
+    with WorkerProcesses(
         2, "default", flags=flags, directory=tmp_path, drain_seconds=0.1, credentials=mine["operator"]
     ) as workers:
         workers.assign({0: [1], 1: [2]})
@@ -219,7 +219,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
 def test_the_whole_cluster_is_told() -> None:
     """It shows all workers of the assignment, whichever is asked, and also one that does not answer."""
     flags = ["--receive-queue-messages=100"]
-    with LocalWorkers(2, "default", flags=flags, drain_seconds=0.1) as workers:
+    with WorkerProcesses(2, "default", flags=flags, drain_seconds=0.1) as workers:
         workers.assign({0: range(5), 1: range(5, 10)})
         near, far = workers.endpoints
         with Client(near.address, client_id="sends") as client:
@@ -238,7 +238,7 @@ def test_the_whole_cluster_is_told() -> None:
 
 def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
     """A browser gets those that matter most, and a count of all."""
-    with LocalWorkers(1, "default", drain_seconds=0.1) as workers:
+    with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
         workers.assign({0: range(10_000)})
         at = workers.endpoints[0]
         with Client(at.address) as client:

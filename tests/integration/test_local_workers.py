@@ -11,23 +11,22 @@ from helpers import eventually
 
 from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.processes import LaunchError
+from tuplewire.processes.child import LaunchError
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.topology.nearest import RunToken, _host_of, nearest_worker
 from tuplewire.wire import control_pb2
-from tuplewire_service.control.status_messages import assignment_to_wire
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 
 def test_local_workers_start_get_ready_and_end() -> None:
-    """LocalWorkers brings a topology up on free ports and takes it down with exit codes 0."""
-    with LocalWorkers(2, "pair") as workers:
+    """WorkerProcesses brings a topology up on free ports and takes it down with exit codes 0."""
+    with WorkerProcesses(2, "pair") as workers:
         assert [each.worker_id for each in workers.endpoints] == ["worker-0", "worker-1"]
         assignment = workers.assign({0: [0, 2], 1: [1, 3]})
         for index, endpoint in enumerate(workers.endpoints):
             with ControlClient(endpoint.unix_address) as client:
                 assert client.status().state == control_pb2.WORKER_STATE_READY
-                assert client.assignment() == assignment_to_wire(assignment)
-            assert assignment.tasks_of(endpoint.worker_id) == (index, index + 2)
+                assert client.assignment() == assignment
+            assert list(assignment.workers[index].tasks) == [index, index + 2]
         directory = workers.log_of(0).parent
         assert workers.stop() == [0, 0]
     assert not directory.exists()
@@ -35,7 +34,7 @@ def test_local_workers_start_get_ready_and_end() -> None:
 
 def test_local_worker_that_cannot_start_shows_what_it_said(tmp_path: Path) -> None:
     """The error has the worker's own words."""
-    workers = LocalWorkers(1, "pair", directory=tmp_path, flags=["--max-message-bytes=nonsense"])
+    workers = WorkerProcesses(1, "pair", directory=tmp_path, flags=["--max-message-bytes=nonsense"])
     with pytest.raises(LaunchError, match="ended with code 64") as caught:
         workers.start()
     assert "flag --max-message-bytes: 'nonsense' is not a size" in str(caught.value)
@@ -45,9 +44,9 @@ def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     """When the launching process is killed, its workers drain and end by themselves."""
     code = (
         "import sys, time\n"
-        "from tuplewire_service.launching.local_workers import LocalWorkers\n"
+        "from tuplewire.processes.worker_processes import WorkerProcesses\n"
         f"from pathlib import Path\n"
-        f"workers = LocalWorkers(1, 'pair', directory=Path({str(tmp_path)!r}))\n"
+        f"workers = WorkerProcesses(1, 'pair', directory=Path({str(tmp_path)!r}))\n"
         "workers.start()\n"
         "print(workers.endpoints[0].process_id, flush=True)\n"
         "time.sleep(60)\n"

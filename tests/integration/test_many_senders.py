@@ -14,7 +14,7 @@ from helpers.topology import TOPOLOGY, assign, one_worker, settled
 
 from tuplewire import TaskMessageBatch
 from tuplewire.aio import Client
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 SENDERS = 1000

@@ -11,8 +11,8 @@ from helpers.topology import TOPOLOGY, assign, collect, metric, numbered, one_wo
 from helpers.traffic import client_of
 
 from tuplewire import Client
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.subscription import Subscription
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 1

@@ -21,7 +21,7 @@ from helpers.tracking import Trackers
 
 from tuplewire.errors import ClosedError, ConfigError, UnreachableError
 from tuplewire.membership import Membership, Phase
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -264,7 +264,7 @@ def test_over_mutual_tls(tmp_path: Path) -> None:
     files = authority.issue("worker.example").write(tmp_path / "worker")
     credentials = files_of(authority.issue("driver.example"), tmp_path / "driver", "worker.example")
     flags = [*tls_flags(files), "--drain-seconds=1"]
-    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=tmp_path) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=tmp_path) as workers:
         addresses = [each.address for each in workers.endpoints]
         stranger = Membership(addresses, TASKS, topology=TOPOLOGY, timeout=2.0)
         with pytest.raises(UnreachableError, match=f"{addresses[0]}  absent"), stranger:

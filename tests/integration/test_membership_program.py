@@ -14,7 +14,7 @@ from helpers.topology import TOPOLOGY, status
 from helpers.worker_process import environment_without_ours
 
 from tuplewire import Client
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
 pytestmark = pytest.mark.long
@@ -54,7 +54,7 @@ def running(directory: Path, name: str, addresses: list[str]) -> Iterator[Progra
 @pytest.fixture
 def workers() -> Iterator[list[Endpoint]]:
     """Run three workers without an assignment; at the end nobody takes what they hold."""
-    with LocalWorkers(3, TOPOLOGY, flags=["--drain-seconds=0.2"]) as started:
+    with WorkerProcesses(3, TOPOLOGY, flags=["--drain-seconds=0.2"]) as started:
         yield started.endpoints
 
 

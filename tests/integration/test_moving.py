@@ -14,7 +14,7 @@ from helpers.topology import TOPOLOGY, Message, assign, ledger, numbered, status
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
 MOVING, STEADY = 1, 2
@@ -115,7 +115,7 @@ class Workers:
 
     def __init__(self, seed: int, transport: str) -> None:
         self.chance = random.Random(seed)
-        self._workers = LocalWorkers(3, TOPOLOGY, flags=[f"--transport={transport}"])
+        self._workers = WorkerProcesses(3, TOPOLOGY, flags=[f"--transport={transport}"])
         self._version = 0
 
     def __enter__(self) -> Self:

@@ -11,9 +11,9 @@ from helpers.listening import listening_hosts
 
 import tuplewire
 from tuplewire.addresses import is_loopback, split_host_port
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings import settings_of
 from tuplewire_service.executors.cluster import DistributedCluster
-from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.process.worker_config import HOST_PORT, WorkerConfig
 
 LOOPBACK = {"127.0.0.1"}
@@ -37,7 +37,7 @@ def test_the_defaults_of_a_worker() -> None:
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_workers_of_a_test(transport: str, tmp_path: Path) -> None:
     """Messages, control, metrics, and the port for others over another transport."""
-    with LocalWorkers(2, "shut", directory=tmp_path, flags=[f"--transport={transport}"]):
+    with WorkerProcesses(2, "shut", directory=tmp_path, flags=[f"--transport={transport}"]):
         assert of_all_children() == [LOOPBACK, LOOPBACK]
 
 
@@ -59,5 +59,5 @@ def test_the_processes_of_a_topology() -> None:
 def test_an_open_address_would_be_seen(tmp_path: Path) -> None:
     """What is asked for is found."""
     flags = ["--listen=[::]:0", "--allow-plaintext"]
-    with LocalWorkers(1, "wide", directory=tmp_path, flags=flags):
+    with WorkerProcesses(1, "wide", directory=tmp_path, flags=flags):
         assert of_all_children() == [{"::", *LOOPBACK}]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.tools import missing
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 _NOBODY = 65534
 _PROGRAM = """
@@ -47,7 +47,7 @@ def _as_nobody(address: str, group: int) -> str:
 
 def test_another_user_is_kept_out(folder: Path) -> None:
     """With the default mode, 0660, owner and group come in, and nobody else."""
-    with LocalWorkers(1, "test", directory=folder, drain_seconds=1) as workers:
+    with WorkerProcesses(1, "test", directory=folder, drain_seconds=1) as workers:
         address = workers.endpoints[0].unix_address
         state = Path(address.removeprefix("unix://")).stat()
         assert (state.st_mode & 0o777, state.st_uid, state.st_gid) == (0o660, os.geteuid(), os.getegid())
@@ -57,5 +57,7 @@ def test_another_user_is_kept_out(folder: Path) -> None:
 
 def test_mode_decides(folder: Path) -> None:
     """Whoever is to come in can be let in, so that it was the mode and nothing else that kept him out."""
-    with LocalWorkers(1, "test", directory=folder, flags=["--socket-mode=0666"], drain_seconds=1) as workers:
+    with WorkerProcesses(
+        1, "test", directory=folder, flags=["--socket-mode=0666"], drain_seconds=1
+    ) as workers:
         assert _as_nobody(workers.endpoints[0].unix_address, _NOBODY).startswith("in worker-0")

@@ -12,8 +12,8 @@ from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, pair_of
 import tuplewire.aio
 from tuplewire import Client
 from tuplewire.errors import BufferFullError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 QUEUE = 1000

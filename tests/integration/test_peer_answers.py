@@ -28,8 +28,8 @@ from tuplewire import TaskMessageBatch
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.grpc_channel import ERROR_KEY
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 LOCAL, FAR = 0, 1
@@ -126,7 +126,7 @@ def _answering(answer: Answer) -> Iterator[str]:
 def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Iterator[int]]]:
     """Run a worker for all these answers, which must be alive at the end; and count versions for it."""
     directory = tmp_path_factory.mktemp("near")
-    with LocalWorkers(
+    with WorkerProcesses(
         1, "test", directory=directory, flags=["--worker-id=near", "--drain-seconds=1"]
     ) as workers:
         yield workers.endpoints[0], iter(range(1, 1000))
@@ -187,7 +187,7 @@ def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> N
 def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(tmp_path: Path) -> None:
     """A worker of another topology stood at the address: what waited for it arrives, in order."""
     with one_worker("a", directory=tmp_path) as a, client_of(a.address) as client:
-        with LocalWorkers(1, "other", flags=["--worker-id=b"]) as workers:
+        with WorkerProcesses(1, "other", flags=["--worker-id=b"]) as workers:
             (stranger,) = workers.endpoints
             port = int(stranger.address.rpartition(":")[2])
             assign(a, 1, {("a", a.address): [0], ("b", stranger.address): [1]})

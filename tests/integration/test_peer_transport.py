@@ -17,7 +17,7 @@ from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotLocalError
 from tuplewire.message import TaskMessage
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.scenery import Recorder, is_settled
@@ -92,7 +92,9 @@ def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
         for name in "ab":
             (tmp_path / name).mkdir()
             own = [*flags, f"--worker-id={name}"]
-            workers.append(LocalWorkers(1, TOPOLOGY, directory=tmp_path / name, flags=own, drain_seconds=1))
+            workers.append(
+                WorkerProcesses(1, TOPOLOGY, directory=tmp_path / name, flags=own, drain_seconds=1)
+            )
             stack.enter_context(workers[-1])
         a, b = (each.endpoints[0] for each in workers)
         for endpoint in (a, b):

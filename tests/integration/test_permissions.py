@@ -15,9 +15,9 @@ from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, StaleEpochError, TuplewireError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
@@ -76,10 +76,10 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         for name, line in lines.items()
     )
     flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with LocalWorkers(
+    with WorkerProcesses(
         1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=operator
     ) as workers:
-        assignment = assignment_to_wire(workers.assign({0: range(1, 21)}, _SECONDS))
+        assignment = workers.assign({0: range(1, 21)}, _SECONDS)
         everybody = operator, etl, driver, elsewhere
         yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, *everybody)
 
@@ -254,7 +254,7 @@ def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) ->
     """Where rules hold and nobody can prove to be a worker, a token does not make one."""
     before = denied(worker.endpoint, "worker")
     flags = [f"--token-file={worker.operator.token_file}", "--worker-id=other"]
-    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1) as workers:
+    with WorkerProcesses(1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1) as workers:
         other = AssignedWorker("other", workers.endpoints[0].address, (50,))
         near = AssignedWorker(worker.endpoint.worker_id, worker.endpoint.address, (1,))
         assignment = Assignment(2, TOPOLOGY, (other, near))
@@ -266,7 +266,9 @@ def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) ->
 def test_startup_needs_files_of_use(tmp_path: Path) -> None:
     """A worker with a rules file that is not there does not start open."""
     with pytest.raises(TuplewireError, match="cannot read the permissions file"):
-        LocalWorkers(1, TOPOLOGY, flags=[f"--permissions-file={tmp_path}/gone"], directory=tmp_path).start()
+        WorkerProcesses(
+            1, TOPOLOGY, flags=[f"--permissions-file={tmp_path}/gone"], directory=tmp_path
+        ).start()
 
 
 def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
@@ -278,10 +280,10 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
         for name, line in lines.items()
     )
     flags = [f"--token-file={tokens}", f"--permissions-file={DEPLOYED}"]
-    with LocalWorkers(
+    with WorkerProcesses(
         1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=driver
     ) as workers:
-        assignment = assignment_to_wire(workers.assign({0: [1]}, _SECONDS))
+        assignment = workers.assign({0: [1]}, _SECONDS)
         address = workers.endpoints[0].address
         with Client(address, topology=TOPOLOGY, credentials=executor) as client:
             client.send(1, b"message")

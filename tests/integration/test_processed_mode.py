@@ -33,7 +33,7 @@ from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 0

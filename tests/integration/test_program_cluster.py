@@ -20,7 +20,7 @@ from helpers.words import EXPECTED, LINES, topology_of
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TopologyError, TuplewireError
-from tuplewire.processes import LaunchError
+from tuplewire.processes.child import LaunchError
 from tuplewire_service.executors.cluster import DistributedCluster
 from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.testing import eventually

@@ -27,7 +27,7 @@ from tuplewire import Client, TaskMessage
 from tuplewire.aio import Client as AsyncClient
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MessageError, SupersededError
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -254,7 +254,7 @@ def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
 @pytest.mark.parametrize("order", ["go_on", "wait"])
 def test_rejected_messages_follow_their_task(order: str) -> None:
     """While a message waits, its task moves: it comes at the new owner, with its count."""
-    with LocalWorkers(2, TOPOLOGY, flags=["--drain-seconds=0.5"]) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5"]) as workers:
         workers.assign({0: [1], 1: [2]})
         here, there = workers.endpoints
         with client_of(here.address, reject_order=order) as client:
@@ -280,7 +280,7 @@ def test_rejected_messages_follow_their_task(order: str) -> None:
 
 def test_a_drain_waits_for_no_delay() -> None:
     """What would come in an hour goes to the new owner of its task at once."""
-    with LocalWorkers(2, TOPOLOGY, flags=["--drain-seconds=10"]) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=10"]) as workers:
         workers.assign({0: [1], 1: [2]})
         here, there = workers.endpoints
         with client_of(here.address) as client, client.recv([1], timeout=10) as subscription:

@@ -11,7 +11,7 @@ from helpers.restartable import RestartableWorker, drained_ledger
 from helpers.topology import TOPOLOGY, assign, assignment_file, ledger, metric, numbered, queued, status
 
 from tuplewire import Client
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
 TASK, OTHER, DEAD = 1, 2, 9
@@ -83,7 +83,7 @@ def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path:
 def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path) -> None:
     """They are messages like any other: they move, and a drain that nobody takes them from drops them."""
     flags = [f"--dead-letter-task={DEAD}", "--reject-limit=1", "--drain-seconds=1"]
-    with LocalWorkers(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
+    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
         workers.assign({0: [TASK, DEAD], 1: [OTHER]})
         here, there = workers.endpoints
         with client_of(here) as sender:

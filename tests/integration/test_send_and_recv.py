@@ -14,7 +14,7 @@ import pytest
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.local_worker import OwnWorker
+from tuplewire.processes.own_worker import OwnWorker
 from tuplewire_service.command.messages import MessageFormat, read_messages
 
 _SECONDS = 60.0

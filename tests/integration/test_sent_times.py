@@ -8,7 +8,7 @@ import pytest
 from helpers.topology import TOPOLOGY, acknowledged, queued
 from helpers.traffic import client_of
 
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
 TASK = 1
@@ -33,7 +33,7 @@ def times(endpoint: Endpoint, count: int) -> dict[bytes, int]:
 def test_the_time_of_sending_stays_with_a_message(transport: str) -> None:
     """Over two hops, to every consumer that asks, and after a move of the task it is when `send` took it."""
     sent: dict[bytes, tuple[int, int]] = {}
-    with LocalWorkers(2, TOPOLOGY, flags=[f"--transport={transport}", "--drain-seconds=0.5"]) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=[f"--transport={transport}", "--drain-seconds=0.5"]) as workers:
         near, far = workers.endpoints
         workers.assign({0: [], 1: [TASK]})
         with client_of(near.address) as client:

@@ -18,10 +18,10 @@ from pyspark import TaskContext
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import StageGoneError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireStreamWriter
 from tuplewire.subscription import Subscription
-from tuplewire_service.launching.local_workers import Endpoint
 
 
 @pytest.fixture

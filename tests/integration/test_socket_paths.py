@@ -18,8 +18,8 @@ from tuplewire import Client
 from tuplewire.addresses import grpc_target
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.processes import private_directory
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.child import private_directory
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings, ipc_endpoint
 
 
@@ -68,7 +68,7 @@ def test_long_temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with tuplewire.local() as worker, worker.client() as client:
         client.send(1, b"x")
         client.flush(20)
-    with LocalWorkers(1, TOPOLOGY, drain_seconds=1) as workers:
+    with WorkerProcesses(1, TOPOLOGY, drain_seconds=1) as workers:
         (endpoint,) = workers.endpoints
         with ControlClient(endpoint.unix_address) as control:
             assert control.status().worker_id == "worker-0"
@@ -83,7 +83,7 @@ def test_without_any_temporary_directory() -> None:
         "import os, tempfile\n"
         "tempfile.tempdir = '/proc/none'\n"
         "os.environ['XDG_RUNTIME_DIR'] = '/proc/none'\n"
-        "import tuplewire.processes as processes\n"
+        "import tuplewire.processes.child as processes\n"
         "make = tempfile.mkdtemp\n"
         "def fails(prefix, dir): raise FileNotFoundError(2, 'No such file or directory', dir)\n"
         "processes.tempfile.mkdtemp = fails\n"

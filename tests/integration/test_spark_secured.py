@@ -14,11 +14,11 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tuplewire import Credentials
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire.spark.options import sink_options, source_options
 from tuplewire.spark.reader import TuplewireStreamReader
 from tuplewire.spark.writer import TuplewireStreamWriter
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 WORKER = "worker.example"
 
@@ -33,7 +33,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[En
     for name, value in variables_of(program).items():
         monkeypatch.setenv(name, value)
     flags = [*tls_flags(files), f"--token-file={token}"]
-    with LocalWorkers(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as started:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as started:
         started.assign({0: [1], 1: [2]})
         yield started.endpoints
     TaskContext._setTaskContext(None)

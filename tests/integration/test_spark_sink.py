@@ -29,13 +29,13 @@ from tuplewire.errors import (
     UnknownTaskError,
     WrongTopologyError,
 )
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.spark import held_back, publisher
 from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 SMALL_TASK = 5
@@ -225,7 +225,7 @@ def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
 def small(*flags: str) -> Iterator[tuple[Endpoint, dict[str, str]]]:
     """Run a worker with one task and little room; the options of a sink."""
     flags = ("--drain-seconds=1", "--receive-queue-bytes=1MiB", "--max-message-bytes=1MiB", *flags)
-    with LocalWorkers(1, TOPOLOGY, flags=flags) as local:
+    with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
         local.assign({0: [SMALL_TASK]})
         (worker,) = local.endpoints
         yield worker, {"address": worker.address, "topology": TOPOLOGY, "timeout": "1"}
@@ -272,7 +272,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
 def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
     """Not as large as a client allows by default; one byte more is a bad row, key included."""
     flags = ("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB", "--drain-seconds=1")
-    with LocalWorkers(1, TOPOLOGY, flags=flags) as local:
+    with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
         local.assign({0: [SMALL_TASK]})
         (worker,) = local.endpoints
         where = {"address": worker.address, "topology": TOPOLOGY, "timeout": "20"}
@@ -321,7 +321,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
 
 def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
     """They go in several pieces, and all arrive."""
-    with LocalWorkers(1, TOPOLOGY, drain_seconds=0.5) as workers:
+    with WorkerProcesses(1, TOPOLOGY, drain_seconds=0.5) as workers:
         workers.assign({0: range(2500)})
         writer = TuplewireStreamWriter(
             sink_options({"address": workers.endpoints[0].address, "topology": TOPOLOGY})

@@ -30,10 +30,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
 from tuplewire.errors import BufferFullError, ConfigError, SupersededError, UnreachableError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 

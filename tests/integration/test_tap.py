@@ -21,9 +21,9 @@ from tuplewire import Client, Credentials, TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import DrainingError, PermissionDeniedError, ResourceLimitError
 from tuplewire.headers import decode_headers
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.taps import MOST_TAPS
 
 _SECONDS = 60.0
@@ -272,7 +272,7 @@ def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
         Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
     )
     flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=tmp_path, credentials=operator) as workers:
+    with WorkerProcesses(1, TOPOLOGY, flags=flags, directory=tmp_path, credentials=operator) as workers:
         workers.assign({0: range(20)}, _SECONDS)
         (worker,) = workers.endpoints
         with (

@@ -18,8 +18,8 @@ from helpers.topology import metric
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, TuplewireError, UnreachableError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.control.status_messages import assignment_to_wire
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     files = authority.issue(WORKER, "spiffe://test/worker").write(folder / "worker")
     program = files_of(authority.issue("etl.example"), folder / "program", WORKER)
     flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1", "--log-format=json"]
-    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=folder, credentials=program) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=folder, credentials=program) as workers:
         workers.assign({0: [1, 10], 1: [2, 20]}, _SECONDS)
         near, far = workers.endpoints
         yield Cluster(near, far, authority, files, program, workers.log_of(0))
@@ -169,7 +169,7 @@ def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> Non
     files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")
     flags = [*tls_flags(files), f"--tls-worker-names={WORKER}", "--worker-id=impostor"]
     before = denied(cluster.near, "worker")
-    with LocalWorkers(1, TOPOLOGY, flags=flags, drain_seconds=1) as impostor:
+    with WorkerProcesses(1, TOPOLOGY, flags=flags, drain_seconds=1) as impostor:
         address = impostor.endpoints[0].address
         assignment = Assignment(
             9,
@@ -220,7 +220,7 @@ def test_broken_file_keeps_the_old_certificate(tmp_path: Path) -> None:
     authority = Authority()
     files = authority.issue(WORKER).write(tmp_path / "worker")
     program = files_of(authority.issue("etl.example"), tmp_path / "program", WORKER)
-    with LocalWorkers(1, TOPOLOGY, flags=tls_flags(files), directory=tmp_path, drain_seconds=1) as workers:
+    with WorkerProcesses(1, TOPOLOGY, flags=tls_flags(files), directory=tmp_path, drain_seconds=1) as workers:
         endpoint = workers.endpoints[0]
         good = authority.issue(WORKER)
         replace(good, key=authority.issue(WORKER).key).write(files)

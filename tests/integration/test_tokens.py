@@ -19,8 +19,8 @@ from helpers.secured import denied, secret_file
 from tuplewire import Client, Credentials, aio
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnauthenticatedError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.spark.client_handle import ClientHandle
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
 TOPOLOGY = "test"
@@ -42,7 +42,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("tokens")
     tokens = secret_file(folder / "token", f"etl {OLD}\n")
     flags = [f"--token-file={tokens}", "--log-level=debug"]
-    with LocalWorkers(
+    with WorkerProcesses(
         1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=_credentials(folder, OLD)
     ) as workers:
         workers.assign({0: [1]}, _SECONDS)
@@ -158,7 +158,7 @@ def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> No
         credentials.append(_credentials(tmp_path / name, token))
     old, new = credentials
     with (
-        LocalWorkers(
+        WorkerProcesses(
             1,
             TOPOLOGY,
             flags=[f"--token-file={tokens}"],
@@ -242,7 +242,7 @@ def test_readable_by_all_is_warned_of(tmp_path: Path) -> None:
     """A token file that every user may read is taken, with a word in the log."""
     tokens = secret_file(tmp_path / "token", OLD)
     tokens.chmod(0o644)
-    with LocalWorkers(1, TOPOLOGY, flags=[f"--token-file={tokens}"], directory=tmp_path) as workers:
+    with WorkerProcesses(1, TOPOLOGY, flags=[f"--token-file={tokens}"], directory=tmp_path) as workers:
         assert "secret.readable_by_all" in workers.log_of(0).read_text(encoding="utf-8")
 
 
@@ -251,7 +251,7 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
     tokens = secret_file(tmp_path / "token", OLD)
     credentials = Credentials(token_file=str(tokens))
     flags = [f"--token-file={tokens}"]
-    with LocalWorkers(2, TOPOLOGY, flags=flags, drain_seconds=1, credentials=credentials) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, drain_seconds=1, credentials=credentials) as workers:
         workers.assign({0: [1], 1: [2]}, _SECONDS)
         near, far = workers.endpoints
         with Client(near.address, topology=TOPOLOGY, credentials=credentials) as client:

@@ -18,9 +18,9 @@ from helpers.worker_process import COMMAND, environment_without_ours, run_comman
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
 from tuplewire_service.command.viewer.cluster_rows import cluster_rows
-from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SLOW_TASK = 12
 
@@ -36,7 +36,7 @@ class Cluster(NamedTuple):
 def cluster() -> Iterator[Cluster]:
     """Run it with a program that sends to a consumer which never acknowledges anything."""
     flags = ["--receive-queue-messages=100", "--drain-seconds=1"]
-    with LocalWorkers(2, "default", flags=flags) as workers:
+    with WorkerProcesses(2, "default", flags=flags) as workers:
         workers.assign({0: range(10), 1: range(10, 20)})
         near, far = workers.endpoints
         with (
@@ -115,7 +115,7 @@ def test_once_prints_tables(cluster: Cluster) -> None:
 
 def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
     """And the others are told all the same; one that cannot be reached from the beginning is an error."""
-    with LocalWorkers(2, "default", drain_seconds=0.1) as workers:
+    with WorkerProcesses(2, "default", drain_seconds=0.1) as workers:
         workers.assign({0: [1], 1: [2]})
         near, far = workers.endpoints
         with ClusterLooks(near.address, ControlClient) as looks:

@@ -14,6 +14,7 @@ from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.topology import (
     BasicBolt,
     BasicOutputCollector,
@@ -25,7 +26,6 @@ from tuplewire.topology import (
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import ClientLink
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 200
@@ -174,7 +174,7 @@ def test_words_are_counted_over_clients() -> None:
     """The same executors run as clients of worker processes; nothing is lost, and all is acknowledged."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
-    with LocalWorkers(2, "t") as processes:
+    with WorkerProcesses(2, "t") as processes:
         processes.assign({0: HERE, 1: THERE})
         clients = [
             Client(endpoint.unix_address, topology="t", ack_mode="processed")
@@ -197,7 +197,7 @@ def test_words_are_counted_over_clients() -> None:
 def test_a_client_link_tells_what_was_refused() -> None:
     """Messages that the worker refuses are an error of close(), not a silence."""
     counts: Counter[str] = Counter()
-    with LocalWorkers(1, "t") as processes:
+    with WorkerProcesses(1, "t") as processes:
         processes.assign({0: [2]})
         client = Client(processes.endpoints[0].unix_address, topology="t")
         worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=ClientLink(client))
@@ -211,7 +211,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
 def test_a_lost_subscription_fails_the_worker() -> None:
     """Executors whose task somebody else has taken over do not wait for ever: their worker fails."""
     counts: Counter[str] = Counter()
-    with LocalWorkers(1, "t") as processes:
+    with WorkerProcesses(1, "t") as processes:
         processes.assign({0: [1]})
         address = processes.endpoints[0].unix_address
         topology = word_count(counts)

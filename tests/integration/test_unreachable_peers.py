@@ -14,7 +14,7 @@ from helpers.topology import TOPOLOGY, assign, assignment_file, collect, numbere
 from helpers.traffic import client_of
 
 from tuplewire import Client
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 
 @contextlib.contextmanager
@@ -29,13 +29,13 @@ def _nobody(count: int) -> Iterator[dict[tuple[str, str], list[int]]]:
 
 
 @contextlib.contextmanager
-def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tuple[LocalWorkers, Client]]:
+def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tuple[WorkerProcesses, Client]]:
     """Run a worker that holds a message for each of so many workers which are out of reach."""
     with _nobody(peers) as gone:
         file = assignment_file(directory, 1, {("w", "127.0.0.1:1"): [0], **gone})
         flags = ("--worker-id=w", f"--assignment={file}", *flags)
         with (
-            LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags) as workers,
+            WorkerProcesses(1, TOPOLOGY, directory=directory, flags=flags) as workers,
             client_of(workers.endpoints[0].address) as client,
         ):
             for task in range(1, peers + 1):

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 
 def test_probes_and_page(worker: Running) -> None:
@@ -39,7 +39,7 @@ def test_probes_and_page(worker: Running) -> None:
 def test_the_wildcard_is_ipv6_and_ipv4(tmp_path: Path) -> None:
     """At [::] both ports take IPv4 as well, whatever the system's default for such sockets is."""
     flags = ["--listen=[::]:0", "--admin=[::]:0", "--allow-plaintext"]
-    with LocalWorkers(1, "wide", directory=tmp_path, flags=flags) as local:
+    with WorkerProcesses(1, "wide", directory=tmp_path, flags=flags) as local:
         (worker,) = local.endpoints
         port = worker.address.rpartition(":")[2]
         livez = worker.metrics_url.replace("/metrics", "/livez")
@@ -156,7 +156,7 @@ def test_promtool_finds_nothing(worker: Running) -> None:
 def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
     """Both workers' metrics agree with what was sent; what a drain cannot pass on is counted and printed."""
     flags = ["--drain-seconds=0.5"]
-    with LocalWorkers(2, "pair", directory=tmp_path, flags=flags) as workers:
+    with WorkerProcesses(2, "pair", directory=tmp_path, flags=flags) as workers:
         workers.assign({0: [0], 1: [1]})
         near, far = workers.endpoints
         with Client(near.unix_address, topology="pair") as client:

@@ -34,8 +34,8 @@ from tuplewire import Client, TaskMessageBatch
 from tuplewire.config import SessionSettings
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.command.status_report import status_as_text
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy

@@ -27,8 +27,8 @@ from helpers.traffic import client_of
 
 from tuplewire.client import Client
 from tuplewire.errors import BufferFullError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.command.status_report import status_as_text
-from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 STATES = ("busy", "idle", "backpressured_queue", "backpressured_credit", "backpressured_socket")

@@ -34,7 +34,7 @@ from helpers.traffic import client_of
 from tuplewire import Client
 from tuplewire.addresses import split_host_port
 from tuplewire.errors import BufferFullError, FlushTimeoutError, TuplewireError
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"

@@ -17,8 +17,8 @@ from helpers.viewer import web_viewer
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import BufferFullError, FlushTimeoutError
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.executors.cluster import DistributedCluster
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SLOW_TASK = 12
@@ -59,7 +59,7 @@ def workers_with_a_slow_task(directory: Path) -> None:
     """Draw two workers, in the dark; the consumer of one of twenty tasks never acknowledges."""
     ended = threading.Event()
     with (
-        LocalWorkers(2, "default", flags=["--receive-queue-messages=1000"], drain_seconds=1) as workers,
+        WorkerProcesses(2, "default", flags=["--receive-queue-messages=1000"], drain_seconds=1) as workers,
         contextlib.ExitStack() as stack,
     ):
         workers.assign({0: range(10), 1: range(10, 20)})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helpers.topology import TOPOLOGY
 
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TASKS = 40

@@ -13,8 +13,8 @@ from helpers.topology import ledger
 
 from soak.generations import is_fresh
 from soak.long_lived import unix
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.launching.local_workers import Endpoint
 
 _TASK = re.compile(r'task="\d+"')
 _WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{task="(\d+)"')

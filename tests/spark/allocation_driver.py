@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import membership
 from tuplewire.spark.executors import Executors
 from tuplewire_demos.local_session import local_session
-from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 TOPOLOGY = "spark"
@@ -108,7 +108,7 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
     (home / "driver").mkdir()
     flags = ["--worker-id=driver"]
     own = stack.enter_context(
-        LocalWorkers(1, TOPOLOGY, directory=home / "driver", flags=flags, drain_seconds=2)
+        WorkerProcesses(1, TOPOLOGY, directory=home / "driver", flags=flags, drain_seconds=2)
     )
     address = own.endpoints[0].address
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos import flights
 from tuplewire_demos.attachment import WorkerEndpoint
 from tuplewire_demos.local_session import local_session
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 CORES = 6
 
@@ -23,7 +23,7 @@ CORES = 6
 class Running:
     """Workers that have their tasks."""
 
-    local: LocalWorkers
+    local: WorkerProcesses
     endpoints: list[WorkerEndpoint]
 
 
@@ -33,7 +33,7 @@ Launch = Callable[[str, Mapping[int, Sequence[int]]], AbstractContextManager[Run
 @contextmanager
 def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Running]:
     # After a failed run nobody will take what is left.
-    with LocalWorkers(count=len(placed), topology=topology, flags=["--drain-seconds=1"]) as local:
+    with WorkerProcesses(count=len(placed), topology=topology, flags=["--drain-seconds=1"]) as local:
         local.assign(placed)
         yield Running(
             local,

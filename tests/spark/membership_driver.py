@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from tuplewire import TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.membership import Membership
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import ClientHandle, membership
 from tuplewire.spark.executors import Executors, SparkExecutor
 from tuplewire_demos.local_session import local_session
-from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 TOPOLOGY = "spark"
@@ -39,7 +39,7 @@ class Kubelet:
         self._home = home
         self._drain_seconds = drain_seconds
         self._executors = Executors(spark)
-        self._workers: dict[str, LocalWorkers] = {}
+        self._workers: dict[str, WorkerProcesses] = {}
         self.exit_codes: list[int] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main)
@@ -52,7 +52,7 @@ class Kubelet:
                 flags = [f"--worker-id=executor-{number}"]
                 directory = self._home / f"executor-{number}"
                 directory.mkdir()
-                workers = LocalWorkers(
+                workers = WorkerProcesses(
                     1, TOPOLOGY, directory=directory, flags=flags, drain_seconds=self._drain_seconds
                 )
                 workers.start()

@@ -23,13 +23,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import ClientHandle, register, releases
 from tuplewire.spark.client_handle import close_clients
 from tuplewire.spark.topology import Rows, TopologyResult, run_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
 from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_demos.local_session import local_session
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark.md"
 TASKS = {0: [1, 2], 1: [3, 4]}
@@ -388,7 +388,7 @@ def main() -> int:
         spark = stack.enter_context(
             local_session("sparks", cores=CORES, conf=CONF, archive=False)
         )  # before the workers: Spark forks
-        workers = stack.enter_context(LocalWorkers(2, "sparks", flags=["--drain-seconds=1"]))
+        workers = stack.enter_context(WorkerProcesses(2, "sparks", flags=["--drain-seconds=1"]))
         workers.assign(TASKS)
         stack.callback(close_clients)
         smoke = Smoke(spark, [each.address for each in workers.endpoints], folder)

@@ -14,7 +14,7 @@ import pytest
 from helpers.tools import missing
 from pyspark.sql import SparkSession
 
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 pytestmark = [
     pytest.mark.spark,
@@ -52,7 +52,7 @@ def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> Non
 
 def test_topologies(remote: str) -> None:
     """Rows go through, failures have their traceback, stop and cancel work, and what cannot work says so."""
-    with LocalWorkers(2, "connect", flags=["--drain-seconds=1"]) as local:
+    with WorkerProcesses(2, "connect", flags=["--drain-seconds=1"]) as local:
         program = [sys.executable, str(PROGRAM), remote, *(each.unix_address for each in local.endpoints)]
         ran = subprocess.run(program, capture_output=True, text=True, check=False, timeout=CLIENT_SECONDS)
     assert ran.returncode == 0, ran.stderr[-4000:]

@@ -16,6 +16,7 @@ from helpers.measured_words import added_up, check
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.topology import TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import (
     BasicBolt,
@@ -27,7 +28,6 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find these modules.
@@ -45,24 +45,24 @@ def quiet(_: TopologyProgress) -> None:
 
 
 @pytest.fixture(scope="module")
-def workers(spark: SparkSession) -> Iterator[LocalWorkers]:  # noqa: ARG001 - Spark forks, so it comes first
+def workers(spark: SparkSession) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - Spark forks, so it comes first
     """Return two workers that all topologies here use, one after the other."""
-    with LocalWorkers(2, "tests", flags=["--drain-seconds=1"]) as local:
+    with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
         yield local
 
 
-def told(workers: LocalWorkers) -> list[dict[str, float]]:
+def told(workers: WorkerProcesses) -> list[dict[str, float]]:
     """Return what each worker tells of metrics that were registered."""
     return [{name: value for name, value in read.items() if "_user_" in name} for read in scraped(workers)]
 
 
-def scraped(workers: LocalWorkers) -> list[dict[str, float]]:
+def scraped(workers: WorkerProcesses) -> list[dict[str, float]]:
     """Return all metrics of each worker."""
     return [samples(each.metrics_url) for each in workers.endpoints]
 
 
 @pytest.mark.slow
-def test_each_run_is_told_by_itself(spark: SparkSession, workers: LocalWorkers, tmp_path: Path) -> None:
+def test_each_run_is_told_by_itself(spark: SparkSession, workers: WorkerProcesses, tmp_path: Path) -> None:
     """Both workers tell those of the tasks beside them; the next run takes their place."""
     addresses = [each.unix_address for each in workers.endpoints]
     result = run_topology(
@@ -135,7 +135,7 @@ def counting(folder: Path) -> Topology:
 
 @pytest.mark.slow
 def test_a_stage_that_runs_again_counts_anew(
-    spark: SparkSession, workers: LocalWorkers, tmp_path: Path
+    spark: SparkSession, workers: WorkerProcesses, tmp_path: Path
 ) -> None:
     """They are told while it runs; what was counted before a process died is not counted twice."""
     addresses = [each.unix_address for each in workers.endpoints]

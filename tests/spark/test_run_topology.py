@@ -18,6 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import (
     BasicBolt,
@@ -31,7 +32,6 @@ from tuplewire.topology import (
 )
 from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find this module.
@@ -50,7 +50,7 @@ def quiet(_: TopologyProgress) -> None:
 @pytest.fixture(scope="module")
 def workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks, so it comes first
     """Return the addresses of two workers that all topologies here use, one after the other."""
-    with LocalWorkers(2, "tests", flags=["--drain-seconds=1"]) as local:
+    with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
         yield [each.unix_address for each in local.endpoints]
 
 

@@ -16,9 +16,9 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.addresses import ADDRESS_VARIABLE
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.topology import Rows, SparkTopology, run_topology, submit_topology
 from tuplewire.topology import Topology, TopologyBuilder
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
 # Spark's Python workers do not find this module.
@@ -108,7 +108,7 @@ def test_a_run_says_how_to_watch_it(
 
 def test_a_run_beside_named_workers_says_so(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     """The command is for the worker that the driver talks to."""
-    with LocalWorkers(1, "rows", flags=["--drain-seconds=1"]) as local:
+    with WorkerProcesses(1, "rows", flags=["--drain-seconds=1"]) as local:
         (address,) = (each.unix_address for each in local.endpoints)
         run_topology(
             spark,

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tuplewire import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.topology import running
 from tuplewire.spark.topology.mail import Mail, MailKind
 from tuplewire.spark.topology.member import Submitted
@@ -21,7 +22,6 @@ from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
 from tuplewire.spark.topology.rows import Output
 from tuplewire.spark.topology.running import Job
 from tuplewire_demos.words import wordcount_topology
-from tuplewire_service.launching.local_workers import LocalWorkers
 
 pytestmark = pytest.mark.spark
 SECONDS = 60.0
@@ -38,7 +38,7 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
 
     job = Job(spark, "a job that ends when it is told to", action)
     submitted = Submitted("mail", "run", wordcount_topology(Path("book.txt")), {}, 2, Output({}, frozenset()))
-    with LocalWorkers(1, "mail") as local, ExitStack() as stack:
+    with WorkerProcesses(1, "mail") as local, ExitStack() as stack:
         local.assign({0: [SUBMITTER_TASK]})
         (worker,) = local.endpoints
         control = stack.enter_context(ControlClient(worker.unix_address))

@@ -28,13 +28,13 @@ from pathlib import Path
 from tuplewire.spark.topology import run_topology
 from tuplewire_demos.local_session import local_session
 from tuplewire_demos.words import wordcount_topology
-from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 address, topology, came, on = sys.argv[1:]
 at = {"address": address, "topology": topology}
 with (
     local_session("traced", cores=4) as spark,
-    LocalWorkers(2, "words", flags=["--tracing"]) as workers,
+    WorkerProcesses(2, "words", flags=["--tracing"]) as workers,
     tempfile.TemporaryDirectory() as place,
 ):
     rows = spark.readStream.format("tuplewire").options(**at, tasks=came, includeHeaders="true").load()

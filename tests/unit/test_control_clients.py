@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import RefusedError, UnreachableError
 
 
-class Made(list[Any]):
+class Made(list[ControlClient]):
     """The clients that were made, in turn; they connect to nothing."""
 
     def __call__(self, address: str) -> ControlClient:

@@ -21,7 +21,7 @@ ARROW_ROUNDS = 10
 _PROGRAM = f"""
 import resource
 import pyarrow as pa
-from tuplewire.heaps import reuse_buffers, share_with_arrow
+from tuplewire.processes.heaps import reuse_buffers, share_with_arrow
 def arrow(size):
     memoryview(buffer := pa.allocate_buffer(size)).cast("B")[:] = blank
     return buffer

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.processes import Child, Command, LaunchError
-from tuplewire_service.launching.launch_settings import ClusterMode, LaunchSettings
-from tuplewire_service.launching.supervisor import Supervisor
+from tuplewire.processes.child import Child, Command, LaunchError
+from tuplewire.processes.supervisor import Supervisor
+from tuplewire_service.executors.launch_settings import ClusterMode, LaunchSettings
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0

@@ -66,9 +66,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
             "tuplewire_service.worker.worker"
         ),
         "tuplewire_service.executors.worker_process": "tuplewire_service.worker.assignment",
-        "tuplewire_service.launching.local_workers": (
-            "tuplewire_service.control.status_messages tuplewire_service.worker.assignment"
-        ),
         "tuplewire_service.process.main": (
             "tuplewire_service.executors.topology_program tuplewire_service.executors.worker_process"
         ),

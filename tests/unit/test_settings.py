@@ -18,7 +18,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import ANY_TEXT, OUR_PREFIX, Setting, Settings, keys_of, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from tuplewire.topology.topology_settings import TopologySettings
-from tuplewire_service.launching.launch_settings import LaunchSettings
+from tuplewire_service.executors.launch_settings import LaunchSettings
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings

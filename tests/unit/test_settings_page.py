@@ -14,7 +14,7 @@ from tuplewire.settings import Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.tracing.tracing_settings import TracingSettings
-from tuplewire_service.launching.launch_settings import LaunchSettings
+from tuplewire_service.executors.launch_settings import LaunchSettings
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings

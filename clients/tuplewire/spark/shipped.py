@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.heaps import reuse_buffers, share_heaps, share_with_arrow
+from tuplewire.processes.heaps import reuse_buffers, share_heaps, share_with_arrow
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from tuplewire.topology.description import Topology
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire_service.executors.capture import Captured, with_sources
 from tuplewire_service.executors.distributed_topology import DistributedTopology
+from tuplewire_service.executors.launch_settings import ClusterMode, LaunchSettings
 from tuplewire_service.executors.local_topology import (
     KILL_SECONDS,
     WAIT_SECONDS,
     LocalTopology,
     TopologyStatus,
 )
-from tuplewire_service.launching.launch_settings import ClusterMode, LaunchSettings
 
 _Running = TypeVar("_Running", bound=LocalTopology | DistributedTopology)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +14,8 @@ from typing import Any
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import ConfigError, TopologyError, TuplewireError
-from tuplewire.processes import Command, directory_for, private_directory, write_private
+from tuplewire.processes.child import Command, directory_for, private_directory, write_private
+from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology, shares_of
@@ -25,10 +23,10 @@ from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.termination import Termination
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
+from tuplewire_service.executors.launch_settings import LaunchSettings
 from tuplewire_service.executors.local_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
 from tuplewire_service.executors.reference import SUFFIX, load_topology, save_topology
 from tuplewire_service.executors.worker_process import WorkerProcess
-from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.process.config_sources import settings_in
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -90,27 +88,23 @@ class DistributedTopology:
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
             state = [] if self._settings.run_as else [f"--state-file={directory / f'{worker_id}.state'}"]
-            words = [
-                sys.executable,
-                *self._settings.interpreter_options(port=port, worker_id=worker_id, topology_id=self.name),
-                "-m",
-                "tuplewire_service",
-                "worker",
-                "--until-input-ends",
+            words = worker_words(
+                worker_id,
+                self.name,
+                self._settings.stop_seconds,
                 f"--program={reference}",
                 f"--program-conf={directory / 'conf.json'}",
-                f"--topology={self.name}",
-                f"--worker-id={worker_id}",
-                "--admin=127.0.0.1:0",
-                f"--drain-seconds={self._settings.stop_seconds}",
                 *state,
                 *(f"--collect={component}" for component in collect),
-            ]
+                options=self._settings.interpreter_options(
+                    port=port, worker_id=worker_id, topology_id=self.name
+                ),
+            )
             command = Command(
                 name=worker_id,
                 words=words,
                 log=self.log_dir / f"{worker_id}.log",
-                environment={"PYTHONPATH": _own_path(), **self._settings.environment},
+                environment=self._settings.environment,
                 user=self._settings.run_as,
             )
             self._workers.append(WorkerProcess(command, self._settings, join_host_port(self._host, port)))
@@ -275,12 +269,6 @@ class DistributedTopology:
             with ThreadPoolExecutor(len(workers)) as pool:
                 self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))
         shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-def _own_path() -> str:
-    """Return where this process finds modules besides its installation, so that others find them there."""
-    installed = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
-    return os.pathsep.join(str(Path(each).resolve()) for each in sys.path if not each.startswith(installed))
 
 
 def _as_json(conf: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.processes import PRIVATE, write_private
+from tuplewire.processes.child import PRIVATE, write_private
 from tuplewire.topology.description import Topology
 
 SUFFIX = ".pickle"

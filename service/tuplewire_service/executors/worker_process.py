@@ -15,15 +15,15 @@ from typing import Any
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
-from tuplewire.processes import Child, Command, LaunchError
+from tuplewire.processes.child import Child, Command, LaunchError
+from tuplewire.processes.supervisor import Supervisor
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.running.heartbeat import ExecutorBeat, to_beat
 from tuplewire.topology.running.statistics import ExecutorStatistics, to_statistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport, to_report
 from tuplewire.topology.serial.packing import FAULTS, pack_values, read_value
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.launching.launch_settings import LaunchSettings
-from tuplewire_service.launching.supervisor import Supervisor
+from tuplewire_service.executors.launch_settings import LaunchSettings
 from tuplewire_service.worker.assignment import Assignment
 
 _MOST_BYTES = 256 * 1024 * 1024

@@ -22,7 +22,7 @@ from tuplewire import tracing
 from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.events import event_logger
-from tuplewire.heaps import reuse_buffers, share_heaps
+from tuplewire.processes.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.program_families import ProgramCollector

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,11 +24,11 @@ from tuplewire.addresses import (
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.processes import Child, bound_addresses, worker_command, write_private
+from tuplewire.processes.child import write_private
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.topology.plan import Place
 
 _DRAIN_SECONDS = 5.0
-_STOP_MARGIN_SECONDS = 5.0
 _TLS = "TUPLEWIRE_TLS_"
 """The variables that hold for a worker that is started, too."""
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
@@ -86,7 +85,11 @@ def nearest_worker(
     with ExitStack() as stack:
         address = address or os.environ.get(ADDRESS_VARIABLE)
         own = not address
-        address = address or stack.enter_context(_started(host, topology, timeout, key))
+        if not address:
+            worker = _own_worker(host, topology, key)
+            stack.callback(worker.stop)
+            worker.start(timeout)
+            address = worker.endpoints[0].unix_address
         credentials = key.to_own() if own else Credentials.from_environment()
         with ControlClient(address, timeout, credentials=credentials) as control:
             status = control.status()
@@ -110,31 +113,23 @@ def _host_of(address: str, here: str) -> str:
     return here if not reached or is_loopback(reached) else reached
 
 
-@contextmanager
-def _started(host: str, topology: str, timeout: float, key: RunKey) -> Iterator[str]:
-    """Run a worker process; it does not outlive this one, even when that is killed."""
+def _own_worker(host: str, topology: str, key: RunKey) -> WorkerProcesses:
+    """Return a worker to start."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(
             f"there is no worker beside this process ({ADDRESS_VARIABLE} is not set), and none can be "
             "started: install tuplewire[service] for Spark's executors, or name workers"
         )
-    environment = {name: value for name, value in os.environ.items() if name.startswith(_TLS)}
-    # Without TLS the token goes from host to host in the clear, as what Spark itself sends does by default.
-    flags = [f"--token-file={key.file}", "--allow-plaintext"]
-    with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
-        worker = Child(
-            worker_command(
-                f"{host}-{os.getpid()}",
-                os.environ.get(TOPOLOGY_VARIABLE) or topology,
-                Path(directory, "worker.log"),
-                listen=f"{host}:0",
-                drain_seconds=_DRAIN_SECONDS,
-                flags=flags,
-                environment=environment,
-            )
-        )
-        try:
-            yield str(bound_addresses(worker, time.monotonic() + timeout)["unix_address"])
-        finally:
-            worker.terminate()
-            worker.end(time.monotonic() + _DRAIN_SECONDS + _STOP_MARGIN_SECONDS)
+    return WorkerProcesses(
+        1,
+        os.environ.get(TOPOLOGY_VARIABLE) or topology,
+        # Without TLS the token crosses the network in the clear, as Spark's own data does by default.
+        flags=[
+            f"--worker-id={host}-{os.getpid()}",
+            f"--listen={host}:0",
+            f"--token-file={key.file}",
+            "--allow-plaintext",
+        ],
+        drain_seconds=_DRAIN_SECONDS,
+        environment={name: value for name, value in os.environ.items() if name.startswith(_TLS)},
+    )

@@ -1,15 +1,13 @@
 """A process that this one starts: its command, environment, log and user. Source: Storm's `Container`.
 
-Whoever starts processes does it with this: `tuplewire run`, clusters, and Spark for a worker of its own.
+WorkerProcesses, clusters and Spark topologies start their processes with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.events import event_logger
@@ -27,10 +24,7 @@ logger = event_logger(__name__)
 
 PRIVATE = 0o600
 """The mode of a file that is one user's alone."""
-_MAX_SOCKET = 100
-"""The kernel takes 107 bytes for the path of a Unix socket."""
 _LAST_LINES = 20
-_POLL_SECONDS = 0.02
 
 
 class LaunchError(TuplewireError):
@@ -71,8 +65,6 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     descriptors: Sequence[int] = ()
-    scratch: Path | None = None
-    """A directory to remove when the process has ended."""
 
 
 class Child:
@@ -151,8 +143,6 @@ class Child:
             code = self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()
-        if self.command.scratch is not None:
-            shutil.rmtree(self.command.scratch, ignore_errors=True)
         return code
 
     def last_words(self) -> str:
@@ -160,63 +150,6 @@ class Child:
         text = self.command.log.read_text(encoding="utf-8", errors="replace")
         lines = text.splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self.command.name}:", *lines])
-
-
-def worker_command(
-    worker_id: str,
-    topology: str,
-    log: Path,
-    *,
-    listen: str = "127.0.0.1:0",
-    drain_seconds: float,
-    flags: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Command:
-    """Return the command of a worker that stops when its standard input ends.
-
-    log: its file; the worker's socket and its file of addresses are beside it. flags: more of
-    `tuplewire worker`. environment: see Command.
-    """
-    socket, scratch = log.with_suffix(".sock"), None
-    if len(os.fsencode(socket)) > _MAX_SOCKET:
-        scratch = Path(private_directory(_MAX_SOCKET - len("/worker.sock")))
-        socket = scratch / "worker.sock"
-    settings = {
-        "worker-id": worker_id,
-        "topology": topology,
-        "listen": listen,
-        "listen-unix": socket,
-        "admin": "127.0.0.1:0",
-        "address-file": _address_file(log),
-        "drain-seconds": drain_seconds,
-    }
-    words = [
-        *(sys.executable, "-m", "tuplewire_service", "worker", "--until-input-ends"),
-        *(f"--{key}={value}" for key, value in settings.items()),
-        *flags,
-    ]
-    return Command(name=worker_id, words=words, log=log, environment=environment or {}, scratch=scratch)
-
-
-def bound_addresses(worker: Child, deadline: float) -> dict[str, Any]:
-    """Wait until a worker of worker_command() has bound its addresses, and return what it says of itself.
-
-    deadline: in monotonic time. Raises LaunchError, with its last words, when it has not by then, or ends.
-    """
-    file = _address_file(worker.command.log)
-    while not file.exists():
-        # Both may happen first, and only the process can be waited for: its end cuts the wait short.
-        code = worker.wait(_POLL_SECONDS)
-        if code is not None:
-            raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.last_words()}")
-        if time.monotonic() > deadline:
-            raise LaunchError(f"{worker.command.name} did not bind in time\n{worker.last_words()}")
-    bound: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return bound
-
-
-def _address_file(log: Path) -> Path:
-    return log.with_suffix(".json")
 
 
 def _find_user(name: str) -> pwd.struct_passwd:

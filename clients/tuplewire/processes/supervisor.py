@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tuplewire.errors import TuplewireError, as_tuplewire
 from tuplewire.events import event_logger
-from tuplewire.processes import Child, LaunchError
+from tuplewire.processes.child import Child, LaunchError
 from tuplewire.session.retry import Backoff
 
 logger = event_logger(__name__)

@@ -1,0 +1,59 @@
+"""One worker for a program, a notebook or a test, as a process of its own."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from tuplewire.client import Client
+from tuplewire.config import SessionKeywords, naming_settings
+from tuplewire.errors import ClosedError
+from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.task_ids import parse_tasks
+
+
+class OwnWorker(WorkerProcesses):
+    """A worker that runs while a `with` block does; `tuplewire.local()` makes one.
+
+    Guarantee: it does not outlive this process, even when this is killed. TUPLEWIRE_* variables do not reach
+    it.
+
+    Attributes:
+        topology: Its topology.
+    """
+
+    def __init__(self, tasks: str = "0-99", topology: str = "default", drain_seconds: float = 5.0) -> None:
+        """Describe a worker; it starts with the block.
+
+        Args:
+            tasks: Its tasks, like 0-99 or 1,2,10-19.
+            topology: The topology that it serves.
+            drain_seconds: How long it may take at the end to deliver what it holds.
+
+        Raises:
+            ConfigError: `tasks` is no list of tasks.
+        """
+        parse_tasks(tasks)
+        flags = ["--worker-id=local", f"--tasks={tasks}"]
+        super().__init__(1, topology, flags=flags, drain_seconds=drain_seconds)
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        where = f"at {self.address}" if self._children else "that does not run"
+        return f"<OwnWorker {where}, tasks {self._tasks}>"
+
+    @property
+    def address(self) -> str:
+        """Where programs reach it, host:port, for `Client`, Spark's option `address` and the command."""
+        return self.endpoints[0].address if self.endpoints else ""
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus and people see its metrics."""
+        return self.endpoints[0].metrics_url if self.endpoints else ""
+
+    @naming_settings
+    def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
+        """Return a client of this worker; the keywords are those of `tuplewire.Client`."""
+        if not self._children:
+            raise ClosedError("the worker does not run: use it in a with statement, or call start()")
+        return Client(self.address, topology=self.topology, source=source, **settings)

@@ -1,0 +1,217 @@
+"""Workers of one topology as processes of this machine: local mode, demos, Spark and tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.control_clients import ControlClients
+from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.processes.child import Child, Command, LaunchError, private_directory
+from tuplewire.wire import control_pb2
+
+_START_SECONDS = 30.0
+_READY_SECONDS = 30.0
+_STOP_MARGIN_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+_MAX_SOCKET = 100
+"""The kernel takes 107 bytes for the path of a Unix socket."""
+_NONE = Credentials()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one worker is reached: by other workers, by programs on this machine, by Prometheus."""
+
+    worker_id: str
+    address: str
+    unix_address: str
+    metrics_url: str
+    process_id: int
+    peer_address: str = ""
+    """Where other workers reach it, if not at its address."""
+
+
+class WorkerProcesses:
+    """Starts workers of one topology, and ends them with the block.
+
+    count: how many; they are called worker-0, worker-1, ... directory: where their sockets and logs go, a
+    temporary one (removed at the end) without it. flags: more flags for each `tuplewire worker`.
+    drain_seconds: how long each may drain. credentials: what assign() shows, where flags ask for it.
+    environment: variables of the workers, besides those of this process.
+
+    Guarantee: the workers do not outlive this process, even when it is killed: each stops when its standard
+    input, which this process holds open, ends. TUPLEWIRE_* variables of this process do not reach them.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        topology: str,
+        *,
+        directory: Path | None = None,
+        flags: Sequence[str] = (),
+        drain_seconds: float = 10.0,
+        credentials: Credentials = _NONE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.topology = topology
+        self.endpoints: list[Endpoint] = []
+        self.directory = directory
+        self.exit_codes: list[int] = []
+        self._count = count
+        self._flags = tuple(flags)
+        self._drain_seconds = drain_seconds
+        self._credentials = credentials
+        self._environment = environment or {}
+        self._temporary: list[Path] = []
+        self._children: list[Child] = []
+        self._version = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        alive = sum(child.poll() is None for child in self._children)
+        return f"<{type(self).__name__} {self.topology}: {alive} of {self._count} alive>"
+
+    def start(self, timeout: float = _START_SECONDS) -> None:
+        """Start the workers and wait until each has bound its addresses.
+
+        Raises LaunchError, with the last lines of its log, when one does not start.
+        """
+        if self.directory is None:
+            self.directory = self._temporary_directory()
+        deadline = time.monotonic() + timeout
+        try:
+            for index in range(self._count):
+                self._children.append(Child(self._command(index)))
+            self.endpoints = [_bound(child, deadline) for child in self._children]
+        except BaseException:
+            self.stop()
+            raise
+
+    def _command(self, index: int) -> Command:
+        log = self.log_of(index)
+        socket = log.with_suffix(".sock")
+        if len(os.fsencode(socket)) > _MAX_SOCKET:
+            socket = self._temporary_directory(_MAX_SOCKET - len("/worker.sock")) / "worker.sock"
+        words = worker_words(
+            log.stem,
+            self.topology,
+            self._drain_seconds,
+            "--listen=127.0.0.1:0",
+            f"--listen-unix={socket}",
+            f"--address-file={log.with_suffix('.json')}",
+            *self._flags,
+        )
+        return Command(name=log.stem, words=words, log=log, environment=self._environment)
+
+    def _temporary_directory(self, max_bytes: int = 4096) -> Path:
+        self._temporary.append(Path(private_directory(max_bytes)))
+        return self._temporary[-1]
+
+    def log_of(self, index: int) -> Path:
+        """Return the file that has the standard error of a worker."""
+        if self.directory is None:
+            raise LaunchError("the workers do not run: use a with statement, or call start()")
+        return self.directory / f"worker-{index}.log"
+
+    def assign(
+        self, tasks: Mapping[int, Sequence[int]], timeout: float = _READY_SECONDS
+    ) -> control_pb2.Assignment:
+        """Give each worker (by index) its tasks, wait until all are ready, and return the assignment.
+
+        A worker that is not named gets no tasks. Raises ProtocolError when a task is there twice, and
+        UnreachableError when a worker is not ready in time.
+        """
+        self._version += 1
+        workers = (
+            control_pb2.AssignedWorker(
+                worker_id=each.worker_id,
+                address=each.address,
+                peer_address=each.peer_address,
+                tasks=tasks.get(index, ()),
+            )
+            for index, each in enumerate(self.endpoints)
+        )
+        assignment = control_pb2.Assignment(version=self._version, topology=self.topology, workers=workers)
+        children = {each.address: child for each, child in zip(self.endpoints, self._children, strict=True)}
+        with ControlClients(partial(ControlClient, credentials=self._credentials)) as clients:
+            answers = [
+                *clients.each(children, lambda each: each.update_assignment(assignment)).items(),
+                *clients.each(children, lambda each: each.wait_ready(timeout)).items(),
+            ]
+        for address, answer in answers:
+            if isinstance(answer, UnreachableError):
+                raise UnreachableError(f"{answer}\n{children[address].last_words()}") from answer
+            if isinstance(answer, TuplewireError):
+                raise answer
+        return assignment
+
+    def stop(self) -> list[int]:
+        """Drain and end all workers and return their exit codes (0: drained); does nothing the second time.
+
+        A worker that has not ended some seconds after its drain's deadline is killed (exit code -9).
+        """
+        if self._children:
+            for child in self._children:
+                child.terminate()
+            deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
+            self.exit_codes = [child.end(deadline) for child in self._children]
+            self._children.clear()
+        for directory in self._temporary:
+            shutil.rmtree(directory, ignore_errors=True)
+        if self.directory in self._temporary:
+            self.directory = None
+        self._temporary.clear()
+        return self.exit_codes
+
+
+def worker_words(
+    worker_id: str, topology: str, drain_seconds: float, *flags: str, options: Sequence[str] = ()
+) -> list[str]:
+    """Return the command line of a worker that stops when its standard input ends.
+
+    flags: more of `tuplewire worker`. options: of the interpreter.
+    """
+    return [
+        *(sys.executable, *options, "-m", "tuplewire_service", "worker", "--until-input-ends"),
+        f"--worker-id={worker_id}",
+        f"--topology={topology}",
+        "--admin=127.0.0.1:0",
+        f"--drain-seconds={drain_seconds}",
+        *flags,
+    ]
+
+
+def _bound(worker: Child, deadline: float) -> Endpoint:
+    """Wait until a worker has written its addresses, and return them.
+
+    deadline: in monotonic time. Raises LaunchError, with its last words, when it has not by then, or ends.
+    """
+    file = worker.command.log.with_suffix(".json")
+    while not file.exists():
+        # Both may happen first, and only the process can be waited for: its end cuts the wait short.
+        code = worker.wait(_POLL_SECONDS)
+        if code is not None:
+            raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.last_words()}")
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{worker.command.name} did not bind in time\n{worker.last_words()}")
+    bound = json.loads(file.read_text(encoding="utf-8"))
+    facts: Any = {each.name: bound[each.name] or "" for each in fields(Endpoint)}
+    return Endpoint(**facts)

@@ -1,1 +1,0 @@
-"""Starting worker processes, watching them and ending them. Source: Storm's supervisor."""
