@@ -114,9 +114,10 @@ class SessionSettings(Settings):
         "what comes alone, or follows an acknowledgement, is written at once; 0: everything is",
         storm="topology.flush.tuple.freq.millis",
     )
-    keepalive_seconds: float = setting(SECONDS, 2.0, "a connection is checked after this much silence")
-    keepalive_timeout_seconds: float = setting(
-        SECONDS, 2.0, "and given up when the check is not answered in this time"
+    keepalive_seconds: float = setting(
+        SECONDS,
+        2.0,
+        "a silent connection is checked after this time, and closed if no answer arrives in the same time",
     )
     backoff_initial_seconds: float = setting(
         SECONDS,
@@ -195,7 +196,6 @@ class SessionKeywords(TypedDict, total=False):
     max_frame_bytes: int
     gather_seconds: float
     keepalive_seconds: float
-    keepalive_timeout_seconds: float
     backoff_initial_seconds: float
     backoff_max_seconds: float
     load_expires_seconds: float

@@ -52,7 +52,7 @@ BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
 def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     """Return the options of a channel that carries a session.
 
-    Three settings together find a hung peer: without the ping timeout gRPC waits a minute for it. gRPC's own
+    Three options together find a hung peer: without the ping timeout gRPC waits a minute for it. gRPC's own
     retries would send a stream's frames again, behind the session's back.
     """
     return [
@@ -77,11 +77,11 @@ def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
 
 
 def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
-    timeout = int(settings.keepalive_timeout_seconds * 1000)
+    milliseconds = int(settings.keepalive_seconds * 1000)
     return [
-        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
-        ("grpc.keepalive_timeout_ms", timeout),
-        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", milliseconds),
+        ("grpc.http2.ping_timeout_ms", milliseconds),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
 

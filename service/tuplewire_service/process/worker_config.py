@@ -135,7 +135,6 @@ class WorkerConfig(WorkerSettings):
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
     gather_seconds: float = same(SessionSettings, "gather_seconds")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
-    keepalive_timeout_seconds: float = same(SessionSettings, "keepalive_timeout_seconds")
     max_connections: int = same(ConnectionLimits, "max_connections")
     max_connection_streams: int = same(ConnectionLimits, "max_connection_streams")
     max_silent_streams: int = same(ConnectionLimits, "max_silent_streams")

@@ -45,15 +45,14 @@ class Sockets:
         self._open.add(made)
         session = settings.session
         silence = int(1000 * session.keepalive_seconds)
-        patience = int(1000 * session.keepalive_timeout_seconds)
         made.set(zmq.LINGER, 0)
         # The window is the bound, and comes first; what goes beside it has room here.
         made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.RCVHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
         made.set(zmq.HEARTBEAT_IVL, silence)
-        made.set(zmq.HEARTBEAT_TIMEOUT, patience)
-        made.set(zmq.HEARTBEAT_TTL, silence + patience)
+        made.set(zmq.HEARTBEAT_TIMEOUT, silence)
+        made.set(zmq.HEARTBEAT_TTL, 2 * silence)
         made.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLIS)
         # libzmq would connect again in silence, and what was on the way would be missing from the stream.
         made.set(zmq.RECONNECT_IVL, -1)
