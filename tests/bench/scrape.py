@@ -32,7 +32,7 @@ def measure_scrape(progress: Callable[[str], None]) -> list[Line]:
         gauge.labels(str(task)).set(task)
     server, thread = start_http_server(0, "127.0.0.1", registry)
     try:
-        with WorkerProcesses(1, TOPOLOGY, flags=[f"--metrics-tasks={_TASKS}"]) as workers:
+        with WorkerProcesses(1, TOPOLOGY, flags=[f"--metrics-series={_TASKS}"]) as workers:
             workers.assign({0: range(_TASKS)})
             ours = workers.endpoints[0].metrics_url
             bare = f"http://127.0.0.1:{server.server_port}/metrics"

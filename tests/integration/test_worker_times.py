@@ -253,7 +253,7 @@ def test_settings_in_force_are_told(workers: Pair) -> None:
 
 def test_ten_thousand_tasks_make_a_bounded_number_of_series(tmp_path: Path) -> None:
     """Tasks beyond the bound are told together, the same ones at each scrape, and nothing is left out."""
-    with one_worker("w", "--metrics-tasks=100", directory=tmp_path) as worker:
+    with one_worker("w", "--metrics-series=100", directory=tmp_path) as worker:
         assign(worker, 1, {worker: range(10_000)})
         with client_of(worker.address) as client:
             client.send(numbered(5, range(3)))

@@ -29,7 +29,7 @@ from tuplewire_service.worker.worker_snapshot import (
     WorkerState,
 )
 
-BOUNDED = WorkerConfig(worker_id="w", metrics_tasks=50, metrics_peers=20)
+BOUNDED = WorkerConfig(worker_id="w", metrics_series=20)
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 

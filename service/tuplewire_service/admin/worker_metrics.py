@@ -67,12 +67,13 @@ class WorkerCollector(Collector):
         self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
         self._memory_limit = memory_limit
         self._lock = threading.Lock()
-        self._tasks = Names(config.metrics_tasks)
-        self._peers = Names(config.metrics_peers)
+        most = config.metrics_series
+        self._tasks = Names(most)
+        self._peers = Names(most)
         # Everybody may read the metrics. Where there are rules, an identity is for itself and operators.
-        self._identities = Names(0 if config.permissions_file else config.metrics_peers)
-        self._losers = Names(config.metrics_peers, always=(OTHER,))
-        self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
+        self._identities = Names(0 if config.permissions_file else most)
+        self._losers = Names(most, always=(OTHER,))
+        self._sources = Names(most, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
         self._received = Totals()
         self._through = Totals()

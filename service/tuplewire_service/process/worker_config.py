@@ -17,7 +17,6 @@ from tuplewire.settings import (
     SECONDS,
     Kind,
     choice,
-    count,
     same,
     setting,
     settings_of,
@@ -184,12 +183,6 @@ class WorkerConfig(WorkerSettings):
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
     )
     log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
-    metrics_peers: int = setting(
-        count(),
-        1000,
-        "so many workers, and so many identities, have series of their own; the others are added up under "
-        "`other`",
-    )
     address_file: str | None = setting(
         FILE, None, "write the bound addresses there, as JSON; removed at exit"
     )

@@ -103,7 +103,7 @@ class Worker:
         )
         router.on_departures = self.servers.tell_departures
         self._sinks = Sinks(settings, router)
-        self.times = Timekeeper(router, self.servers, settings.metrics_tasks)
+        self.times = Timekeeper(router, self.servers, settings.metrics_series)
 
     # --- life ------------------------------------------------------------------------------------
 

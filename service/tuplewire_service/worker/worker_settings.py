@@ -48,8 +48,11 @@ class WorkerSettings(Settings):
         SECONDS, 3600.0, "how long a sink's messages are kept that nobody adds to or publishes"
     )
     resume_seconds: float = same(TransportSettings, "resume_seconds")
-    metrics_tasks: int = setting(
-        count(), 1000, "so many tasks have series of their own; the others are added up under `other`"
+    metrics_series: int = setting(
+        count(),
+        1000,
+        "largest number of tasks, of workers and of identities with separate series in the metrics; the "
+        "others are added up under `other`",
     )
     session: SessionSettings = nested(SessionSettings)
     limits: ConnectionLimits = nested(ConnectionLimits)
