@@ -112,12 +112,12 @@ def test_settings_that_are_read_at_the_start_roll() -> None:
 def test_the_workers_take_any_setting() -> None:
     """The real loader takes what values make of worker.toml; the schema knows each setting."""
     text = the(
-        chart("settings.max_silent_streams=7", "settings.receive_queue_bytes=1MiB"),
+        chart("settings.max_connections=7", "settings.receive_queue_bytes=1MiB"),
         "ConfigMap",
         "tuplewire-config",
     )
     settings = tomllib.loads(text["data"]["worker.toml"])
-    assert (settings["max_silent_streams"], settings["receive_queue_bytes"]) == (7, "1MiB")
+    assert (settings["max_connections"], settings["receive_queue_bytes"]) == (7, "1MiB")
     assert settings.keys() <= settings_of(WorkerConfig).keys()
 
 
@@ -125,7 +125,7 @@ OF_THE_CHART = {
     *("listen", "listen_unix", "admin", "state_file", "staging_directory"),
     *("worker_id", "advertise", "assignment_file", "tasks", "address_file", "allow_plaintext"),
     *("program", "program_conf", "program_state_file", "permissions_file", "token_file"),
-    *("tls_certificate", "tls_key", "tls_ca", "tls_worker_names", "session", "limits"),
+    *("tls_certificate", "tls_key", "tls_ca", "tls_worker_names", "session"),
 }
 """Settings that ports, mounts and arguments of the pods depend on, or that have no place there."""
 

@@ -15,7 +15,6 @@ from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire_service.executors.launch_settings import LaunchSettings
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
-from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -71,12 +70,6 @@ the name of an installed transport, or the class path of an `IContext` or of a f
 its own beside those of all.
 """
 
-_LIMITS = """## What others may cost: `tuplewire.limits.*`
-
-You give these to a transport or with a topology. A worker has them as settings of its own.
-[The page on security](../how-to/secure.md) says what they are for.
-"""
-
 _SESSION = """## A session: `tuplewire.session.*`
 
 You give these with a topology, or to a transport. `tuplewire.Client` takes them as keywords without
@@ -110,8 +103,6 @@ def page() -> str:
         _of(LaunchSettings),
         _TRANSPORT,
         _list(transport.values()),
-        _LIMITS,
-        _of(ConnectionLimits),
         _SPARK.format(purpose="For reading:"),
         _of(SourceOptions),
         "For writing:\n",

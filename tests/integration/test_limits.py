@@ -6,10 +6,11 @@ import contextlib
 import queue
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -27,6 +28,7 @@ from helpers.http2 import (
     grpc_message,
     http2_frame,
 )
+from helpers.limited import limited_workers
 from helpers.memory import MIB, rss
 from helpers.secured import denied, files_of, secret_file, tls_flags
 from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
@@ -46,11 +48,19 @@ STATUS = "/tuplewire.v1.Control/GetStatus"
 
 
 @contextlib.contextmanager
-def _worker(directory: Path, *flags: str, credentials: Credentials = NOTHING) -> Iterator[WorkerProcesses]:
-    """Run one worker with task 1."""
-    with WorkerProcesses(
-        1, TOPOLOGY, flags=flags, directory=directory, drain_seconds=1, credentials=credentials
-    ) as workers:
+def _worker(
+    directory: Path,
+    *flags: str,
+    credentials: Credentials = NOTHING,
+    limits: Mapping[str, float] = MappingProxyType({}),
+) -> Iterator[WorkerProcesses]:
+    """Run one worker with task 1. limits: other values of constants."""
+    with (
+        limited_workers(limits),
+        WorkerProcesses(
+            1, TOPOLOGY, flags=flags, directory=directory, drain_seconds=1, credentials=credentials
+        ) as workers,
+    ):
         workers.assign({0: [1]}, _SECONDS)
         yield workers
 
@@ -115,7 +125,7 @@ def _ends(connection: socket.socket) -> bool:
 
 def test_silent_streams_are_bounded(tmp_path: Path) -> None:
     """The oldest of too many goes with a name and advice; programs come in, however many say nothing."""
-    with _worker(tmp_path, "--max-silent-streams=50", f"--hello-seconds={_SECONDS}") as workers:
+    with _worker(tmp_path, limits={"MAX_SILENT_STREAMS": 50, "HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with _silent_call(endpoint.address, RECV) as first, connected(endpoint.address) as connection:
             eventually(lambda: _silent(endpoint) == 1, _SECONDS)
@@ -125,7 +135,7 @@ def test_silent_streams_are_bounded(tmp_path: Path) -> None:
             assert _silent(endpoint) == 50
             answer = _end(first)
             assert (answer.status, answer.error) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_LIMIT")
-            assert "send the subscribe at once" in answer.details
+            assert "send the subscribe immediately" in answer.details
             _serves(endpoint.address)
         eventually(lambda: _silent(endpoint) == 0, _SECONDS)
         assert workers.log_of(0).read_text(encoding="utf-8").count("stream.refused") == 1
@@ -133,7 +143,7 @@ def test_silent_streams_are_bounded(tmp_path: Path) -> None:
 
 def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
     """What is over the bound is reset by gRPC, before anything of ours sees it."""
-    with _worker(tmp_path, "--max-connection-streams=20", f"--hello-seconds={_SECONDS}") as workers:
+    with _worker(tmp_path, limits={"_MAX_CONNECTION_STREAMS": 20, "HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with connected(endpoint.address) as connection:
             connection.sendall(OPENING)
@@ -150,7 +160,7 @@ def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
 
 def test_connections_to_an_address_are_bounded(tmp_path: Path) -> None:
     """Further ones are closed at once; the Unix socket has a bound of its own, and room comes back."""
-    with _worker(tmp_path, "--max-connections=20", f"--hello-seconds={_SECONDS}") as workers:
+    with _worker(tmp_path, "--max-connections=20", limits={"HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with contextlib.ExitStack() as stack:
             connections = [stack.enter_context(connected(endpoint.address)) for _ in range(60)]
@@ -176,13 +186,16 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
     for flags in ([], tls_flags(files)):
         directory = tmp_path / str(len(flags))
         directory.mkdir()
-        with WorkerProcesses(
-            1,
-            TOPOLOGY,
-            flags=[*flags, "--hello-seconds=0.5", "--idle-connection-seconds=0.5"],
-            directory=directory,
-            credentials=files_of(Authority().issue("x.example"), tmp_path / "mine") if flags else NOTHING,
-        ) as workers:
+        with (
+            limited_workers({"HELLO_SECONDS": 0.5, "_IDLE_CONNECTION_SECONDS": 0.5}),
+            WorkerProcesses(
+                1,
+                TOPOLOGY,
+                flags=flags,
+                directory=directory,
+                credentials=files_of(Authority().issue("x.example"), tmp_path / "mine") if flags else NOTHING,
+            ) as workers,
+        ):
             endpoint = workers.endpoints[0]
             with connected(endpoint.address) as silent, connected(endpoint.unix_address) as idle:
                 idle.sendall(OPENING)
@@ -192,7 +205,7 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
 
 def test_calls_without_a_request_end(tmp_path: Path) -> None:
     """Those with one request are not waited for either, Messaging's or Control's or Health's."""
-    with _worker(tmp_path, "--hello-seconds=0.5") as workers:
+    with _worker(tmp_path, limits={"HELLO_SECONDS": 0.5}) as workers:
         address = workers.endpoints[0].address
         for method in (SEND, RECV, STATUS, "/grpc.health.v1.Health/Check"):
             with _silent_call(address, method) as call:
@@ -221,8 +234,8 @@ def test_malformed_hellos_make_a_line_a_minute(tmp_path: Path) -> None:
 def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
     """Streams of strangers are refused before they say a word, and cost no memory that grows with them."""
     tokens, credentials = _token(tmp_path)
-    flags = (f"--token-file={tokens}", f"--hello-seconds={_SECONDS}")
-    with _worker(tmp_path, *flags, credentials=credentials) as workers:
+    limits = {"HELLO_SECONDS": _SECONDS}
+    with _worker(tmp_path, f"--token-file={tokens}", credentials=credentials, limits=limits) as workers:
         endpoint = workers.endpoints[0]
         assert endpoint.process_id is not None
         for method in (SEND, RECV, STATUS):

@@ -16,7 +16,6 @@ from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire_service.executors.launch_settings import LaunchSettings
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
-from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -29,7 +28,6 @@ ON_THE_PAGE = (
     TopologySettings,
     LaunchSettings,
     GrpcSettings,
-    ConnectionLimits,
     ZmqSettings,
     SourceOptions,
     SinkOptions,

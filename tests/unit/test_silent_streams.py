@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tuplewire.errors import MalformedError, ResourceLimitError
+from tuplewire_service.messaging.streamed import streamed_stream
 from tuplewire_service.messaging.streamed.streamed_stream import SilentStreams
-from tuplewire_service.messaging.transport_settings import ConnectionLimits
 
 
 async def _never() -> bytes:
@@ -20,17 +20,16 @@ async def _at_once() -> bytes:
     return b"hello"
 
 
-def test_oldest_goes() -> None:
+def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one more than may be silent, the first that came is refused by name, and the new one may speak."""
+    monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 3)
 
     async def test() -> None:
-        silent = SilentStreams(ConnectionLimits(max_silent_streams=3))
+        silent = SilentStreams()
         waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
         assert await silent.first(_at_once, "hello") == b"hello"
         for refused in waiting[:2]:
-            with pytest.raises(
-                ResourceLimitError, match="send the hello at once, or raise max_silent_streams"
-            ):
+            with pytest.raises(ResourceLimitError, match=r"over 3 streams .* send the hello immediately"):
                 await refused
         assert len(silent) == 3
         for each in waiting[2:]:
@@ -41,22 +40,24 @@ def test_oldest_goes() -> None:
     asyncio.run(test())
 
 
-def test_one_that_speaks_is_silent_no_more() -> None:
+def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have spoken take no room from those that have not."""
+    monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 1)
 
     async def test() -> None:
-        silent = SilentStreams(ConnectionLimits(max_silent_streams=1))
+        silent = SilentStreams()
         assert [await silent.first(_at_once, "hello") for _ in range(3)] == [b"hello"] * 3
         assert len(silent) == 0
 
     asyncio.run(test())
 
 
-def test_time_is_bounded() -> None:
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence for longer than allowed is malformed; the error has the number."""
+    monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)
 
     async def test() -> None:
-        silent = SilentStreams(ConnectionLimits(hello_seconds=0.01))
+        silent = SilentStreams()
         with pytest.raises(MalformedError, match=r"no subscribe within 0\.01 s"):
             await silent.first(_never, "subscribe")
         assert len(silent) == 0

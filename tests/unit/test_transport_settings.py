@@ -11,6 +11,8 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.worker.worker_settings import of_transport
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,16 @@ def test_a_transports_name_is_a_text(name: object) -> None:
     """What cannot be the name of a transport is refused as any other."""
     with pytest.raises(ConfigError, match=r"^storm.messaging.transport must be the name of a transport"):
         TransportFactory.make_context({TRANSPORT_KEY: name})
+
+
+@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+def test_a_workers_settings_make_a_context(transport: str) -> None:
+    """Each setting that a worker passes to its transport is a key that every transport takes."""
+    config = WorkerConfig(
+        worker_id="w", resume_seconds=5, max_connections=7, max_connection_seconds=9, keepalive_seconds=3
+    )
+    conf = TransportSettings(**of_transport(config, 1)).conf()
+    TransportFactory.make_context({TRANSPORT_KEY: transport, **conf}).term()
 
 
 def test_keys_of_others() -> None:

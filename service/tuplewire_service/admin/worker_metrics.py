@@ -26,6 +26,7 @@ from tuplewire_service.admin.series import Names, Totals
 from tuplewire_service.messaging.base import ReceiveCount
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.messaging.streamed.streamed_stream import MAX_SILENT_STREAMS
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.worker_snapshot import (
     PeerSnapshot,
@@ -138,7 +139,7 @@ class WorkerCollector(Collector):
             )
         yield gauge(
             "silent_streams",
-            "Streams that have not said hello yet; beyond max_silent_streams, the oldest is refused.",
+            f"Streams that have not said hello yet; beyond {MAX_SILENT_STREAMS:,}, the oldest is refused.",
             snapshot.servers.silent_streams,
         )
         yield counter(

@@ -31,7 +31,6 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     check_receiver,
     log_refusal,
 )
-from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.debugging import Debugging
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
@@ -173,10 +172,10 @@ class Services(grpc.GenericRpcHandler):
     The RefusedError or MessageError that a method raises reaches its caller, too.
     """
 
-    def __init__(self, check: Check, limits: ConnectionLimits) -> None:
+    def __init__(self, check: Check) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
-        self.silent = SilentStreams(limits)
+        self.silent = SilentStreams()
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Take a service's handlers."""

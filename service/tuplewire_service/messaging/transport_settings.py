@@ -1,4 +1,4 @@
-"""The settings that all transports have, what connections may take up, and what our contexts share."""
+"""The settings that all transports have, and what our contexts share."""
 
 from __future__ import annotations
 
@@ -18,43 +18,12 @@ _MOST = 2**31 - 1
 """What gRPC takes as a number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits(Settings):
-    """Limits of one bound server. All but the hello's are gRPC's to keep; other transports have their own."""
-
-    PREFIX = "tuplewire.limits."
-
-    max_connections: int = setting(
-        count(1, _MOST), 4000, "connections to one address at once; further ones are closed at once"
-    )
-    max_connection_streams: int = setting(
-        count(1, _MOST), 1000, "streams that one connection may have open at once; clients of ours have one"
-    )
-    max_silent_streams: int = setting(
-        count(),
-        1000,
-        "streams of all connections that have not said hello yet; with one more, the oldest one is refused",
-    )
-    hello_seconds: float = setting(
-        SECONDS, 10.0, "how long a connection may take for its handshake, and a stream for its hello"
-    )
-    idle_connection_seconds: float = setting(
-        SECONDS, 300.0, "a connection without any stream or call is closed after this time"
-    )
-    max_connection_seconds: float = setting(
-        SECONDS,
-        3600.0,
-        "with TLS, a connection of about this age ends, so that its certificate is checked again; sessions "
-        "go on over another one",
-    )
-
-
 _Connection = TypeVar("_Connection", bound=IConnection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSettings(Settings):
-    """How a transport listens and connects. session: how its sessions behave. limits: of its bound side."""
+    """How a transport listens and connects. session: how its sessions behave."""
 
     PREFIX = "tuplewire.transport."
     REFUSED = ("storm.messaging.", "zmq.")
@@ -71,8 +40,18 @@ class TransportSettings(Settings):
     resume_seconds: float = setting(
         SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
     )
+    max_connections: int = setting(
+        count(1, _MOST),
+        4000,
+        "gRPC connections to one address at the same time; further ones are closed immediately",
+    )
+    max_connection_seconds: float = setting(
+        SECONDS,
+        3600.0,
+        "with TLS, a connection of about this age ends, so that its certificate is checked again; sessions "
+        "continue over another one",
+    )
     session: SessionSettings = nested(SessionSettings)
-    limits: ConnectionLimits = nested(ConnectionLimits)
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> None:

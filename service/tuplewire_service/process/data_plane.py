@@ -62,7 +62,7 @@ class DataPlane:
         self.loop = messaging_loop()
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
-        self._services = Services(self.security.check_call, config.limits)
+        self._services = Services(self.security.check_call)
         incarnation = time.time_ns()
         host = bracketed(split_host_port(config.listen)[0])
         programs = GrpcContext(

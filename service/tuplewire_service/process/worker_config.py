@@ -26,7 +26,6 @@ from tuplewire.settings import (
 from tuplewire.storm_keys import our_transport
 from tuplewire.task_ids import TASKS
 from tuplewire.tracing.tracing_settings import TracingSettings
-from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -134,12 +133,6 @@ class WorkerConfig(WorkerSettings):
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
     gather_seconds: float = same(SessionSettings, "gather_seconds")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
-    max_connections: int = same(ConnectionLimits, "max_connections")
-    max_connection_streams: int = same(ConnectionLimits, "max_connection_streams")
-    max_silent_streams: int = same(ConnectionLimits, "max_silent_streams")
-    hello_seconds: float = same(ConnectionLimits, "hello_seconds")
-    idle_connection_seconds: float = same(ConnectionLimits, "idle_connection_seconds")
-    max_connection_seconds: float = same(ConnectionLimits, "max_connection_seconds")
     tls_certificate: str | None = same(
         Credentials,
         "tls_certificate",
@@ -205,8 +198,6 @@ class WorkerConfig(WorkerSettings):
     )
     session: SessionSettings = field(default_factory=SessionSettings)
     """The rest of what a session with another worker goes by; only a program's settings say it."""
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    """The same values once more, for those who take no more than these."""
 
     def _check(self) -> None:
         if not self.worker_id:  # Storm's way to name a worker; a free port has no number yet
@@ -222,8 +213,6 @@ class WorkerConfig(WorkerSettings):
         of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
         session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
         object.__setattr__(self, "session", session)
-        limits = {name: getattr(self, name) for name in settings_of(ConnectionLimits)}
-        object.__setattr__(self, "limits", ConnectionLimits(**limits))
         self._check_security()
         WorkerSettings._check(self)
 

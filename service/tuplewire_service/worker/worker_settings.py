@@ -10,15 +10,12 @@ from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.settings import FILE, REQUIRED, SECONDS, SIZE, Settings, count, nested, same, setting, text
 from tuplewire.task_ids import TASK
-from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(Settings):
-    """What a worker goes by on its event loop. session: how its connections to other workers behave.
-
-    limits: what others may cost that connect to it.
-    """
+    """What a worker goes by on its event loop. session: how its connections to other workers behave."""
 
     worker_id: str = setting(text("ID"), REQUIRED, "name of this worker, unique in the topology")
     topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
@@ -48,6 +45,8 @@ class WorkerSettings(Settings):
         SECONDS, 3600.0, "how long a sink's messages are kept that nobody adds to or publishes"
     )
     resume_seconds: float = same(TransportSettings, "resume_seconds")
+    max_connections: int = same(TransportSettings, "max_connections")
+    max_connection_seconds: float = same(TransportSettings, "max_connection_seconds")
     metrics_series: int = setting(
         count(),
         1000,
@@ -55,7 +54,6 @@ class WorkerSettings(Settings):
         "others are added up under `other`",
     )
     session: SessionSettings = nested(SessionSettings)
-    limits: ConnectionLimits = nested(ConnectionLimits)
 
     def _check(self) -> None:
         if self.receive_queue_bytes < self.session.max_message_bytes:
@@ -74,7 +72,8 @@ def of_transport(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
         "receive_bytes": settings.receive_queue_bytes,
         "resume_seconds": settings.resume_seconds,
         "session": peer_session(settings.session),
-        "limits": settings.limits,
+        "max_connections": settings.max_connections,
+        "max_connection_seconds": settings.max_connection_seconds,
     }
 
 

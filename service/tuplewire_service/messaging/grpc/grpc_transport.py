@@ -35,6 +35,7 @@ from tuplewire_service.messaging.base import IConnectionCallback, ServerStatisti
 from tuplewire_service.messaging.grpc.standing_server import StandingServer
 from tuplewire_service.messaging.streamed.streamed_stream import (
     EVERYTHING,
+    HELLO_SECONDS,
     MAX_DETAIL_LENGTH,
     IAccess,
     ServerStream,
@@ -59,6 +60,10 @@ _ADDRESSES = several(
 
 _MOST_MILLIS = 2**31 - 1
 """gRPC takes this for ever."""
+_MAX_CONNECTION_STREAMS = 1000
+"""Streams that one connection may have open at the same time. Tuplewire's clients open one."""
+_IDLE_CONNECTION_SECONDS = 300.0
+"""A connection without any stream or call is closed after this time."""
 _LAST_CALLS_SECONDS = 2.0
 """How long a connection that is too old takes nothing new before it is closed: calls have ended by then."""
 
@@ -168,17 +173,17 @@ class GrpcServerConnection(StreamedServer):
 
     def _options(self) -> list[tuple[str, Any]]:
         """Return the options of the server. gRPC counts the connections of each address apart."""
-        limits = self._settings.limits
+        settings = self._settings
         options = [
-            *server_options(self._settings.session),
-            ("grpc.max_allowed_incoming_connections", limits.max_connections),
-            ("grpc.max_concurrent_streams", limits.max_connection_streams),
-            ("grpc.server_handshake_timeout_ms", _millis(limits.hello_seconds)),
-            ("grpc.max_connection_idle_ms", _millis(limits.idle_connection_seconds)),
+            *server_options(settings.session),
+            ("grpc.max_allowed_incoming_connections", settings.max_connections),
+            ("grpc.max_concurrent_streams", _MAX_CONNECTION_STREAMS),
+            ("grpc.server_handshake_timeout_ms", _millis(HELLO_SECONDS)),
+            ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
         ]
         if self._wiring.tls is not None:
             options += [
-                ("grpc.max_connection_age_ms", _millis(limits.max_connection_seconds)),
+                ("grpc.max_connection_age_ms", _millis(settings.max_connection_seconds)),
                 ("grpc.max_connection_age_grace_ms", _millis(_LAST_CALLS_SECONDS)),
             ]
         return options

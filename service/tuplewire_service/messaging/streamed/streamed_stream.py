@@ -30,12 +30,16 @@ from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = event_logger(__name__)
 
 _Said = TypeVar("_Said")
 
+HELLO_SECONDS = 10.0
+"""How long a stream may take for its first message, and a connection for its handshake."""
+MAX_SILENT_STREAMS = 1000
+"""Streams of one server that have not sent their first message yet."""
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
 """Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
@@ -112,12 +116,11 @@ class ServerStream(MessageStream):
 class SilentStreams:
     """Waits for what streams say first, their hello. Belongs to the event loop.
 
-    Guarantee: no more of them wait than the limits say, and none for longer. With one more, the one that has
+    Guarantee: at most MAX_SILENT_STREAMS wait, for at most HELLO_SECONDS. With one more, the one that has
     waited longest is refused: who means it says hello within milliseconds, and gets in however many do not.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
+    def __init__(self) -> None:
         self._waiting: dict[object, asyncio.Timeout] = {}
 
     def __len__(self) -> int:
@@ -128,21 +131,20 @@ class SilentStreams:
 
         Raises MalformedError when it takes too long, and ResourceLimitError when others have come meanwhile.
         """
-        seconds = self._limits.hello_seconds
         key = object()
         try:
-            async with asyncio.timeout(seconds) as patience:
+            async with asyncio.timeout(HELLO_SECONDS) as patience:
                 self._waiting[key] = patience
-                if len(self._waiting) > self._limits.max_silent_streams:
+                if len(self._waiting) > MAX_SILENT_STREAMS:
                     oldest = next(iter(self._waiting))
                     self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
                 return await read()
         except TimeoutError:
             if key in self._waiting:
-                raise MalformedError(f"no {what} within {seconds:g} s") from None
+                raise MalformedError(f"no {what} within {HELLO_SECONDS:g} s") from None
             raise ResourceLimitError(
-                f"over {self._limits.max_silent_streams} streams have said nothing yet, and this one was the "
-                f"oldest: send the {what} at once, or raise max_silent_streams"
+                f"over {MAX_SILENT_STREAMS} streams have sent nothing yet, and this one was the oldest: send "
+                f"the {what} immediately"
             ) from None
         finally:
             self._waiting.pop(key, None)

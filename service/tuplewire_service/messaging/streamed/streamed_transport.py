@@ -64,7 +64,7 @@ class StreamedServer(IServerConnection):
         self._status = ConnectionStatus.CONNECTING
         self._addresses: list[str] = []
         self._reception = Reception(self._opened)
-        self._silent = silent = SilentStreams(settings.limits)
+        self._silent = silent = SilentStreams()
         self._send = SendService(topology, settings, silent, self._reception)
         if callback is not None:
             self.register_recv(callback)

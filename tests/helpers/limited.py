@@ -1,0 +1,45 @@
+"""Workers with smaller limits: a process of its own for each, in which constants have other values."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tuplewire.processes import worker_processes
+from tuplewire_service.command.entry import main
+from tuplewire_service.messaging.grpc import grpc_transport
+from tuplewire_service.messaging.streamed import streamed_stream
+
+
+@contextmanager
+def limited_workers(limits: Mapping[str, float]) -> Iterator[None]:
+    """Start the WorkerProcesses of a block with these values of constants."""
+    words_of = worker_processes.worker_words
+
+    def words(*arguments: Any, **options: Any) -> list[str]:
+        usual = words_of(*arguments, **options)
+        module = usual.index("tuplewire_service")
+        return [*usual[:module], __name__, json.dumps(dict(limits)), *usual[module + 1 :]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_processes, "worker_words", words)
+        yield
+
+
+def _limit(name: str, value: float) -> None:
+    """Give a constant another value in each module that has it."""
+    modules = [each for each in (streamed_stream, grpc_transport) if hasattr(each, name)]
+    assert modules, name
+    for each in modules:
+        setattr(each, name, value)
+
+
+if __name__ == "__main__":
+    for item in json.loads(sys.argv.pop(1)).items():
+        _limit(*item)
+    sys.exit(main())
