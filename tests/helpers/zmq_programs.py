@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from multiprocessing.connection import Connection
 
 from helpers.program import Threads, serve
@@ -10,10 +11,14 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder
 
 
-def server(pipe: Connection, mode: str = "distributed", directory: str = "") -> None:
-    """Be a process with a server; says its `port`, and which `payloads` task 1 has had."""
+def server(pipe: Connection, mode: str = "distributed", directory: str | None = None) -> None:
+    """Be a process with a server; says its `port`, and which `payloads` task 1 has had.
+
+    directory: for temporary files.
+    """
+    tempfile.tempdir = directory
     recorder = Recorder()
-    conf = {TRANSPORT_KEY: "zmq", "storm.cluster.mode": mode, "tuplewire.zmq.ipc_directory": directory}
+    conf = {TRANSPORT_KEY: "zmq", "storm.cluster.mode": mode}
     context = TransportFactory.make_context(conf)
     bound = context.bind(TOPOLOGY, 0, recorder)
     serve(pipe, {"port": lambda: bound.port, "payloads": lambda: recorder.payloads(1)}, [])

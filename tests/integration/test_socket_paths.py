@@ -20,7 +20,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.processes.child import private_directory
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings, ipc_endpoint
+from tuplewire_service.messaging.zmq.zmq_settings import ipc_endpoint
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a%b", "a#b", "a?b=1", "a b", "ä", "a:b", "100%"])
@@ -121,7 +121,7 @@ def test_zeromqs_directory_is_this_users_alone(
             elsewhere.mkdir(mode=0o700)
         place.symlink_to(elsewhere)
     with pytest.raises(ConfigError, match="not a directory of this user alone"):
-        ipc_endpoint(ZmqSettings(), 6700)
+        ipc_endpoint(6700)
     place.rmdir() if what == "mode" else place.unlink()
-    assert str(place) in ipc_endpoint(ZmqSettings(), 6700)
+    assert str(place) in ipc_endpoint(6700)
     assert stat.S_IMODE(place.stat().st_mode) == 0o700

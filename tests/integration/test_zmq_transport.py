@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from helpers.zmq_stranger import PLENTY, Stranger
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import BindError, ConfigError
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.messaging.zmq import zmq_transport
 from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
@@ -155,10 +157,11 @@ def test_random_frames_do_no_harm() -> None:
         eventually(lambda: not bound_server._streams and not bound_server._over, timeout=10)
 
 
-def test_there_is_a_bound_on_streams() -> None:
+def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream too many is refused, and waits for its turn."""
+    monkeypatch.setattr(zmq_transport, "_MAX_STREAMS", 1)
     recorder = Recorder()
-    with bound(recorder, tuplewire__zmq__max_streams=1) as (context, bound_server):
+    with bound(recorder) as (context, bound_server):
         clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(2)]
         for client in clients:
             client.send(1, b"x")
@@ -171,34 +174,38 @@ def test_there_is_a_bound_on_streams() -> None:
 # --- ports -------------------------------------------------------------------------------------------
 
 
-def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed process holds its port in local mode no longer; a living one does."""
-    conf = {"storm__cluster__mode": "local", "tuplewire__zmq__ipc_directory": str(tmp_path)}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / f"tuplewire-zmq-{os.getuid()}"
+    conf = {"storm__cluster__mode": "local"}
     recorder = Recorder()
     with Program(server, "local", str(tmp_path)) as program:
         port = program.ask("port")
-        assert (tmp_path / f"{port}.ipc").is_socket()
+        assert (place / f"{port}.ipc").is_socket()
         with transport(**conf) as context:
             with pytest.raises(BindError, match="in use"):
                 context.bind(TOPOLOGY, port, recorder)
             os.kill(program.process_id, signal.SIGKILL)
             program.await_end()
-            assert (tmp_path / f"{port}.ipc").is_socket()
+            assert (place / f"{port}.ipc").is_socket()
             bound_server = context.bind(TOPOLOGY, port, recorder)
-            assert bound_server.addresses == [f"ipc://{tmp_path}/{port}.ipc"]
+            assert bound_server.addresses == [f"ipc://{place}/{port}.ipc"]
             works(context, port, recorder)
-        assert not list(tmp_path.iterdir())
+        assert not list(place.iterdir())
 
 
-def test_errors_of_the_configuration_say_what_to_do(tmp_path: Path) -> None:
+def test_errors_of_the_configuration_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode that Storm does not have, a number out of range, a path that no socket can have."""
     for key, value in (("storm.cluster.mode", "remote"), ("zmq.threads", 0), ("zmq.linger.millis", -1)):
         with pytest.raises(ConfigError, match=key):
             TransportFactory.make_context({TRANSPORT_KEY: "zmq", key: value})
-    deep = str(tmp_path / ("x" * 100))
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with (
-        transport(storm__cluster__mode="local", tuplewire__zmq__ipc_directory=deep) as context,
-        pytest.raises(ConfigError, match="ipc_directory"),
+        transport(storm__cluster__mode="local") as context,
+        pytest.raises(ConfigError, match="set TMPDIR to a shorter path"),
     ):
         context.bind(TOPOLOGY, 0, Recorder())
 
@@ -249,9 +256,10 @@ def test_a_process_with_connections_may_fork() -> None:
         assert recorder.payloads(2) == [b"child"]
 
 
-def test_large_messages(tmp_path: Path) -> None:
+def test_large_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames near the limit go through, both over TCP and over Unix sockets."""
-    for conf in ({}, {"storm__cluster__mode": "local", "tuplewire__zmq__ipc_directory": str(tmp_path)}):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for conf in ({}, {"storm__cluster__mode": "local"}):
         recorder = Recorder()
         with bound(recorder, **conf) as (context, bound_server):
             client = context.connect(TOPOLOGY, HOST, bound_server.port)

@@ -325,7 +325,7 @@ def test_keys_of_the_user_pass() -> None:
         "mine": object(),
         "words.limit": -1,
         "storm.zookeeper.root": "/storm",
-        "tuplewire.zmq.max_streams": 1,
+        "tuplewire.grpc.listen": "host:1",
     }
     assert TopologySettings.from_conf(mine) == TopologySettings()
     assert LaunchSettings.from_conf(mine) == LaunchSettings()

@@ -19,11 +19,10 @@ from tuplewire_service.worker.worker_settings import of_transport
     ("settings", "key", "room"),
     [
         (TransportSettings, "tuplewire.transport.hosts", "transport.host"),
-        (GrpcSettings, "tuplewire.transport.max_session", "transport.max_sessions"),
+        (GrpcSettings, "tuplewire.transport.max_connection", "transport.max_connections"),
         (GrpcSettings, "tuplewire.grpc.listens", "grpc.listen"),
         (GrpcSettings, "tuplewire.grpc.admit", "grpc.listen"),
         (GrpcSettings, "tuplewire.session.overflw", "session.overflow"),
-        (ZmqSettings, "tuplewire.zmq.max_stream", "zmq.max_streams"),
     ],
 )
 def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> None:
@@ -33,6 +32,14 @@ def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> 
         settings.from_conf({key: 1})
 
 
+def test_zeromq_has_no_keys_but_storms() -> None:
+    """A key that looks like one of the transport's own is an error, too."""
+    with pytest.raises(
+        ConfigError, match=r"unknown setting 'tuplewire\.zmq\.max_streams'; known are: .*zmq\.hwm"
+    ):
+        ZmqSettings.from_conf({"tuplewire.zmq.max_streams": 1})
+
+
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
@@ -40,7 +47,7 @@ def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> 
         ("tuplewire.transport.receive_messages", -5, "a whole number from 1"),
         ("tuplewire.transport.receive_messages", "many", "a whole number from 1"),
         ("tuplewire.transport.receive_bytes", 0, "a number of bytes from 1"),
-        ("tuplewire.transport.max_sessions", 0, "a whole number from 1"),
+        ("tuplewire.transport.max_connections", 0, "a whole number from 1 to 2147483647"),
         ("tuplewire.transport.host", 5, "a text that is not empty"),
         ("tuplewire.transport.incarnation", -1, "a whole number from 0"),
         ("tuplewire.transport.worker_id", 5, "a text"),
@@ -90,6 +97,6 @@ def test_a_workers_settings_make_a_context(transport: str) -> None:
 
 def test_keys_of_others() -> None:
     """What belongs to another transport, or to nobody here, is left alone."""
-    conf: dict[str, Any] = {"tuplewire.zmq.max_streams": 1, "topology.workers": 2, "mine": 3}
-    assert GrpcSettings.from_conf(conf).host == "127.0.0.1"
-    assert ZmqSettings.from_conf(conf).max_streams == 1
+    conf: dict[str, Any] = {"tuplewire.grpc.listen": ["host:1"], "topology.workers": 2, "mine": 3}
+    assert ZmqSettings.from_conf(conf).host == "127.0.0.1"
+    assert GrpcSettings.from_conf(conf).listen == ("host:1",)

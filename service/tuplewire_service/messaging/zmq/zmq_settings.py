@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tuplewire.config import MIB
 from tuplewire.errors import BindError, ConfigError
-from tuplewire.settings import ANY_TEXT, choice, count, setting, storms
+from tuplewire.settings import choice, count, storms
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import Allowance
 
@@ -25,6 +25,8 @@ _FREE_PORTS = range(49152, 65536)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqSettings(TransportSettings):
     """Those of every transport, and Storm's plug-in's under Storm's keys."""
+
+    REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is Storm's
 
     threads: int = storms("zmq.threads", count(), 1, "ZeroMQ's I/O threads")
     linger_millis: int = storms(
@@ -43,16 +45,7 @@ class ZmqSettings(TransportSettings):
         "storm.cluster.mode",
         choice(["local", "distributed"]),
         "distributed",
-        "local binds and connects Unix sockets (ipc) in place of tcp",
-    )
-    ipc_directory: str = setting(
-        ANY_TEXT,
-        "",
-        "where those are (default: a temporary directory that belongs to the user)",
-        key="tuplewire.zmq.ipc_directory",
-    )
-    max_streams: int = setting(
-        count(), 20_000, "streams that a server serves at once", key="tuplewire.zmq.max_streams"
+        "local binds and connects Unix sockets (ipc) in place of tcp, in the temporary directory of the user",
     )
 
     @property
@@ -66,17 +59,15 @@ def tcp_endpoint(host: str, port: int) -> str:
     return f"tcp://{host}:{port or '*'}"
 
 
-def ipc_endpoint(settings: ZmqSettings, port: int) -> str:
+def ipc_endpoint(port: int) -> str:
     """Return the endpoint that stands for a port in local mode. Source: Storm's `ZMQContext`, `ipc?`."""
-    path = _directory(settings) / f"{port}.ipc"
+    path = _directory() / f"{port}.ipc"
     if len(os.fsencode(path)) > _MAX_PATH:
-        raise ConfigError(f"{path} is too long for a Unix socket; set tuplewire.zmq.ipc_directory")
+        raise ConfigError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter path")
     return f"ipc://{path}"
 
 
-def _directory(settings: ZmqSettings) -> Path:
-    if settings.ipc_directory:
-        return Path(settings.ipc_directory)
+def _directory() -> Path:
     path = Path(tempfile.gettempdir()) / f"tuplewire-zmq-{os.getuid()}"
     with contextlib.suppress(FileExistsError):  # also for a link that leads nowhere
         path.mkdir(mode=0o700)
@@ -84,7 +75,7 @@ def _directory(settings: ZmqSettings) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(
             f"{path} is not a directory of this user alone: remove it, or chmod 700 it if it is yours, or "
-            "set tuplewire.zmq.ipc_directory"
+            "set TMPDIR to another directory"
         )
     return path
 
@@ -92,11 +83,11 @@ def _directory(settings: ZmqSettings) -> Path:
 class IpcPort:
     """A port of local mode that this process holds; libzmq itself would take one over that is in use."""
 
-    def __init__(self, settings: ZmqSettings, port: int) -> None:
+    def __init__(self, port: int) -> None:
         """Hold a port, or any free one for 0; BindError when it is in use."""
         for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
             self.port = candidate
-            self.endpoint = ipc_endpoint(settings, candidate)
+            self.endpoint = ipc_endpoint(candidate)
             if self._lock(Path(self.endpoint.removeprefix("ipc://")).with_suffix(".lock")):
                 return
         raise BindError(f"cannot listen on {self.endpoint}: it is in use; choose another port, or 0")

@@ -29,6 +29,8 @@ from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, i
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, dial_zmq
 
+_MAX_STREAMS = 20_000
+"""Streams that one server serves at the same time."""
 _UNBIND_SECONDS = 2.0
 _LEAVE_SECONDS = 1.0
 """How long those whose streams have ended may take to read that, and to close their connections."""
@@ -82,7 +84,7 @@ class ZmqServerConnection(StreamedServer):
     def _listen(self) -> int:
         settings = self._settings
         if settings.cluster_mode == "local":
-            self._ipc = IpcPort(settings, self._port)
+            self._ipc = IpcPort(self._port)
             endpoint = self._ipc.endpoint
         else:
             endpoint = tcp_endpoint(settings.host, self._port)
@@ -125,9 +127,9 @@ class ZmqServerConnection(StreamedServer):
             raise MalformedError(f"method {frame.body[:50]!r} is not served; known are: {[*self._handlers]}")
         if self._unbinding:
             raise DrainingError("the worker is stopping; connect again later, or to another one")
-        if len(self._streams) >= self._settings.max_streams:
+        if len(self._streams) >= _MAX_STREAMS:
             raise ResourceLimitError(
-                f"{self._settings.max_streams} streams are open already; raise tuplewire.zmq.max_streams"
+                f"{_MAX_STREAMS} streams are open already; close some, or connect to another worker"
             )
         stream = self._stream(connection, f"zmq:{address}")
         stream.opened(frame.allowance)
@@ -276,7 +278,7 @@ class ZmqContext(StreamedContext):
         del topology_id  # the hello names it
         settings = self._settings
         local = settings.cluster_mode == "local"
-        endpoint = ipc_endpoint(settings, port) if local else tcp_endpoint(host, port)
+        endpoint = ipc_endpoint(port) if local else tcp_endpoint(host, port)
         return dial_zmq(self._sockets, messaging_loop(), endpoint, f"{host}:{port}", settings.stream_window)
 
     def term(self) -> None:
