@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.receiving_end import MAX_SESSIONS
 from tuplewire_service.process.worker_config import WorkerConfig
 
 MIB = 1 << 20
@@ -10,7 +10,7 @@ BASE_BYTES = 64 * MIB
 """A worker that holds nothing."""
 PER_MESSAGE_BYTES = 80
 """What is kept for a message besides its payload, be it alone in its group."""
-REMEMBERED_BYTES = TransportSettings().max_sessions * 5 * 1024
+REMEMBERED_BYTES = MAX_SESSIONS * 5 * 1024
 """What is kept of senders that are gone and may resume."""
 PIECE_BYTES = 64 * MIB
 """Limits are rounded up to this."""

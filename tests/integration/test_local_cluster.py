@@ -231,7 +231,7 @@ def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
         ({"topology.workers": 2, "storm.messaging.transport": "pigeon"}, "unknown transport 'pigeon'"),
         ({"tuplewire.session.overflow": "spill"}, "tuplewire.session.overflow must be one of block, fail"),
         ({"tuplewire.session.overflw": "fail"}, "did you mean tuplewire.session.overflow"),
-        ({"tuplewire.transport.max_sessions": 0}, "tuplewire.transport.max_sessions must be"),
+        ({"tuplewire.transport.max_connections": 0}, "tuplewire.transport.max_connections must be"),
         ({"tuplewire.sesion.overflow": "fail"}, "unknown setting 'tuplewire.sesion.overflow'"),
     ],
 )

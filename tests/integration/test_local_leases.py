@@ -11,7 +11,7 @@ import pytest
 
 from tuplewire.connection import sending_end
 from tuplewire.errors import FlushTimeoutError
-from tuplewire_service.messaging import local
+from tuplewire_service.messaging import local, receiving_end
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed.streamed_transport import StreamedServer
@@ -111,17 +111,20 @@ def test_nothing_is_left_of_what_has_ended() -> None:
         eventually(lambda: not local._servers, 10)
 
 
-def test_a_limit_of_sessions_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_of_sessions_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sender that is one too many hears why nothing arrives, and is let in when another one has gone."""
     caplog.set_level(logging.INFO)
-    with prepared(max_sessions=2) as context:
+    monkeypatch.setattr(receiving_end, "MAX_SESSIONS", 2)
+    with prepared() as context:
         server = context.bind(TOPOLOGY, 0, Recorder())
         senders = [connect(context, server) for _ in range(3)]
         for sender in senders[:2]:
             sender.send(1, b"x")
             sender.flush(10)
         senders[2].send(1, b"x")
-        with pytest.raises(FlushTimeoutError, match="raise max_sessions"):
+        with pytest.raises(FlushTimeoutError, match="2 senders are connected already"):
             senders[2].flush(0.3)
         senders[0].close()
         senders[2].flush(10)

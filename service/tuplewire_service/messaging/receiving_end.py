@@ -31,6 +31,8 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 CLIENT_SOURCE = "client"
 SessionKey = tuple[str, str]
 """The owner, and the sender's id; see IAccess. Where nobody is asked who it is, the owner is empty."""
+MAX_SESSIONS = 10_000
+"""Senders that one server remembers at the same time."""
 _OWNER = itemgetter(0)
 _MOST_INBOUNDS = 256
 """So many are kept to be used again; entry workers come and go."""
@@ -268,12 +270,12 @@ class Leases:
 
     def add(self, session: Session) -> None:
         """Remember a new session; ResourceLimitError when as many are connected as may be remembered."""
-        if len(self._sessions) >= self.settings.max_sessions:
+        if len(self._sessions) >= MAX_SESSIONS:
             # A session moves to the end when it is disconnected: the first has been so for longest.
             idle = next((key for key, each in self._sessions.items() if not each.connected), None)
             if idle is None:
                 raise ResourceLimitError(
-                    f"{self.settings.max_sessions} senders are connected already; raise max_sessions"
+                    f"{MAX_SESSIONS} senders are connected already; close some, or use another worker"
                 )
             self.forget(idle)
         self._sessions[session.key] = session

@@ -36,7 +36,6 @@ class TransportSettings(Settings):
         count(), 131_072, "what all senders together may have outstanding to one task"
     )
     receive_bytes: int = setting(SIZE, 16 * MIB, "the same bound in payload bytes")
-    max_sessions: int = setting(count(), 10_000, "sessions of senders that are remembered at once")
     resume_seconds: float = setting(
         SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
     )
