@@ -26,7 +26,7 @@ class TransportSettings(Settings):
     """How a transport listens and connects. session: how its sessions behave."""
 
     PREFIX = "tuplewire.transport."
-    REFUSED = ("storm.messaging.", "zmq.")
+    REFUSED: ClassVar[tuple[str, ...]] = ("storm.messaging.", "zmq.")
     PASSED = (TRANSPORT_KEY, "zmq.threads", "zmq.linger.millis", "zmq.hwm")
 
     worker_id: str = setting(ANY_TEXT, "", "how this side names itself to its peers; empty for a program")
