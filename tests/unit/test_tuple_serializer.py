@@ -19,6 +19,7 @@ import pytest
 
 from tuplewire.errors import MalformedTupleError, UnsupportedValueError
 from tuplewire.topology.description import Component, ComponentKind, Topology
+from tuplewire.topology.serial import packing
 from tuplewire.topology.serial.packing import MAX_DEPTH
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.tuples import Stream, Tuple, tick
@@ -279,6 +280,21 @@ def test_malformed_value(value: bytes, problem: str) -> None:
     """A value that does not hold together is refused for what it is."""
     with pytest.raises(MalformedTupleError, match=rf"field 'value' .*{problem}"):
         SERIALIZER.deserialize(HEAD + value)
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_keys_that_are_numbers_are_bounded(kind: type[int | float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender can choose numbers that collide. Texts cannot be chosen so, and may be any number."""
+    monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 3)
+    allowed = {kind(number): None for number in range(3)} | dict.fromkeys("abcd")
+    assert SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([allowed], ONE)))["value"] == allowed
+    with pytest.raises(UnsupportedValueError, match="more than 3 keys that are numbers; use a list of pairs"):
+        packed(allowed | {kind(9): None})
+    monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 4)
+    foreign = SERIALIZER.serialize(Tuple([allowed | {kind(9): None}], ONE))
+    monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 3)
+    with pytest.raises(MalformedTupleError, match="more than 3 keys that are numbers"):
+        SERIALIZER.deserialize(foreign)
 
 
 def test_numpy_array_is_the_readers_own() -> None:

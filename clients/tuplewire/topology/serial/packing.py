@@ -28,6 +28,9 @@ MAX_BYTES = 2**32 - 1
 
 KEY_TYPES = (str, bytes, int, float, bool, type(None))
 """What a dict's keys may be. Others could be made to collide by a sender who wants to stop a receiver."""
+MOST_NUMBER_KEYS = 4096
+"""Of one dict. Numbers can be chosen so that they collide, too: 80,000 of them would take 9 s to read."""
+_NUMBERS = frozenset([int, float])
 
 _Out = list[bytes]
 _Writer = Callable[[Any, _Out, int], None]
@@ -118,6 +121,8 @@ def _write_dict(value: dict[Any, Any], out: _Out, depth: int) -> None:
     _check_depth(depth + 1)
     size = len(value)
     out.append(_BYTE[0x80 | size] if size < 16 else _header(size, 0, 0xDE))
+    if size > MOST_NUMBER_KEYS and sum(type(key) in _NUMBERS for key in value) > MOST_NUMBER_KEYS:
+        raise TypeError(f"a dict has more than {MOST_NUMBER_KEYS} keys that are numbers; use a list of pairs")
     for key, item in value.items():
         kind = type(key)
         if kind not in KEY_TYPES or (kind is int and not -(2**63) <= key < 2**64):
@@ -266,10 +271,15 @@ def _read_dict(data: bytes, at: int, size: int, depth: int) -> tuple[dict[Any, A
     if depth > MAX_DEPTH:
         raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
     items: dict[Any, Any] = {}
+    numbers = 0
     for _ in range(size):
         if data[at] not in _KEY_TAGS:
             raise ValueError(f"the tag 0x{data[at]:02x} in place of a dict's key")
         key, at = read_value(data, at, depth)
+        if size > MOST_NUMBER_KEYS and type(key) in _NUMBERS:
+            numbers += 1
+            if numbers > MOST_NUMBER_KEYS:
+                raise ValueError(f"a dict with more than {MOST_NUMBER_KEYS} keys that are numbers")
         items[key], at = read_value(data, at, depth)
     if len(items) != size:
         raise ValueError("a dict with one key twice")
