@@ -77,7 +77,11 @@ class Client(BaseClient):
         If it is cancelled, nothing is accepted.
         """
         sender = self._connected()
-        if key is not None or headers or not sender.send_one(messages, payload, self.source):
+        if self._observer is not None and self._observer.samples():
+            groups = as_groups(messages, payload, self.source, key, headers)
+            with self._observer.sending(groups, self.address, sender.max_message_bytes) as sent:
+                await sender.send_async(sent, timeout)
+        elif key is not None or headers or not sender.send_one(messages, payload, self.source):
             await sender.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -92,11 +96,7 @@ class Client(BaseClient):
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
         timeout = checked_timeout(timeout)
         receiver = self._new_receiver(check_tasks(tasks))
-        if (tracing := self._tracing()) is None:
-            return Subscription(receiver, timeout)
-        from tuplewire.tracing.traced_client import TracedAsyncSubscription
-
-        return TracedAsyncSubscription(tracing, receiver, timeout)
+        return Subscription(receiver, timeout, self._observing())
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then end; see tuplewire.Client.close, for the default and errors, too.
@@ -170,6 +170,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
 
     async def close(self) -> None:
         """End the subscription; a second call does nothing."""
+        self._end_processing()
         if self._seen is not None:
             self._settle()
         await _on_messaging_loop(self._receiver.close())

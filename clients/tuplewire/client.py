@@ -9,7 +9,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
 from tuplewire.addresses import resolve_address, resolve_topology
@@ -24,14 +24,12 @@ from tuplewire.connection.stream import Dial
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage
+from tuplewire.observer import Observer
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.subscription import Live, Subscription
 from tuplewire.task_ids import check_tasks
-from tuplewire.tracing import active
+from tuplewire.tracing import observer
 from tuplewire.variables import check_variables
-
-if TYPE_CHECKING:
-    from tuplewire.tracing.spans import Tracing
 
 _process = object()
 """Stands for this process: another one after a fork. To ask the system for each message would take longer."""
@@ -98,6 +96,7 @@ class BaseClient(Live, ABC):
         self._id = self._client_id or str(uuid.uuid4())
         self._sender: Sender | None = None
         self._made: Sender | None = None
+        self._observer: Observer | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
 
@@ -113,31 +112,21 @@ class BaseClient(Live, ABC):
     def _new_sender(self) -> Sender:
         """Return a sender that has not begun to connect."""
         thread = messaging_loop()
-        session = (self.address, self._identity(), self._settings, thread.loop, self._dial())
-        if (tracing := self._tracing()) is None:
-            sender = Sender(*session)
-        else:
-            from tuplewire.tracing.traced_client import TracedSender
-
-            sender = TracedSender(tracing, *session)
+        sender = Sender(self.address, self._identity(), self._settings, thread.loop, self._dial())
+        self._observer = self._observing()
         sender.receiver_id = self._worker_id
         return sender
 
     def _new_receiver(self, tasks: Iterable[int]) -> Receiver:
         thread = messaging_loop()
-        kind = Receiver
-        if self._tracing() is not None:
-            from tuplewire.tracing.traced_client import TracedReceiver
-
-            kind = TracedReceiver
-        receiver = kind(self.address, self._identity(), tasks, self._settings, thread.loop, self._dial())
+        receiver = Receiver(self.address, self._identity(), tasks, self._settings, thread.loop, self._dial())
         receiver.receiver_id = self._worker_id
         thread.begin(receiver)
         self._receivers.add(receiver)
         return receiver
 
-    def _tracing(self) -> Tracing | None:
-        return active() if self.traced else None
+    def _observing(self) -> Observer | None:
+        return observer() if self.traced else None
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
@@ -180,6 +169,13 @@ class BaseClient(Live, ABC):
         tuplewire.aio.Client needs a running loop for it.
         """
         sender = self._connected()
+        if self._observer is not None and self._observer.samples():
+            groups = as_groups(messages, payload, self.source, key, headers)
+            sending = self._observer.sending(groups, self.address, sender.max_message_bytes)
+            accepted = sender.offer(sending.groups)
+            if accepted:  # otherwise nothing was done; what does not end is never seen
+                sending.end(None)
+            return accepted
         if key is None and not headers and sender.send_one(messages, payload, self.source):
             return True
         return sender.offer(as_groups(messages, payload, self.source, key, headers))
@@ -219,6 +215,8 @@ class Client(BaseClient):
         """Be a client that has not connected yet, in this process."""
         super()._forget()
         self._process = _process
+        self._unobserved: Sender | None = None
+        """The sender if tracing is off: send() need not look for an observer then."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
 
     def _connected(self) -> Sender:
@@ -233,7 +231,8 @@ class Client(BaseClient):
                 if self._sender is None:
                     messaging_loop().begin(made)
                     owe_goodbye(self, made)
-                    self._sender = made  # last: after an interrupt before it, the same one is begun again
+                    self._sender = made  # after an interrupt before it, the same one is begun again
+                    self._unobserved = made if self._observer is None else None
         return self._sender
 
     @overload
@@ -281,9 +280,14 @@ class Client(BaseClient):
             ClosedError: The client is closed.
             RefusedError: The session has ended for this reason.
         """
-        sender = self._sender
+        sender = self._unobserved
         if sender is None or self._process is not _process:
             sender = self._connected()
+            if self._observer is not None and self._observer.samples():
+                groups = as_groups(messages, payload, self.source, key, headers)
+                with self._observer.sending(groups, self.address, sender.max_message_bytes) as sent:
+                    sender.send(sent, timeout=timeout)
+                return
         if key is not None or headers or not sender.send_one(messages, payload, self.source):
             sender.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
 
@@ -312,11 +316,7 @@ class Client(BaseClient):
             self._forget()
         timeout = checked_timeout(timeout)
         receiver = self._new_receiver(check_tasks(tasks))
-        if (tracing := self._tracing()) is None:
-            return Subscription(receiver, timeout)
-        from tuplewire.tracing.traced_client import TracedSubscription
-
-        return TracedSubscription(tracing, receiver, timeout)
+        return Subscription(receiver, timeout, self._observing())
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""

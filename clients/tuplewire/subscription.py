@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import attrgetter
 from typing import NoReturn, Self, SupportsIndex
@@ -18,6 +18,7 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError
 from tuplewire.message import TaskMessage
+from tuplewire.observer import Observer
 from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.session.rejection import MAX_AFTER_SECONDS
 
@@ -38,8 +39,11 @@ class Live:
 class BaseSubscription(Live):
     """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
 
-    def __init__(self, receiver: Receiver, timeout: float | None) -> None:
+    def __init__(self, receiver: Receiver, timeout: float | None, observer: Observer | None = None) -> None:
         self._receiver = receiver
+        self._observer = observer
+        self._processed: Callable[[], object] | None = None
+        """Called when the last batch is processed, if an observer asked for it."""
         self._thread = messaging_loop()
         self._timeout = timeout
         self._pid = os.getpid()
@@ -66,6 +70,7 @@ class BaseSubscription(Live):
 
         What is left of that batch goes to the next subscriber.
         """
+        self._end_processing()
         arrived, self._current, self._seen = self._current, None, None
         rejected, self._rejected, self._void = self._rejected, {}, set()
         if arrived is not None:
@@ -109,15 +114,22 @@ class BaseSubscription(Live):
         """Acknowledge the batch before; of one that messages() has left in the middle, what was seen."""
         self.acknowledge(self._seen)
 
+    def _end_processing(self) -> None:
+        processed, self._processed = self._processed, None
+        if processed is not None:
+            processed()
+
     def _begin(self, arrived: Arrived, most: int) -> TaskMessageBatch:
         """Return what messages() goes through next, and no more of it than `most`."""
-        self._current, self._seen = arrived, 0
-        return TaskMessageBatch.from_groups(arrived.groups)[:most]
+        self._seen = 0
+        return self._batch_of(arrived)[:most]
 
     def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
         if arrived is None:
             raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
         self._current = arrived
+        if self._observer is not None:
+            self._processed = self._observer.received(arrived, self._receiver.address)
         return TaskMessageBatch.from_groups(arrived.groups)
 
 
@@ -193,6 +205,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
     def close(self) -> None:
         """End the subscription; a second call does nothing."""
+        self._end_processing()
         if self._pid == os.getpid():
             if self._seen is not None:
                 self._settle()

@@ -32,9 +32,6 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
         "tuplewire.topology.running.executor_worker": "tuplewire.topology.running.termination",
         "tuplewire.topology.running.timer": "tuplewire.topology.running.termination",
         "tuplewire.topology.running.tuple_transfer": "tuplewire.topology.running.termination",
-        "tuplewire.tracing.traced_client": (
-            "tuplewire.aio tuplewire.connection.receiver tuplewire.connection.sender tuplewire.subscription"
-        ),
         "tuplewire_service.executors.distributed_topology": (
             "tuplewire_service.messaging.factory "
             "tuplewire_service.process.config_sources "
@@ -72,10 +69,7 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
     }.items()
     for target in targets.split()
 )
-CYCLES = [
-    {"tuplewire.aio", "tuplewire.client", "tuplewire.tracing.traced_client"},
-    {"tuplewire_service.worker.queue_subscription", "tuplewire_service.worker.receive_queues"},
-]
+CYCLES = [{"tuplewire_service.worker.queue_subscription", "tuplewire_service.worker.receive_queues"}]
 """Modules that import each other. This list only gets shorter, too."""
 
 # Everything else outside the standard library is imported nowhere.
@@ -100,7 +94,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
     "rich": ("tuplewire_service.command",),
-    "opentelemetry": ("tuplewire.tracing", "tuplewire.topology.running.traced", "tuplewire.spark.traced"),
+    "opentelemetry": ("tuplewire.tracing",),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
+from helpers.words import topology as words
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch, tracing
 from tuplewire.batch import as_groups
-from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.sender import Sender
-from tuplewire.errors import ConfigError
+from tuplewire.errors import BufferFullError, ConfigError
 from tuplewire.headers import decode_headers, encode_headers
-from tuplewire.subscription import Subscription
-from tuplewire.topology.collector import Outbox
-from tuplewire.topology.running.executor_worker import _parts
-from tuplewire.topology.running.tuple_transfer import Transfer
+from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.tracing.context import MOST_CONTEXTS, context_of, entry_for, sampled, with_entry
+from tuplewire.tracing.program_observer import ProgramObserver
+from tuplewire.tracing.spans import Tracing
 from tuplewire.tracing.tracing_settings import TracingSettings
-from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.worker import _router_type
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import WorkerSettings
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3)
@@ -94,17 +98,44 @@ def test_a_programs_own_context_stays() -> None:
     assert with_entry(group, entry_for(CONTEXT), 1000) is group
 
 
-def test_off_means_other_parts() -> None:
-    """Where tracing is off, nothing on a message's way knows of it."""
+def test_off_means_no_observer() -> None:
+    """Where tracing is off, nothing on a message's way is told of it."""
     client = Client("127.0.0.1:1")
-    assert type(client._connected()) is Sender
+    client._connected()
+    assert client._observer is None
     subscription = client.recv([1])
-    assert type(subscription) is Subscription
-    assert type(subscription._receiver) is Receiver
+    assert subscription._observer is None
     subscription.close()
     client.close(0)
-    assert _router_type() is Router
-    assert _parts() == (Transfer, Outbox)
+
+    async def main() -> None:
+        context = LocalContext()
+        router = Worker(WorkerSettings(worker_id="w", topology="t"), context, 1).router
+        assert (router.observer, router.queues.observer) == (None, None)
+        assert router.connections.pressure.example is None
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())
+    worker = ExecutorWorker(words())
+    assert not worker.transfer.traced
+    assert worker._surroundings.tracing is None
+
+
+def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A try_send() that returns False has done nothing."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("tuplewire.client.observer", lambda: ProgramObserver(Tracing(provider, 1.0)))
+    client = Client("127.0.0.1:1", max_pending_messages=1)
+    assert client.try_send(1, b"there is room for one")
+    assert not client.try_send(2, b"x")
+    with pytest.raises(BufferFullError):
+        client.send(3, b"x", timeout=0)
+    client.close(0)
+    told = [(span.name, span.status.status_code) for span in exporter.get_finished_spans()]
+    assert told == [("send 1", StatusCode.UNSET), ("send 3", StatusCode.ERROR)]
 
 
 def test_variables() -> None:

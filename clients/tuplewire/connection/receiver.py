@@ -42,7 +42,6 @@ class Receiver(Resumable):
 
     method = "Recv"
     fatal = FATAL | {"UNKNOWN_TASK", "NOT_LOCAL"}
-    window_type: type[ConsumeWindow] = ConsumeWindow
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Receiver(Resumable):
         self._lock = threading.Lock()
         self._moved = HandOverCondition(self._lock)
         self.tasks = tuple(tasks)
-        self._window = self.window_type(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self._window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._buffer: deque[Arrived] = deque()
         self._progress = asyncio.Event()
         self._acknowledgements = Gathering(self._progress, loop)
@@ -264,7 +263,8 @@ class Receiver(Resumable):
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)
             )
             with self._lock:
-                arrived = self._window.arrived(deliveries, asks=response.tell_at_once)
+                asks, now_ns = response.tell_at_once, time.time_ns()
+                arrived = self._window.arrived(deliveries, asks=asks, now_ns=now_ns)
                 if arrived.deliveries:
                     self._buffer.append(arrived)
                     self._moved.notify_all()

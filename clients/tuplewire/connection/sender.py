@@ -114,6 +114,11 @@ class Sender(LoopSendingEnd, Resumable):
         if not self.connected:  # nobody writes
             self.pressure.look(connected=False)
 
+    @property
+    def max_message_bytes(self) -> int:
+        """The size of the largest message, as far as known: the receiver may take less than the settings."""
+        return self._window.max_message_bytes
+
     def blocked_tasks(self) -> Collection[int]:
         """Return the tasks that have something which is not taken at the moment; on the loop."""
         with self._lock:

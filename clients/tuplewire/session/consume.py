@@ -51,6 +51,8 @@ class Arrived:
     deliveries: tuple[Delivery, ...]
     asks: bool = False
     """Whether somebody waits to hear that they are processed."""
+    at_ns: int = 0
+    """When they came, in nanoseconds since 1970."""
 
     @property
     def groups(self) -> list[TaskGroup]:
@@ -162,10 +164,11 @@ class ConsumeWindow:
         state.rejected = state.rejections_told = before.rejected
         return state
 
-    def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False) -> Arrived:
+    def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False, now_ns: int = 0) -> Arrived:
         """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task.
 
         asks: whether the worker wants to hear of them at once; so does this side that has little room left.
+        now_ns: since 1970.
         """
         new = []
         half_messages, half_bytes = self._prefetch_messages // 2, self._prefetch_bytes // 2
@@ -191,7 +194,7 @@ class ConsumeWindow:
             state.unacknowledged.append((last, group.size_bytes))
             asks |= last + half_messages >= state.told or state.held_bytes >= half_bytes
             new.append(Delivery(first, group))
-        return Arrived(self._epoch, tuple(new), asks)
+        return Arrived(self._epoch, tuple(new), asks, now_ns)
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
         """Acknowledge messages, but for those that are rejected; return False if all are void, see opened().

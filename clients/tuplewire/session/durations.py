@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from tuplewire.group import TaskGroup
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """The upper bound of each bucket in seconds; one more bucket has everything longer."""
 _ONE_TIME_SECONDS = 0.001
 """Messages that come within so much time share one time, so single messages need no number each."""
+
+Example = tuple[str, str]
+"""A message that is traced: the ids of its trace and its span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,10 @@ class Durations:
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.seconds += seconds * count
 
-    def mark(self, exemplar: Exemplar) -> None:
+    def mark(self, seconds: float, example: Example) -> None:
         """Keep an example of a duration that was added."""
-        self.exemplars[bisect_left(BOUNDS, exemplar.seconds)] = exemplar
+        seconds = max(0.0, seconds)
+        self.exemplars[bisect_left(BOUNDS, seconds)] = Exemplar(*example, seconds, time.time())
 
     def copy(self) -> Durations:
         """Return a copy, to be read while this one changes."""
@@ -89,22 +91,18 @@ class FrameTimes:
     __slots__ = ("_written",)
 
     def __init__(self) -> None:
-        self._written: deque[tuple[int, int, float]] = deque()
+        self._written: deque[tuple[int, int, float, Example | None]] = deque()
 
-    def written(
-        self,
-        sequence: int,
-        messages: int,
-        now: float,
-        runs: Sequence[Sequence[TaskGroup]] = (),  # noqa: ARG002 - for who looks at what is written
-    ) -> None:
-        """Note that a frame was written; a repeated writing counts once. runs: its messages."""
+    def written(self, sequence: int, messages: int, now: float, example: Example | None = None) -> None:
+        """Note that a frame was written; a repeated writing counts once."""
         if not self._written or sequence > self._written[-1][0]:
-            self._written.append((sequence, messages, now))
+            self._written.append((sequence, messages, now, example))
 
     def acknowledged(self, sequence: int, now: float, into: Durations) -> None:
         """Note that the frames up to a number are acknowledged."""
         written = self._written
         while written and written[0][0] <= sequence:
-            _, messages, since = written.popleft()
+            _, messages, since, example = written.popleft()
             into.add(now - since, messages)
+            if example is not None:
+                into.mark(now - since, example)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuplewire.group import task_and_forwarded
-from tuplewire.session.durations import Durations, FrameTimes
+from tuplewire.group import TaskGroup, task_and_forwarded
+from tuplewire.session.durations import Durations, Example, FrameTimes
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.send import SendWindow
 
@@ -25,8 +25,8 @@ class OutboundPressure:
     """Connections that take nothing while messages wait, and since when by the loop's clock."""
     send_to_ack: Durations = field(default_factory=Durations)
     """From the writing of a frame to its acknowledgement."""
-    frame_times: Callable[[], FrameTimes] = FrameTimes
-    """Makes what measures that for one session."""
+    example: Callable[[Sequence[Sequence[TaskGroup]]], Example | None] | None = None
+    """Returns a message of a frame that is traced; see Observer.example. None: nothing is."""
 
     def hold(self, connection: object, now: float) -> None:
         """Note that a connection takes nothing from now on; a second call changes nothing."""
@@ -65,7 +65,6 @@ class SendingPressure:
     def tell(self, outbound: OutboundPressure) -> None:
         """Add this session's part there from now on; before anything is written."""
         self.outbound = outbound
-        self._frames = outbound.frame_times()
 
     def look(self, *, connected: bool) -> None:
         """Update the counts. A connection that is down takes nothing."""
@@ -87,7 +86,7 @@ class SendingPressure:
             self.acknowledged()
         else:
             # All of them are written again, maybe under new numbers.
-            self._frames = self.outbound.frame_times()
+            self._frames = FrameTimes()
 
     def idles(self) -> None:
         """Note that the driver stops writing, perhaps for want of acknowledgements."""
@@ -101,7 +100,8 @@ class SendingPressure:
     def writes(self, frame: OutFrame) -> None:
         """Note that a frame is being written, until goes_on()."""
         now = self._clock()
-        self._frames.written(frame.sequence, frame.messages, now, frame.runs)
+        look = self.outbound.example
+        self._frames.written(frame.sequence, frame.messages, now, None if look is None else look(frame.runs))
         self.outbound.hold(self, now)
 
     def acknowledged(self) -> None:

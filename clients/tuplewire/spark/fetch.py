@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from tuplewire.errors import (
     WrongWorkerError,
 )
 from tuplewire.events import event_logger
+from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
@@ -89,7 +90,9 @@ class RangeReader:
         self._wanted = wanted
         self._options = options
         self._others = wanted.address, *others
-        self._read = 0
+        self.messages_read = 0
+        self.look: Callable[[list[TaskGroup]], object] | None = None
+        """Called with what is read."""
         self._seen = wanted.after
         self._backoff = Backoff(_SESSION.backoff_initial_seconds, _SESSION.backoff_max_seconds, random.random)
         self._failing_since: float | None = None
@@ -105,7 +108,7 @@ class RangeReader:
         place = self._planned()
         at = options.address, options.topology, [wanted.task], options.timeout, self._others
         with HeldTasks(*at, credentials=options.credentials()) as tasks:
-            while self._read < wanted.messages:
+            while self.messages_read < wanted.messages:
                 try:
                     if place is None:
                         place = self._find(tasks)
@@ -146,7 +149,7 @@ class RangeReader:
         Waits until all of it has been handed over.
         """
         wanted = self._wanted
-        left = wanted.messages - self._read
+        left = wanted.messages - self.messages_read
         deadline = time.monotonic() + self._options.timeout
         former: Standing | None = None
         while True:
@@ -192,12 +195,12 @@ class RangeReader:
                 self._succeeded()
                 self._pass_over(place, frame[0].first_sequence - 1, tasks)
                 for deliveries in place.take(frame):
-                    first = wanted.start + self._read + 1
+                    first = wanted.start + self.messages_read + 1
                     numbered = []
                     for each in deliveries:
                         numbered.append(Delivery(first, each.group))
                         first += len(each.group)
-                    self._read = first - wanted.start - 1
+                    self.messages_read = first - wanted.start - 1
                     yield self._batch(numbered)
         self._pass_over(place, place.end, tasks)
 
@@ -217,6 +220,8 @@ class RangeReader:
         self._lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
 
     def _batch(self, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+        if self.look is not None:
+            self.look([each.group for each in deliveries])
         from tuplewire.spark.columns import read_batch  # which the driver's process has no use for
 
         return read_batch(deliveries, headers=self._options.include_headers)
@@ -225,13 +230,13 @@ class RangeReader:
         """Give up so many messages, where that is allowed."""
         if not messages:
             return
-        first = self._wanted.start + self._read + 1
+        first = self._wanted.start + self.messages_read + 1
         which = f"messages {first} to {first + messages - 1} of task {self._wanted.task} are gone"
         text = f"{which}: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
         logger.warning("spark.data_lost", extra={"reason": text})
-        self._read += messages
+        self.messages_read += messages
 
 
 def acknowledge(

@@ -42,6 +42,7 @@ from tuplewire.spark.offsets import (
     tails,
 )
 from tuplewire.spark.options import SourceOptions, Start
+from tuplewire.spark.row_observer import observed
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
 from tuplewire.tracing import active
@@ -71,12 +72,9 @@ class RangePartitionReader(Shipped):
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one empty partition where there are none
-        wanted = partition.wanted, self._options, partition.others
-        if (tracing := active()) is None:
-            return iter(RangeReader(*wanted))
-        from tuplewire.spark.traced import TracedRangeReader
-
-        return iter(TracedRangeReader(tracing, *wanted))
+        reader = RangeReader(partition.wanted, self._options, partition.others)
+        tracing = active()
+        return iter(reader) if tracing is None else observed(tracing, reader, partition.wanted.task)
 
 
 def held_tasks(options: SourceOptions) -> HeldTasks:

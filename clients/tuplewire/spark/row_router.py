@@ -20,6 +20,8 @@ from tuplewire.spark.columns import as_sent
 from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
 from tuplewire.topology.load_aware import LoadAwareShuffle
+from tuplewire.tracing import active
+from tuplewire.tracing.context import with_entry
 
 PIECE_BYTES = 2 * MIB
 _REFRESH_SECONDS = 1.0
@@ -44,12 +46,16 @@ class RowRouter:
 
     partition: of the write; the turns of a shuffle begin at different tasks in different partitions. bad:
     sorts out what cannot be sent. address: of a worker that knows the loads.
+
+    Where tracing is on, rows without a trace context get that of the span around.
     """
 
     def __init__(self, options: SinkOptions, partition: int, bad: BadRows, address: str) -> None:
         self._options = options
         self._address = address
         self._bad = bad
+        tracing = active()
+        self._entry = None if tracing is None else tracing.current_entry()
         self._shuffle: SingleGrouping | None = None
         if options.grouping is GroupingName.SHUFFLE:
             self._shuffle = shuffle(options.tasks, partition)
@@ -73,7 +79,10 @@ class RowRouter:
         """Return checked rows as messages, in order within each task."""
         encoded = rows.column("encoded") if "encoded" in rows.schema.names else None
         groups = groups_from_arrow(rows.column("task"), rows.column("message"), self._options.source, encoded)
-        return TaskMessageBatch.from_groups(groups).groups
+        whole, entry = TaskMessageBatch.from_groups(groups).groups, self._entry
+        if entry is None:
+            return whole
+        return tuple(with_entry(group, entry, self._bad.max_message_bytes) for group in whole)
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options

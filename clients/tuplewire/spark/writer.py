@@ -11,7 +11,6 @@ import dataclasses
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -44,6 +43,7 @@ from tuplewire.spark.data_source_api import (
 from tuplewire.spark.held_back import held_back
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
 from tuplewire.spark.publisher import Publisher
+from tuplewire.spark.row_observer import attempt
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart
@@ -124,7 +124,7 @@ class _Sink(Shipped):
                 **options.session(workers.max_message_bytes),
             )
             try:
-                router = _router_type()(options, partition, bad, address)
+                router = RowRouter(options, partition, bad, address)
                 checked = router.checked(batches)
                 if options.bad_rows == FAIL:
                     checked = held_back(checked)
@@ -155,7 +155,7 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         """Send or stage one partition; in a Spark task."""
         sink = f"spark-{self._write_id}"
         try:
-            with _traced():
+            with attempt(active(), _context().partitionId()):
                 return (
                     _staged(self._options, sink, 0, iterator) if self._exactly_once else self._sent(iterator)
                 )
@@ -198,7 +198,7 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
         sink, epoch = f"spark-{query}", int(batch)
         try:
-            with _traced():
+            with attempt(active(), _context().partitionId()):
                 if not self._exactly_once:
                     return self._sent(iterator)
                 part = _staged(self._options, sink, epoch, iterator, self._placement)
@@ -221,23 +221,6 @@ def _at(options: SinkOptions) -> tuple[str, str, float]:
 
 def _send(client: Client, batch: TaskMessageBatch, seconds: float) -> None:
     client.send(batch, timeout=seconds)
-
-
-def _traced() -> AbstractContextManager[None]:
-    """Have a span around what an attempt does, where tracing is on."""
-    if (tracing := active()) is None:
-        return nullcontext()
-    from tuplewire.spark.traced import attempt_span
-
-    return attempt_span(tracing, _context().partitionId())
-
-
-def _router_type() -> type[RowRouter]:
-    if active() is None:
-        return RowRouter
-    from tuplewire.spark.traced import TracedRowRouter
-
-    return TracedRowRouter
 
 
 def _context() -> TaskContext:
@@ -268,7 +251,7 @@ def _staged(
     with AttemptStage(*_at(options), sink, epoch, partition, placement, options.credentials()) as stage:
         try:
             bad = _bad_rows(options, partition, stage)
-            router = _router_type()(options, partition, bad, stage.reached)
+            router = RowRouter(options, partition, bad, stage.reached)
             for rows in sliced(router.checked(batches)):
                 stage.add(router.groups(rows))
             staged = stage.end()

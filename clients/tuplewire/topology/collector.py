@@ -55,6 +55,8 @@ class Outbox:
         self._count = 0
         self.serialize: Callable[[Tuple], bytes] | None = None
         """The serializer, if topology.testing.always.try.serialize is set: used to detect changed values."""
+        self.observe: Callable[[str, Tuple], None] | None = None
+        """Called with each tuple and its stream, where tracing is on."""
         self._as_emitted: list[tuple[Tuple, bytes | None]] = []
 
     def __len__(self) -> int:
@@ -73,6 +75,8 @@ class Outbox:
         if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
             raise self._misdirected(port, task)
         message = Tuple(values, port.source, message_id)
+        if self.observe is not None:
+            self.observe(stream, message)
         if self.serialize is not None:
             self._as_emitted.append((message, self._form(message)))
         last = self._last
@@ -82,10 +86,6 @@ class Outbox:
             self._last = Emitted(port.source, task, [message])
             self._emitted.append(self._last)
         self._count += 1
-
-    def traced(self, execute: Callable[[Tuple], None]) -> Callable[[Tuple], None]:
-        """Return what executes a tuple; here nothing is traced."""
-        return execute
 
     def take(self) -> list[Emitted]:
         """Return everything that was put since the last time, in order, and forget it.

@@ -103,7 +103,7 @@ class Tuple:
     when they are one object, as Storm's are; to compare what they carry, compare `values`.
     """
 
-    __slots__ = ("message_id", "source", "values")
+    __slots__ = ("message_id", "source", "trace", "values")
 
     def __init__(
         self, values: Sequence[Any], source: TupleSource, message_id: MessageId = UNANCHORED
@@ -111,6 +111,8 @@ class Tuple:
         self.values = tuple(values)
         self.source = source
         self.message_id = message_id
+        self.trace: tuple[bytes, int] | None = None
+        """Where it belongs to a trace: the context of what has emitted it, and when, in ns since 1970."""
 
     @property
     def source_component(self) -> str:

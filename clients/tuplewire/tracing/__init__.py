@@ -1,7 +1,7 @@
 """Traces of messages by OpenTelemetry: W3C context in their headers, and spans wherever they pass.
 
-Off unless TUPLEWIRE_TRACING is true, or the program calls enable(); docs/how-to/trace.md has the rest. What
-is off costs nothing: who sends and receives then has no part in it. Needs the extra `otel`.
+Off unless TUPLEWIRE_TRACING is true, or the program calls enable(); docs/how-to/trace.md has the rest. Where
+it is off, those who send and receive have no observer. Needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
+from tuplewire.observer import Observer
 from tuplewire.tracing.tracing_settings import TracingSettings
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ def active() -> Tracing | None:
                 settings = TracingSettings.from_environment()
                 _decide(_made(settings.trace_sample) if settings.tracing else None)
     return _tracing
+
+
+def observer() -> Observer | None:
+    """Return what clients tell of their messages; None where tracing is off."""
+    if (tracing := active()) is None:
+        return None
+    from tuplewire.tracing.program_observer import ProgramObserver
+
+    return ProgramObserver(tracing)
 
 
 def enable(

@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tuplewire.columns import to_wire
 from tuplewire.group import TaskGroup
 from tuplewire.headers import encode_headers
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 TraceParent: TypeAlias = bytes
 """Such as b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"."""
@@ -36,6 +39,19 @@ def sampled(header_data: bytes) -> dict[TraceParent, int]:
     return dict(islice(Counter(_SAMPLED.findall(header_data)).items(), MOST_CONTEXTS))
 
 
+def count_contexts(groups: Iterable[TaskGroup], into: Counter[TraceParent]) -> None:
+    """Count the messages that have each sampled context, until there are 64 contexts or a few more."""
+    for group in groups:
+        if group.header_data and len(into) < MOST_CONTEXTS:
+            into.update(sampled(group.header_data))
+
+
+def ids_of(traceparent: TraceParent) -> tuple[str, str]:
+    """Return the ids of trace and span, in hexadecimal digits."""
+    _, trace_id, span_id, _ = traceparent.decode().split("-")
+    return trace_id, span_id
+
+
 def context_of(encoded: bytes) -> TraceParent | None:
     """Return the sampled context in one message's encoded headers."""
     found = _SAMPLED.search(encoded)
@@ -48,6 +64,22 @@ def entry_for(traceparent: str, tracestate: str = "") -> bytes:
     if tracestate:
         headers.append((TRACESTATE, tracestate.encode()))
     return encode_headers(None, headers)
+
+
+def traceparent_of(span: Span) -> TraceParent | None:
+    """Return a span's context; None if it is not sampled."""
+    own = span.get_span_context()
+    if not own.trace_flags.sampled:
+        return None
+    return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}".encode()
+
+
+def entry_of(span: Span) -> bytes | None:
+    """Return a span's context as encoded headers; None if it is not sampled."""
+    traceparent = traceparent_of(span)
+    if traceparent is None:
+        return None
+    return entry_for(traceparent.decode(), span.get_span_context().trace_state.to_header())
 
 
 def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGroup:

@@ -18,13 +18,21 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from tuplewire.tracing.context import TraceParent, entry_for
+from tuplewire.tracing.context import TraceParent, entry_of, ids_of, traceparent_of
 
 Attributes = Mapping[str, AttributeValue]
 _SYSTEM = "tuplewire"
 _MOST_A_SECOND = 2000
 """So many spans of what passes by are made in a second: senders decide on no more of a worker's work."""
 _FLUSH_SECONDS = 2.0
+_KINDS = {
+    "send": SpanKind.PRODUCER,
+    "emit": SpanKind.PRODUCER,
+    "receive": SpanKind.CONSUMER,
+    "process": SpanKind.CONSUMER,
+    "execute": SpanKind.CONSUMER,
+}
+"""By operation; the others are internal."""
 
 
 def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.TracerProvider:
@@ -68,7 +76,6 @@ class Tracing:
         self,
         operation: str,
         destination: object,
-        kind: SpanKind,
         attributes: Attributes,
         *,
         parent: TraceParent | None = None,
@@ -82,7 +89,7 @@ class Tracing:
         return self._tracer.start_span(
             f"{operation} {destination}",
             None if parent is None else _around(parent),
-            kind,
+            _KINDS.get(operation, SpanKind.INTERNAL),
             {
                 "messaging.system": _SYSTEM,
                 "messaging.operation.name": operation,
@@ -92,6 +99,23 @@ class Tracing:
             [Link(_span_context(each)) for each in links],
             start_ns,
         )
+
+    def receive(
+        self, destination: object, found: Iterable[TraceParent], attributes: Attributes, start_ns: int
+    ) -> Span:
+        """Make a span of what was received up to now: a child of its only context, or linked to each."""
+        links = list(found)
+        parent = links[0] if len(links) == 1 else None
+        span = self.begin(
+            "receive",
+            destination,
+            attributes,
+            parent=parent,
+            links=() if parent else links,
+            start_ns=start_ns,
+        )
+        span.end()
+        return span
 
     def record(
         self, operation: str, destination: object, parent: TraceParent, start_ns: int, attributes: Attributes
@@ -106,11 +130,13 @@ class Tracing:
         self._made += 1
         if self._made > _MOST_A_SECOND:
             return None
-        span = self.begin(
-            operation, destination, SpanKind.INTERNAL, attributes, parent=parent, start_ns=start_ns
-        )
+        span = self.begin(operation, destination, attributes, parent=parent, start_ns=start_ns)
         span.end()
         return traceparent_of(span)
+
+    def current_entry(self) -> bytes | None:
+        """Return the context of the span around as encoded headers; None if there is none that is sampled."""
+        return entry_of(trace.get_current_span())
 
     @contextmanager
     def around(self, span: Span) -> Iterator[None]:
@@ -137,28 +163,6 @@ def fail(span: Span, error: BaseException) -> None:
     """Note in a span that what it stands for has failed."""
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-
-
-def traceparent_of(span: Span) -> TraceParent | None:
-    """Return a span's context; None if it is not sampled."""
-    own = span.get_span_context()
-    if not own.trace_flags.sampled:
-        return None
-    return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}".encode()
-
-
-def entry_of(span: Span) -> bytes | None:
-    """Return a span's context as encoded headers; None if it is not sampled."""
-    traceparent = traceparent_of(span)
-    if traceparent is None:
-        return None
-    return entry_for(traceparent.decode(), span.get_span_context().trace_state.to_header())
-
-
-def ids_of(traceparent: TraceParent) -> tuple[str, str]:
-    """Return the ids of trace and span, in hexadecimal digits."""
-    _, trace_id, span_id, _ = traceparent.decode().split("-")
-    return trace_id, span_id
 
 
 def _span_context(traceparent: TraceParent) -> SpanContext:
@@ -188,5 +192,6 @@ class Processing:
         if self._token is not None and trace.get_current_span() is self._spans[0]:
             contexts.detach(self._token)
         self._token = None
-        for span in self._spans:
+        spans, self._spans = self._spans, ()
+        for span in spans:
             span.end()

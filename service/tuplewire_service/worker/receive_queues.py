@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
+from tuplewire.observer import Observer
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
@@ -56,6 +57,7 @@ class ReceiveQueues:
         self._settings = settings
         self.on_done = on_done
         self._rejections = rejections
+        self.observer: Observer | None = None
         rejections.on_time = self._go_on
         self._holding: set[int] = set()
         self.not_here = not_here
@@ -129,6 +131,8 @@ class ReceiveQueues:
                 queue.consumer.drop(queue)
             left += queue.log.remove()
             del self._leaving[task]
+            if self.observer is not None:
+                self.observer.left(task)
             self._remember_tail(task, queue.log.tail)
         return left
 
@@ -178,6 +182,8 @@ class ReceiveQueues:
         """Queue messages for a local task, or for one that moves away."""
         queue = self._queues.get(group.task) or self._leaving[group.task]
         queue.log.append(group, inbound)
+        if self.observer is not None:
+            self.observer.queued(group, queue.log)
         self._touched.add(group.task)
         queue.times.came(queue.log.tail, time.monotonic())
         queue.wake_readers()
@@ -272,6 +278,8 @@ class ReceiveQueues:
     def reached(self, queue: Queue, last: int) -> None:
         """Account for the first delivery of messages up to a sequence, to a consumer or a reader."""
         queue.times.left(last, time.monotonic(), self.wait)
+        if self.observer is not None:
+            self.observer.delivered(queue.task, last, self.wait)
 
     def taken(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
         """Account for messages that were handed to a queue's consumer."""

@@ -15,6 +15,7 @@ from itertools import chain
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.events import event_logger
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
+from tuplewire.observer import Observer
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure, Departures, OfEntry, SinkEpoch, Successor
 from tuplewire.session.durations import Durations
@@ -57,6 +58,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
+        self.observer: Observer | None = None
         self._clock = asyncio.get_running_loop().time
         self._ledger, self.activity = Ledger(), Activity()
         self._drops = Drops(self._ledger)
@@ -67,7 +69,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
-        self.queues = self._make_queues(settings, incarnation)
+        self.queues = ReceiveQueues(settings, incarnation, self._done, self.table.not_here, self.rejections)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)
         """What stands for this worker, as an entry worker."""
@@ -86,9 +88,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
             f"<Router {self._settings.worker_id} version={self.assignment_version} "
             f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
-
-    def _make_queues(self, settings: WorkerSettings, incarnation: int) -> ReceiveQueues:
-        return ReceiveQueues(settings, incarnation, self._done, self.table.not_here, self.rejections)
 
     def _attach(self, connection: RelayClient) -> None:
         connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
@@ -216,8 +215,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def recv(self, batch: ReceivedBatch) -> None:
         """Route a batch: to the queues of local tasks, to the transfer queue, or back as refused."""
         batch.hold()
-        inbound = batch.inbound
-        version = batch.assignment_version
+        inbound, version = batch.inbound, batch.assignment_version
         ahead = version > self.assignment_version and inbound.worker_number
         if ahead:
             self.version_received = max(self.version_received, version)
@@ -262,14 +260,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
         """Hold new messages for these tasks until their former owner has released all earlier ones."""
-        connection = self.connections.get(peer)
-        if connection is not None:
+        if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
                 self._moves.turn(task, peer, connection, now)
             connection.watch_releases(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Put messages into a queue or the transfer queue; return False if nobody holds their task."""
+        if self.observer is not None:
+            inbound = self.observer.forwarded(group, inbound, self.place_of)
         owner = self.table.owner_of.get(group.task)
         moving, way = self._moves.way(group, inbound, None if owner is None else owner.peer)
         if way is not None:
@@ -292,15 +291,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _settled(self, settled: Sequence[Settled]) -> None:
         """Account for messages that other workers have accepted."""
-        ledger = self._ledger
         for each in settled:
             if each.dropped is None:
-                ledger.acknowledged += each.messages
-            elif each.dropped is DropReason.CLOSED:  # only at shutdown: otherwise take_back() returns them
-                ledger.dropped[DropReason.SHUTDOWN] += each.messages
-            else:
-                ledger.dropped[each.dropped] += each.messages
+                self._ledger.acknowledged += each.messages
+            else:  # CLOSED comes at shutdown only: otherwise take_back() returns them
+                reason = DropReason.SHUTDOWN if each.dropped is DropReason.CLOSED else each.dropped
+                self._ledger.dropped[reason] += each.messages
         self.activity.set()
+        if self.observer is not None:
+            self.observer.settled(settled)
 
     def _released(self, released: Sequence[Settled]) -> None:
         """Release, to their senders, messages that other workers have released."""
@@ -320,6 +319,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves((task,))
         self.activity.set()
+        if self.observer is not None:
+            self.observer.processed(task, self.end_to_end)
 
     @property
     def not_ready(self) -> RefusedError | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
@@ -26,6 +25,7 @@ from tuplewire_service.worker.servers import IProgram, Servers
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.times import Timekeeper
+from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot, WorkerState
 
@@ -50,15 +50,6 @@ def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[
     return frozenset(
         task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)
     )
-
-
-def _router_type() -> Callable[..., Router]:
-    """Return what makes a router: one that makes no spans has no part in tracing at all."""
-    if (tracing := active()) is None:
-        return Router
-    from tuplewire_service.worker.traced_router import TracedRouter
-
-    return partial(TracedRouter, tracing)
 
 
 class Worker:
@@ -95,12 +86,15 @@ class Worker:
         self._changing_intake = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._tickers: list[asyncio.Task[None]] = []
-        self.router = router = _router_type()(
+        self.router = router = Router(
             settings,
             self.incarnation,
             peers or programs,
             lambda: self.state is WorkerState.DRAINING,
         )
+        if (tracing := active()) is not None:
+            router.observer = router.queues.observer = WorkerObserver(tracing, settings.worker_id)
+            router.connections.pressure.example = router.observer.example
         router.on_departures = self.servers.tell_departures
         self._sinks = Sinks(settings, router)
         self.times = Timekeeper(router, self.servers, settings.metrics_series)

@@ -16,6 +16,7 @@ from tuplewire.topology.component import Bolt
 from tuplewire.topology.running.executor import BATCH, Executor, Task
 from tuplewire.topology.running.receive_queue import AddressedTuples
 from tuplewire.topology.running.statistics import ColumnAtWork, Doing
+from tuplewire.topology.running.tuple_observer import TaskObserver
 from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, Tuple
 
 
@@ -63,7 +64,9 @@ class BoltExecutor(Executor[BoltTask]):
             partial(self._told, task),
         )
         bolt.prepare(self.conf, self._surroundings.context(task), collector)
-        opened.execute = opened.outbox.traced(bolt.execute)
+        if (tracing := self._surroundings.tracing) is not None:
+            observer = TaskObserver(tracing, self.component, task)
+            opened.outbox.observe, opened.execute = observer.emitted, observer.around(bolt.execute)
         return opened
 
     def _close(self, task: BoltTask) -> None:

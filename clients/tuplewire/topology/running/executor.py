@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
 from tuplewire.events import event_logger
@@ -23,6 +23,9 @@ from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire.topology.tuples import MessageId, Tuple
 from tuplewire.topology.user_metrics import UserMetrics
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Tracing
 
 logger = event_logger(__name__)
 
@@ -44,8 +47,8 @@ class Surroundings:
     processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     received: gets every column, with its component, before it is executed; None where nobody looks.
-    ready: whether spouts may be asked for their first tuples. context: returns that of a task. outbox: makes
-    that of a task. serialize: see Outbox. metrics: what tasks register.
+    ready: whether spouts may be asked for their first tuples. context: returns that of a task. tracing: makes
+    spans; None where it is off. serialize: see Outbox. metrics: what tasks register.
     """
 
     topology: Topology
@@ -62,7 +65,7 @@ class Surroundings:
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
-    outbox: Callable[[Topology, int], Outbox] = Outbox
+    tracing: Tracing | None = None
     serialize: Callable[[Tuple], bytes] | None = None
     metrics: UserMetrics = field(default_factory=UserMetrics)
 
@@ -245,7 +248,7 @@ class Executor(ABC, Generic[TaskKind]):
         """Return what every task has."""
         around = self._surroundings
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
-        outbox = around.outbox(around.topology, task)
+        outbox = Outbox(around.topology, task)
         outbox.serialize = around.serialize
         return task, outbox, outgoing, around.track(task)
 

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tuplewire import tracing
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.acking.acker import Acker, AckerTracker
 from tuplewire.topology.acking.acker_tasks import PARTS
-from tuplewire.topology.collector import Emitted, Outbox
+from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
 from tuplewire.topology.grouping import Locality
@@ -40,15 +39,6 @@ _OPEN_SECONDS = 60.0
 
 def log_only(_: Any) -> None:
     """Leave what is told to the log, where it is already."""
-
-
-def _parts() -> tuple[type[Transfer], Callable[[Topology, int], Outbox]]:
-    """Return what tuples go by: where tracing is off, it has no part in them."""
-    if (spans := tracing.active()) is None:
-        return Transfer, Outbox
-    from tuplewire.topology.running.traced import TracedOutbox, TracedTransfer
-
-    return TracedTransfer, partial(TracedOutbox, spans)
 
 
 class ExecutorWorker:
@@ -96,8 +86,8 @@ class ExecutorWorker:
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
-        transfer, outbox = _parts()
-        self.transfer = transfer(
+        spans = tracing.active()
+        self.transfer = Transfer(
             self._queues,
             serializer or MessagePackTupleSerializer(topology),
             link,
@@ -105,6 +95,7 @@ class ExecutorWorker:
             always_serialize=self.settings.always_serialize,
             ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
             size_metrics=self.settings.size_metrics,
+            traced=spans is not None,
         )
         if acker is None and link is None and not has_ackers:
             acker = Acker(self.transfer.tell)
@@ -130,7 +121,7 @@ class ExecutorWorker:
             ready=lambda: link is None or not link.not_ready,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
-            outbox=outbox,
+            tracing=spans,
             serialize=self.transfer.serializer.serialize if self.settings.always_serialize else None,
             metrics=metrics,
         )

@@ -18,6 +18,7 @@ from tuplewire.topology.component import Spout
 from tuplewire.topology.running.executor import BATCH, Executor, Surroundings, Task
 from tuplewire.topology.running.receive_queue import AddressedTuples
 from tuplewire.topology.running.statistics import Doing
+from tuplewire.topology.running.tuple_observer import TaskObserver
 from tuplewire.topology.tuples import ACK_STREAM, TupleSource
 
 _ROUND_SECONDS = 0.001
@@ -95,6 +96,8 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _open(self, task: int) -> SpoutTask:
         opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
+        if (tracing := self._surroundings.tracing) is not None:
+            opened.outbox.observe = TaskObserver(tracing, self.component, task).emitted
         collector = SpoutOutputCollector(opened.outbox, partial(self._told, task))
         opened.spout.open(self.conf, self._surroundings.context(task), collector)
         return opened

@@ -21,6 +21,7 @@ from tuplewire.topology.running.executor import Undeliverable
 from tuplewire.topology.running.link import Done, Link
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
 from tuplewire.topology.running.termination import IdleWatch
+from tuplewire.topology.running.tuple_observer import take_contexts, with_contexts
 from tuplewire.topology.serial.serializer import TupleSerializer
 from tuplewire.topology.tuples import Tuple
 
@@ -34,7 +35,8 @@ class Transfer:
     queues: by task; those of this process. link: None where there are no others. always_serialize: also
     within the process. `idle` counts what goes out and comes in. ackers: the acker tasks whose message ids
     tuples carry; None where there are none. size_metrics: whether to count bytes for each pair of tasks.
-    malformed: how many messages were no tuples; they are logged, and what comes with them is not held up.
+    traced: whether tracing is on. malformed: how many messages were no tuples; they are logged, and what
+    comes with them is not held up.
     """
 
     queues: Mapping[int, ReceiveQueue]
@@ -44,6 +46,7 @@ class Transfer:
     always_serialize: bool = field(kw_only=True)
     ackers: range | None = field(kw_only=True)
     size_metrics: bool = field(kw_only=True)
+    traced: bool = field(kw_only=True)
     malformed: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
@@ -91,7 +94,10 @@ class Transfer:
         self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
     ) -> list[TaskGroup]:
         payloads = self._payloads(column, known, undeliverable)
-        return [TaskGroup.joined(column.task, column.tuples[0].source_task, payloads)] if payloads else []
+        if not payloads:
+            return []
+        group = TaskGroup.joined(column.task, column.tuples[0].source_task, payloads)
+        return [with_contexts(group, column.tuples) if self.traced else group]
 
     def _payloads(
         self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
@@ -143,6 +149,8 @@ class Transfer:
                 tuples.append(message)
             except MalformedTupleError as error:
                 self._malformed(group, error)
+        if self.traced:
+            take_contexts(group, tuples)
         return tuples
 
     def _malformed(self, group: TaskGroup, error: MalformedTupleError) -> None:

@@ -1,0 +1,74 @@
+"""The events of messages that tracing makes spans of. Where tracing is off, there is no observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Arrived
+from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.durations import Durations
+from tuplewire.session.ledger import Settled
+
+Groups = Sequence[TaskGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One call that sends messages. groups: the messages, perhaps with one more header.
+
+    end: called with the error of the call, or None. Without it, the call is not recorded.
+    """
+
+    groups: Groups
+    end: Callable[[BaseException | None], object]
+
+    def __enter__(self) -> Groups:
+        return self.groups
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error)
+
+
+class Observer:
+    """An observer that ignores every event. Clients call the first three methods, workers the others."""
+
+    def samples(self) -> bool:
+        """Return True if the next call that sends messages must be observed by sending()."""
+        return False
+
+    def sending(self, groups: Groups, address: str, max_message_bytes: int) -> Sending:
+        """Note that a client sends messages to a worker. A header must not make one exceed the limit."""
+        del address, max_message_bytes
+        return Sending(groups, lambda _: None)
+
+    def received(self, arrived: Arrived, address: str) -> Callable[[], object] | None:
+        """Note that a consumer gets messages; return a function to call when it has processed them."""
+
+    def queued(self, group: TaskGroup, log: DeliveryLog) -> None:
+        """Note that messages were added to the log of their task."""
+
+    def delivered(self, task: int, last: int, into: Durations) -> None:
+        """Note that a consumer got the messages up to a sequence. into: the times that messages wait."""
+
+    def processed(self, task: int, into: Durations) -> None:
+        """Note that a consumer acknowledged messages. into: the times from end to end."""
+
+    def left(self, task: int) -> None:
+        """Note that the messages of a task have moved from its queue to another worker."""
+
+    def forwarded(self, group: TaskGroup, token: Any, place_of: Callable[[int], str]) -> Any:
+        """Note that messages are routed; return the token to pass to settled().
+
+        place_of: returns the worker that has a task.
+        """
+        del group, place_of
+        return token
+
+    def settled(self, settled: Sequence[Settled]) -> None:
+        """Note that another worker accepted messages, or that they were dropped."""
+
+    def example(self, runs: Sequence[Groups]) -> tuple[str, str] | None:
+        """Return the ids of the trace and span of a message in a frame; None if it has none."""

@@ -1,0 +1,75 @@
+"""The spans of what a program sends and receives: `send`, `receive` and `process`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from opentelemetry.trace import Span
+
+from tuplewire.observer import Groups, Observer, Sending
+from tuplewire.session.consume import Arrived
+from tuplewire.tracing.context import MARK, TraceParent, count_contexts, entry_of, traceparent_of, with_entry
+from tuplewire.tracing.spans import Attributes, Processing, Tracing, fail
+
+_MOST_NAMED = 3
+
+
+def destination_of(tasks: Iterable[int]) -> str:
+    """Return the name of a destination: the task, or a few of them."""
+    known = sorted(set(tasks))
+    shown = ",".join(map(str, known[:_MOST_NAMED]))
+    return shown if len(known) <= _MOST_NAMED else f"{shown},..."
+
+
+def _counted(operation: str, address: str, messages: int) -> Attributes:
+    return {
+        "messaging.operation.type": operation,
+        "messaging.batch.message_count": messages,
+        "server.address": address,
+    }
+
+
+class ProgramObserver(Observer):
+    """Makes the spans of a program's clients, and gives what they send a context."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def samples(self) -> bool:
+        return self._tracing.samples()
+
+    def sending(self, groups: Groups, address: str, max_message_bytes: int) -> Sending:
+        """Begin a span, and give its context to the messages that have none."""
+        if all(MARK in group.header_data for group in groups):
+            return super().sending(groups, address, max_message_bytes)
+        destination = destination_of(group.task for group in groups)
+        span = self._tracing.begin("send", destination, _counted("send", address, sum(map(len, groups))))
+        if (entry := entry_of(span)) is not None:
+            groups = [with_entry(group, entry, max_message_bytes) for group in groups]
+        return Sending(groups, partial(_end, span))
+
+    def received(self, arrived: Arrived, address: str) -> Callable[[], object] | None:
+        """Make a span from their arrival until now, and begin one for each context among them."""
+        groups = arrived.groups
+        found: Counter[TraceParent] = Counter()
+        count_contexts(groups, found)
+        if not found:
+            return None
+        destination = destination_of(group.task for group in groups)
+        about = _counted("receive", address, sum(map(len, groups)))
+        received = traceparent_of(self._tracing.receive(destination, found, about, arrived.at_ns))
+        links = () if received is None else [received]
+        begin, counted = self._tracing.begin, partial(_counted, "process", address)
+        spans = [
+            begin("process", destination, counted(messages), parent=context, links=links)
+            for context, messages in found.items()
+        ]
+        return Processing(spans).end
+
+
+def _end(span: Span, error: BaseException | None) -> None:
+    if error is not None:
+        fail(span, error)
+    span.end()

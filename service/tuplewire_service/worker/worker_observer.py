@@ -1,0 +1,143 @@
+"""The spans of messages at a worker, where their senders trace them: `forward` and `queue`.
+
+A worker passes headers on as they came. So each span has what the message carries as its parent, and those of
+several workers are siblings, in the order of their times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from tuplewire.group import TaskGroup
+from tuplewire.observer import Groups, Observer
+from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.durations import Durations
+from tuplewire.session.ledger import Settled
+from tuplewire.tracing.context import TraceParent, ids_of, sampled
+from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.worker.routing_table import LOCAL
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Attributes, Tracing
+
+_Contexts = Mapping[TraceParent, int]
+"""Contexts, and how many messages have each."""
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """Messages with contexts in a task's queue.
+
+    last: the sequence of the last one. came_ns: since 1970. span: of their time in the queue.
+    """
+
+    log: DeliveryLog
+    last: int
+    came_ns: int
+    accepted_micros: int
+    contexts: _Contexts
+    span: TraceParent | None = None
+
+
+class _Forwarded:
+    """Stands for the inbound session of messages with contexts until another worker has taken them over."""
+
+    def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
+        self.source, self.sender_id = inbound.source, inbound.sender_id
+        self.worker_number = inbound.worker_number
+        self.wants_releases = inbound.wants_releases
+        self.release = inbound.release
+        self.to = to
+        self.contexts = contexts
+        self.began_ns = time.time_ns()
+        self.left = len(group)
+        """How many are not settled."""
+
+
+class WorkerObserver(Observer):
+    """Makes the spans of one worker, and the exemplars of its histograms."""
+
+    def __init__(self, tracing: Tracing, worker_id: str) -> None:
+        self._tracing = tracing
+        self._worker_id = worker_id
+        self._queued: dict[int, deque[_Queued]] = {}
+        self._handed_out: dict[int, deque[_Queued]] = {}
+
+    def queued(self, group: TaskGroup, log: DeliveryLog) -> None:
+        if contexts := sampled(group.header_data):
+            queued = _Queued(log, log.tail, time.time_ns(), group.accepted_micros, contexts)
+            self._queued.setdefault(group.task, deque()).append(queued)
+
+    def delivered(self, task: int, last: int, into: Durations) -> None:
+        now_ns = time.time_ns()
+        for each in _until(self._queued, task, last):
+            each.span = self._passed("queue", task, each.contexts, each.came_ns, {})
+            if each.span is not None:
+                into.mark((now_ns - each.came_ns) / 1e9, ids_of(each.span))
+            self._handed_out.setdefault(task, deque()).append(each)
+
+    def processed(self, task: int, into: Durations) -> None:
+        if (queued := self._handed_out.get(task)) is None:
+            return
+        now = time.time()
+        for each in _until(self._handed_out, task, queued[0].log.acknowledged):
+            if each.span is not None and each.accepted_micros:
+                into.mark(now - each.accepted_micros / 1e6, ids_of(each.span))
+
+    def left(self, task: int) -> None:
+        self._queued.pop(task, None)
+        self._handed_out.pop(task, None)
+
+    def forwarded(
+        self, group: TaskGroup, token: InboundSession, place_of: Callable[[int], str]
+    ) -> InboundSession:
+        if not isinstance(token, _Forwarded) and (contexts := sampled(group.header_data)):
+            to = place_of(group.task)
+            if to != LOCAL:
+                return _Forwarded(token, group, to, contexts)
+        return token
+
+    def settled(self, settled: Sequence[Settled]) -> None:
+        for each in settled:
+            token = each.token
+            if isinstance(token, _Forwarded):
+                token.left -= each.messages
+                if token.left <= 0:
+                    about = {"tuplewire.to": token.to}
+                    if each.dropped is not None:
+                        about["tuplewire.dropped"] = each.dropped.value
+                    self._passed("forward", each.task, token.contexts, token.began_ns, about)
+
+    def example(self, runs: Sequence[Groups]) -> tuple[str, str] | None:
+        for group in chain.from_iterable(runs):
+            if contexts := sampled(group.header_data):
+                return ids_of(next(iter(contexts)))
+        return None
+
+    def _passed(
+        self, operation: str, task: int, contexts: _Contexts, began_ns: int, attributes: Attributes
+    ) -> TraceParent | None:
+        """Make a span for each context, from a time until now; return the last one's own context."""
+        own = None
+        for context, messages in contexts.items():
+            about: Attributes = {
+                "tuplewire.worker": self._worker_id,
+                "messaging.batch.message_count": messages,
+                **attributes,
+            }
+            own = self._tracing.record(operation, task, context, began_ns, about) or own
+        return own
+
+
+def _until(by_task: dict[int, deque[_Queued]], task: int, last: int) -> Iterator[_Queued]:
+    """Take out what ends at a sequence or before."""
+    queued = by_task.get(task)
+    while queued and queued[0].last <= last:
+        yield queued.popleft()
+    if queued is not None and not queued:
+        del by_task[task]
