@@ -50,7 +50,7 @@ install: $(VENV)/.dev ## Set up .venv with everything that development needs
 .PHONY: clean
 clean: ## Remove everything that make has made
 	rm -rf $(VENV) .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find clients service tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find clients service topology tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the main job -----------------------------------------------------------------------------
 

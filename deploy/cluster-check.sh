@@ -309,7 +309,7 @@ END
         step "The nodes" "which Kubernetes this is: the context $context"
     fi
     run "${all[@]}" version
-    code=$(PYTHONPATH=clients:service output_of CODE python3 deploy/cluster/code_digest.py)
+    code=$(PYTHONPATH=clients:service:topology output_of CODE python3 deploy/cluster/code_digest.py)
 }
 
 # --- all of it ----------------------------------------------------------------------------------------------------

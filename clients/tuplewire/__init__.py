@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import TuplewireError
-from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import TaskMessage
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:
     from tuplewire import aio, errors

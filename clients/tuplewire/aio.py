@@ -8,16 +8,16 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self, overload
 
-from tuplewire.batch import TaskMessageBatch, as_groups
 from tuplewire.client import BaseClient
-from tuplewire.config import checked_timeout
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError, FlushTimeoutError
-from tuplewire.message import Headers, TaskMessage
+from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import BaseSubscription, Bounds
-from tuplewire.task_ids import check_tasks
+from tuplewire.values.batch import TaskMessageBatch, as_groups
+from tuplewire.values.message import Headers, TaskMessage
+from tuplewire.values.task_ids import check_tasks
 
 
 async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -12,9 +12,6 @@ from collections.abc import Iterable
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
-from tuplewire.addresses import resolve_address, resolve_topology
-from tuplewire.batch import TaskMessageBatch, as_groups
-from tuplewire.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.loop import messaging_loop
@@ -23,12 +20,15 @@ from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import Headers, TaskMessage
 from tuplewire.observer import Observer
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.settings.addresses import resolve_address, resolve_topology
+from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
 from tuplewire.subscription import Live, Subscription
-from tuplewire.task_ids import check_tasks
 from tuplewire.tracing import observer
+from tuplewire.values.batch import TaskMessageBatch, as_groups
+from tuplewire.values.message import Headers, TaskMessage
+from tuplewire.values.task_ids import check_tasks
 from tuplewire.variables import check_variables
 
 _process = object()
@@ -75,7 +75,7 @@ class BaseClient(Live, ABC):
             source: The task that sends, if this client is one.
             credentials: The files of TLS and of a token. Default: TUPLEWIRE_TLS_CA and the like, read where
                 the client connects.
-            settings: The fields of tuplewire.config.SessionSettings.
+            settings: The fields of tuplewire.settings.config.SessionSettings.
 
         Raises:
             ConfigError: A setting is unknown or wrong; the message names it.

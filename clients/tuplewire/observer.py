@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import Settled
+from tuplewire.values.group import TaskGroup
 
 Groups = Sequence[TaskGroup]
 

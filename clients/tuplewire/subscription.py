@@ -12,15 +12,15 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import NoReturn, Self, SupportsIndex
 
-from tuplewire.batch import TaskMessageBatch
-from tuplewire.config import checked_timeout
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError
-from tuplewire.message import TaskMessage
 from tuplewire.observer import Observer
 from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.session.rejection import MAX_AFTER_SECONDS
+from tuplewire.settings.config import checked_timeout
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.message import TaskMessage
 
 _MOST_SHOWN = 10
 """Tasks that a subscription shows of itself."""

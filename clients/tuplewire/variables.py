@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import ENVIRONMENT_PREFIX, settings_of
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX, settings_of
 from tuplewire.tracing.tracing_settings import TracingSettings
 
 _LIKENESS = 0.8

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuplewire.arrow_rows import route_rows, unpack_rows
-from tuplewire.batch import TaskMessageBatch
-from tuplewire.topology import fields
+from tuplewire.values.arrow_rows import route_rows, unpack_rows
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_demos.attachment import Attachment
 from tuplewire_demos.flight_lines import COLUMNS, FlightReader
 from tuplewire_demos.stream import Outlet, receive
 from tuplewire_demos.text import SkipTally, report
+from tuplewire_topology import fields
 
 if TYPE_CHECKING:
     from pyspark import Accumulator

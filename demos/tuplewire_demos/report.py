@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 from tuplewire_demos.input import SkippedRows
 from tuplewire_service.command.terminal import console_of
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import ENVIRONMENT_PREFIX
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX
 from tuplewire_service.command.parsers import EXIT_CODES
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

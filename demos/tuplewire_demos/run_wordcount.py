@@ -25,9 +25,9 @@ from tuplewire_demos.words_result import (
     write_csv,
     write_words,
 )
-from tuplewire_service.executors.cluster import cluster_of
-from tuplewire_service.executors.distributed_topology import DistributedTopology
-from tuplewire_service.executors.local_topology import LocalTopology
+from tuplewire_topology.clusters.cluster import cluster_of
+from tuplewire_topology.clusters.distributed_topology import DistributedTopology
+from tuplewire_topology.clusters.local_topology import LocalTopology
 
 _GC_THRESHOLDS = (100_000, 50, 100)
 """Tens of thousands of tuples wait in queues, and none is part of a cycle: with Python's own thresholds the

@@ -13,10 +13,10 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.errors import TuplewireError
-from tuplewire.group import TaskGroup
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
 
 _MARKER = struct.Struct(">cQI")
 _END = b"\xff"

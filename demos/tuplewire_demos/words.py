@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuplewire.config import KIB
-from tuplewire.topology import (
+from tuplewire.settings.config import KIB
+from tuplewire_demos.input import SHOWN_CHARACTERS
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
@@ -23,7 +24,6 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire_demos.input import SHOWN_CHARACTERS
 
 COUNTS = "count"
 """The component whose tuples are the result: each word with its count, the last one of a word counts."""

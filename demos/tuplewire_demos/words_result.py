@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire_demos.input import SHOWN_ROWS, InputError, SkippedRow, SkippedRows
 from tuplewire_demos.report import is_clean, write_ledgers, write_skipped
 from tuplewire_demos.words import lines_of
 from tuplewire_service.command.terminal import write_table, write_text
+from tuplewire_topology.running.statistics import ExecutorStatistics
 
 SHOWN_WORDS = 20
 SHOWN_DIFFERENCES = 5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.spark.topology import run_topology
-from tuplewire.topology import Topology
-from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire_demos.report import Progress
 from tuplewire_demos.words import COUNTS, SKIPPED
+from tuplewire_topology import Topology
+from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.spark import run_topology
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def code_digest() -> str:
-    """Return the digest of every Python file of both packages, with their names."""
+    """Return the digest of every Python file of all packages, with their names."""
     digest = hashlib.sha256()
-    for package in ("tuplewire", "tuplewire_service"):
+    for package in ("tuplewire", "tuplewire_service", "tuplewire_topology"):
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise SystemExit(f"{package} is not installed")

@@ -18,8 +18,8 @@ import tuplewire
 from tuplewire.errors import TuplewireError
 from tuplewire.membership import Membership
 from tuplewire.spark import membership, register
-from tuplewire.spark.topology import Rows, run_topology
-from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
+from tuplewire_topology.spark import Rows, run_topology
 
 COUNT = 10_000
 RATE = 200

@@ -10,8 +10,8 @@ Run it: python rolling_top_words.py
 import random
 from collections import Counter, deque
 
-from tuplewire.topology import BasicBolt, Spout, TopologyBuilder
-from tuplewire_service.executors.cluster import cluster_of
+from tuplewire_topology import BasicBolt, Spout, TopologyBuilder
+from tuplewire_topology.clusters.cluster import cluster_of
 
 COMMON = ["storm", "spark", "tuple", "bolt", "spout"]
 WORDS = 20_000

@@ -32,7 +32,7 @@ SHORT = ("sends", "hop/1000", "chain/1000")
 SHORT_SECONDS = 4.0
 BEFORE = 10
 """How many commits back the base of a short run is: what one commit costs is less than the noise."""
-_TREES = ("clients", "service", "demos")
+_TREES = ("clients", "service", "topology", "demos")
 
 Key = tuple[str, str]
 """Row, and for latencies the percentile."""

@@ -19,9 +19,9 @@ from report import progress
 from resting import cpu_seconds
 from workload import TOPOLOGY
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.values.batch import TaskMessageBatch
 
 TASKS = 32
 _LIST, _BYTES = 1_000, 100

@@ -27,11 +27,11 @@ from workload import (
 )
 
 from tuplewire import aio
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.values.batch import TaskMessageBatch
 
 _STILL_SECONDS = 1.0
 _FIRST_SENDER = 1000

@@ -26,10 +26,10 @@ from workload import (
     numbered,
 )
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_service.messaging.base import (
     IClientConnection,
     IConnectionCallback,

@@ -24,10 +24,10 @@ from workload import (
 )
 
 from tuplewire import aio
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.values.batch import TaskMessageBatch
 
 
 class Singles:

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 from workload import MESSAGE_BYTES, TOPOLOGY, WAIT_SECONDS, numbered
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.spark import ClientHandle
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_demos.local_session import local_session
 
 CORES = 2

@@ -21,9 +21,9 @@ from chaos.journal import Journal
 from chaos.payload import messages, runs
 
 from tuplewire import TaskGroup, TaskMessageBatch
-from tuplewire.config import AckMode, SessionSettings
 from tuplewire.errors import BufferFullError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 

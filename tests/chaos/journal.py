@@ -16,8 +16,8 @@ from typing import Any
 
 from helpers.history import History
 
-from tuplewire.config import AckMode
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.config import AckMode
 
 Record = tuple[int, str, dict[str, Any]]
 """When (monotonic nanoseconds), which method of History, and its arguments."""

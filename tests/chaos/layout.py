@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuplewire.config import AckMode
+from tuplewire.settings.config import AckMode
 
 TOPOLOGY = "chaos"
 WORKERS = ("worker-0", "worker-1", "worker-2")

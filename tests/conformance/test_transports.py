@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuplewire.config import SessionSettings
+from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing import RelayConformance

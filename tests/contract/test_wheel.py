@@ -27,11 +27,11 @@ def test_pure(wheel: Path) -> None:
 
 def test_every_module(names: set[str]) -> None:
     """Every module of both packages is in it, with the type markers and the stubs of generated code."""
-    for folder in ("clients", "service"):
+    for folder in ("clients", "service", "topology"):
         for pattern in ("*.py", "*.pyi", "py.typed"):
             for path in (ROOT / folder).rglob(pattern):
                 assert path.relative_to(ROOT / folder).as_posix() in names
-    assert {"tuplewire/py.typed", "tuplewire_service/py.typed"} <= names
+    assert {f"{name}/py.typed" for name in ("tuplewire", "tuplewire_service", "tuplewire_topology")} <= names
 
 
 def test_every_proto(names: set[str]) -> None:
@@ -47,6 +47,7 @@ def test_nothing_else(names: set[str]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} <= {
         "tuplewire",
         "tuplewire_service",
+        "tuplewire_topology",
         "pyspark_tuplewire",
         "tuplewire_demos",
     }

@@ -32,9 +32,9 @@ from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, missing
 
-from tuplewire.settings import FLAG, Setting, settings_of
+from tuplewire.settings.settings import FLAG, Setting, settings_of
 from tuplewire_service.command.cli import command_parser
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.config.worker_config import WorkerConfig
 
 CLUSTER = ("membership.enabled=true", "autoscaling.kind=keda", "program.reference=a.b:c", "program.conf.x=1")
 CHOICES: Mapping[str, tuple[str, ...]] = {

@@ -212,7 +212,7 @@ case " $* " in
     *" template "*) echo "image: a-chart" ;;
     *restartCount*) echo 0 0 ;;
     *" get pod tuplewire-worker-"*) echo "node-of-$7" ;;
-    *" -- python - "*) echo "${CODE:-$(PYTHONPATH=clients:service python3 -)}" ;;
+    *" -- python - "*) echo "${CODE:-$(PYTHONPATH=clients:service:topology python3 -)}" ;;
     *" port-forward "* | *" --web "*) exec sleep 60 ;;
     *" logs job/scaling "*) echo "full: all" ;;
     *" current-context "*) echo somewhere ;;

@@ -30,7 +30,7 @@ from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT
 from helpers.worker_process import environment_without_ours
 
-from tuplewire.addresses import split_host_port
+from tuplewire.settings.addresses import split_host_port
 from tuplewire.spark import kubernetes
 from tuplewire_service.security.permissions import ACTIONS, read_rules
 from tuplewire_service.worker.assignment import load_assignment

@@ -18,8 +18,8 @@ from helpers.topology import ledger
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire_service.process.config_sources import load
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.config.config_sources import load
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import load_assignment
 
 SIZED_FOR = re.compile(r"local-tasks=(\d+),remote-tasks=(\d+),sessions=(\d+)")

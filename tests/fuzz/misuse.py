@@ -13,7 +13,7 @@ from helpers.topology import TOPOLOGY
 
 from fuzz.conversation import Conversation
 from fuzz.garbage import CONTROL, IDS
-from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 

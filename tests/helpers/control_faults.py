@@ -15,9 +15,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from tuplewire.config import SessionSettings
 from tuplewire.connection.grpc_channel import channel_options, server_options
 from tuplewire.connection.loop import messaging_loop
+from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import messaging_pb2 as pb
 
 _SERVICE = "tuplewire.v1.Messaging"

@@ -28,8 +28,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from helpers.ranges import Range, Ranges
-from tuplewire.config import AckMode
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.config import AckMode
 
 _LISTED = 50
 """So many violations of each kind are kept, and all are counted."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tuplewire.topology import Topology
-from tuplewire_service.executors.local_worker import HostedWorker
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_topology import Topology
+from tuplewire_topology.clusters.local_worker import HostedWorker
 
 TOPOLOGY = "t"
 

@@ -12,9 +12,9 @@ import grpc.aio
 
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
-from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame, varint
 

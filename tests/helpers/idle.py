@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 
 def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:

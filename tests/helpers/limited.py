@@ -12,8 +12,8 @@ import pytest
 
 from tuplewire.processes import worker_processes
 from tuplewire_service.command.entry import main
+from tuplewire_service.messaging import server_stream as streamed_stream
 from tuplewire_service.messaging.grpc import grpc_transport
-from tuplewire_service.messaging.streamed import streamed_stream
 
 
 @contextmanager

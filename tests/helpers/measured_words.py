@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helpers.words import EXPECTED, LINES, Lines
-from tuplewire.topology import (
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     SpoutOutputCollector,

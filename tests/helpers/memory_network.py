@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, NoReturn
 
 from helpers.hand_loop import HandLoop, HandThread, process_name
-from tuplewire.config import SessionSettings
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
+from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
 from tuplewire_service.messaging.relay_client import RelayClient
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
-from tuplewire_service.messaging.streamed.streamed_transport import StreamedServer
+from tuplewire_service.messaging.server_stream import ServerStream, code_of
+from tuplewire_service.messaging.streamed_transport import StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 HOST = "127.0.0.1"

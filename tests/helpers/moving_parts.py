@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from helpers.memory_network import HOST, Network, sender
-from tuplewire.config import AckMode, SessionSettings
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot, Settled
+from tuplewire.settings.config import AckMode, SessionSettings
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.worker import Worker
 
 TOPOLOGY = "t"

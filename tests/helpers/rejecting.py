@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tuplewire.config import MIB
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.rejection import Rejection
+from tuplewire.settings.config import MIB
 from tuplewire_service.worker.rejected_messages import RejectedMessages, RejectionOutcome
 from tuplewire_service.worker.rejections import Rejections
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 
 OMEGAS = 1501
 _OTHERS = 1000

@@ -6,14 +6,14 @@ from itertools import count
 from typing import Any
 from unittest import mock
 
-from tuplewire.config import AckMode, SessionSettings
-from tuplewire.group import TaskGroup
 from tuplewire.session import send
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Settled
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.session.send import SendWindow
+from tuplewire.settings.config import AckMode, SessionSettings
+from tuplewire.values.group import TaskGroup
 
 PLENTY = 1_000_000
 

@@ -30,9 +30,7 @@ from helpers.session_parts import (
     group_of,
     messages_in,
 )
-from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import NotLocalError, UnknownTaskError
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
 from tuplewire.session.delivery import Delivery
@@ -40,6 +38,8 @@ from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 from tuplewire.session.shares import Share
+from tuplewire.settings.config import AckMode, Overflow, SessionSettings
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import (
     closed_flows_of,

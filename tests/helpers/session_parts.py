@@ -6,13 +6,13 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-from tuplewire.config import SessionSettings
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup
 
 TASKS = (1, 2, 3)
 SOURCES = (None, 7, 8)

@@ -6,17 +6,17 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from tuplewire.config import KIB, MIB, SessionSettings
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import REQUIRED, SIZE, Setting, Settings, settings_of
+from tuplewire.settings.config import KIB, MIB, SessionSettings
+from tuplewire.settings.settings import REQUIRED, SIZE, Setting, Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
-from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.tracing.tracing_settings import TracingSettings
-from tuplewire_service.executors.launch_settings import LaunchSettings
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.clusters.launch_settings import LaunchSettings
 
 _HEAD = """# Settings
 

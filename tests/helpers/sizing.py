@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.receiving_end import MAX_SESSIONS
-from tuplewire_service.process.worker_config import WorkerConfig
 
 MIB = 1 << 20
 BASE_BYTES = 64 * MIB

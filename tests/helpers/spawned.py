@@ -6,7 +6,7 @@ import sys
 
 from helpers.topology import TOPOLOGY, collect, numbers
 from tuplewire import Client
-from tuplewire.topology.component import TaskError
+from tuplewire_topology.authoring.component import TaskError
 
 
 def send_and_receive(address: str, task: int) -> None:

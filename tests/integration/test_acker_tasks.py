@@ -14,7 +14,8 @@ from helpers.hosted import hosted
 
 from tuplewire import Client, TaskGroup
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.topology import (
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Bolt,
@@ -24,14 +25,13 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.acking.acker_tasks import with_ackers
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.link import ClientLink, Link
-from tuplewire.topology.running.termination import ProcessFailedError, Termination
-from tuplewire.topology.running.timer import SimulatedTimer
-from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire_service.executors.cluster import LocalCluster
-from tuplewire_service.testing import eventually
+from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.clusters.cluster import LocalCluster
+from tuplewire_topology.coordination.termination import ProcessFailedError, Termination
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.link import ClientLink, Link
+from tuplewire_topology.running.timer import SimulatedTimer
+from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
 SECONDS = 60.0
 COUNT = 3000

@@ -24,7 +24,7 @@ def test_a_program_with_packages_on_its_path_alone(tmp_path: Path) -> None:
     packages = [path for path in sys.path if path.endswith("site-packages")]
     archive = tmp_path / "tuplewire.zip"
     with zipfile.ZipFile(archive, "w") as into:
-        for name in ("clients/tuplewire", "service/tuplewire_service"):
+        for name in ("clients/tuplewire", "service/tuplewire_service", "topology/tuplewire_topology"):
             for file in (root / name).rglob("*"):
                 if file.is_file() and "__pycache__" not in file.parts:
                     into.write(file, file.relative_to((root / name).parent))

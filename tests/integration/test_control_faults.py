@@ -15,7 +15,6 @@ from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, number
 from helpers.traffic import Feeder, Reader, client_of, reaches
 
 from tuplewire import Client
-from tuplewire.config import PROTOCOL_VERSION, AckMode
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     FlushTimeoutError,
@@ -25,6 +24,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.settings.config import PROTOCOL_VERSION, AckMode
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.testing import eventually
 

@@ -25,12 +25,12 @@ from helpers.words import EXPECTED, LINES, topology_of
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.processes.child import LaunchError
-from tuplewire.topology.running.termination import ProcessFailedError
-from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.cluster import DistributedCluster, cluster_of
-from tuplewire_service.executors.distributed_topology import DistributedTopology
-from tuplewire_service.executors.reference import load_topology, save_topology
 from tuplewire_service.testing import eventually
+from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.cluster import DistributedCluster, cluster_of
+from tuplewire_topology.clusters.distributed_topology import DistributedTopology
+from tuplewire_topology.clusters.reference import load_topology, save_topology
+from tuplewire_topology.coordination.termination import ProcessFailedError
 
 SECONDS = 120.0
 TESTS = str(Path(words.__file__).parents[1])
@@ -242,7 +242,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     """When the one that started them is killed, the processes end by themselves."""
     program = (
         "import sys\n"
-        "from tuplewire_service.executors.cluster import DistributedCluster\n"
+        "from tuplewire_topology.clusters.cluster import DistributedCluster\n"
         f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
         "print(*(worker._supervisor.child.process_id for worker in running._workers), flush=True)\n"
         "sys.stdin.read()\n"
@@ -269,7 +269,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os
 from helpers import words
-from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_topology.clusters.cluster import DistributedCluster
 conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.submitter.user": USER}
 with DistributedCluster() as cluster:
     running = cluster.submit("words", conf, words.topology(), collect=["count"])
@@ -375,8 +375,8 @@ def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
 NOTEBOOK = """
 import sys
 from tuplewire.errors import TopologyError
-from tuplewire.topology import BasicBolt, Spout, TopologyBuilder
-from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_topology import BasicBolt, Spout, TopologyBuilder
+from tuplewire_topology.clusters.cluster import DistributedCluster
 
 SUFFIX = "!"
 

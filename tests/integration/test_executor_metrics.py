@@ -12,7 +12,10 @@ from helpers.tools import require_tool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuplewire.topology import (
+from tuplewire_service.metrics.admin_server import AdminServer
+from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     FailedError,
@@ -21,13 +24,10 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.running.executor_metrics import metric_families
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.program_families import ProgramCollector
-from tuplewire_service.executors.capture import FeederSpout
-from tuplewire_service.executors.cluster import LocalCluster
-from tuplewire_service.testing import eventually
+from tuplewire_topology.clusters.capture import FeederSpout
+from tuplewire_topology.clusters.cluster import LocalCluster
+from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 30.0
 

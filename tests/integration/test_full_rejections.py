@@ -11,9 +11,9 @@ from helpers.topology import TOPOLOGY, assign, ledger, numbered, queued, status
 
 from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.dead_letters import REJECTED, DeadMessage
 from tuplewire.errors import ClosedError, NotLocalError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.values.dead_letters import REJECTED, DeadMessage
 from tuplewire_service.testing import eventually
 
 ROOM = 20

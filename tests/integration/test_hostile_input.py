@@ -47,9 +47,9 @@ from helpers.topology import (
 )
 
 from tuplewire import Client
-from tuplewire.group import MAX_FRAME_GROUPS
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.credit import MAX_TASKS
+from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import varint

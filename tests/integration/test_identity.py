@@ -31,7 +31,6 @@ from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import WrongWorkerError
-from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader
@@ -39,6 +38,7 @@ from tuplewire.spark.offsets import Range
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireBatchReader
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.testing import eventually

@@ -12,7 +12,7 @@ from helpers.browser import Browser, browser
 from helpers.slow_words import FILE_KEY, topology
 from helpers.viewer import page_data, web_viewer
 
-from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_topology.clusters.cluster import DistributedCluster
 
 SECONDS = 60.0
 """As long as a stranger may need."""

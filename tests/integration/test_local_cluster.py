@@ -12,11 +12,11 @@ import pytest
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.topology import BasicBolt, BasicOutputCollector, FailedError, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.component import TaskError
-from tuplewire_service.executors.capture import FeederSpout
-from tuplewire_service.executors.cluster import LocalCluster, complete_topology
 from tuplewire_service.testing import eventually
+from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.authoring.component import TaskError
+from tuplewire_topology.clusters.capture import FeederSpout
+from tuplewire_topology.clusters.cluster import LocalCluster, complete_topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "first-topology.md"
 

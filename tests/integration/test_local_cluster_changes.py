@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import TopologyError
-from tuplewire.topology import (
+from tuplewire.grouping.grouping import Fields
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Bolt,
@@ -25,11 +27,9 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.acking.acker_tasks import with_ackers
-from tuplewire.topology.grouping import Fields
-from tuplewire_service.executors.capture import FeederSpout, with_sources
-from tuplewire_service.executors.cluster import LocalCluster
-from tuplewire_service.testing import eventually
+from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.clusters.capture import FeederSpout, with_sources
+from tuplewire_topology.clusters.cluster import LocalCluster
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 60.0

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 
-from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.child import LaunchError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.spark.topology.nearest import RunToken, _host_of, nearest_worker
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.wire import control_pb2
+from tuplewire_topology.spark.nearest import RunToken, _host_of, nearest_worker
 
 
 def test_local_workers_start_get_ready_and_end() -> None:

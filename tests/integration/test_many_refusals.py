@@ -9,7 +9,7 @@ from helpers.topology import TOPOLOGY, assign, one_worker
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
-from tuplewire.group import MAX_FRAME_GROUPS
+from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 

@@ -10,11 +10,11 @@ from helpers.leaks import children
 from helpers.listening import listening_hosts
 
 import tuplewire
-from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.settings import settings_of
-from tuplewire_service.executors.cluster import DistributedCluster
-from tuplewire_service.process.worker_config import HOST_PORT, WorkerConfig
+from tuplewire.settings.addresses import is_loopback, split_host_port
+from tuplewire.settings.settings import settings_of
+from tuplewire_service.config.worker_config import HOST_PORT, WorkerConfig
+from tuplewire_topology.clusters.cluster import DistributedCluster
 
 LOOPBACK = {"127.0.0.1"}
 SECONDS = 60.0

@@ -16,10 +16,10 @@ import grpc
 import pytest
 
 from tuplewire import Client
-from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.session.asking import QUICK_SECONDS
 from tuplewire.session.pacing import BURST_FRAMES
+from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame

@@ -25,10 +25,10 @@ from helpers.topology import (
 from helpers.traffic import client_of
 
 from tuplewire import TaskMessageBatch
-from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.testing import eventually
 

@@ -16,8 +16,8 @@ from helpers.topology import TOPOLOGY, Pair, assign, pair_of_workers, status
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotLocalError
-from tuplewire.message import TaskMessage
 from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.scenery import Recorder, is_settled

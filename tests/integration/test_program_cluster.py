@@ -21,9 +21,9 @@ from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.processes.child import LaunchError
-from tuplewire_service.executors.cluster import DistributedCluster
-from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.testing import eventually
+from tuplewire_topology.clusters.cluster import DistributedCluster
+from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 
 SECONDS = 120.0
 

@@ -21,8 +21,8 @@ from helpers.ports import free_ports
 from helpers.secured import files_of, secret_file, variables_of
 from helpers.worker_process import environment_without_ours
 
-from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire_service.testing import eventually
+from tuplewire_topology.acking.acker_tasks import with_ackers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -91,7 +91,7 @@ class Site:
         }
         if told:
             del flags["assignment-file"]
-        path = os.pathsep.join(str(ROOT / each) for each in ("clients", "service", "tests"))
+        path = os.pathsep.join(str(ROOT / each) for each in ("clients", "service", "topology", "tests"))
         with (self.folder / f"{name}-{self.lives}.log").open("w") as log:
             return subprocess.Popen(
                 [*words, *(f"--{key}={value}" for key, value in flags.items())],

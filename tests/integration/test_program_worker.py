@@ -16,14 +16,14 @@ from helpers.admin import get
 from helpers.ports import free_ports
 
 from tuplewire import Client
-from tuplewire.dead_letters import DeadMessage
+from tuplewire.values.dead_letters import DeadMessage
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
 Conf = Mapping[str, Any]
 NO_CONF: Conf = {}
 ROOT = Path(__file__).parents[2]
-PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "tests"))
+PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "topology", "tests"))
 
 
 def write_assignment(directory: Path, version: int, workers: dict[str, tuple[int, Sequence[int]]]) -> None:

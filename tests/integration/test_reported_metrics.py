@@ -22,10 +22,10 @@ from tuplewire.errors import (
     WrongTopologyError,
     WrongWorkerError,
 )
-from tuplewire.spark.topology.program_reporter import ProgramReporter
-from tuplewire.topology.running.executor_metrics import metric_families
-from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.wire import control_pb2
+from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.program_reporter import ProgramReporter
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 60.0
 PERIOD = 0.6

@@ -15,11 +15,11 @@ from helpers.topology import TOPOLOGY, assign, one_worker
 
 import tuplewire
 from tuplewire import Client
-from tuplewire.addresses import grpc_target
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.processes.child import private_directory
 from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.settings.addresses import grpc_target
 from tuplewire_service.messaging.zmq.zmq_settings import ipc_endpoint
 
 

@@ -20,9 +20,9 @@ from helpers.worker_process import running
 from tuplewire import Client, Credentials, TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import DrainingError, PermissionDeniedError, ResourceLimitError
-from tuplewire.headers import decode_headers
+from tuplewire.packing.packing import pack_values
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.topology.serial.packing import pack_values
+from tuplewire.values.headers import decode_headers
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.taps import MOST_TAPS
 

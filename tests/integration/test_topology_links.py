@@ -15,7 +15,8 @@ from helpers.logged import logged
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.topology import (
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
@@ -23,10 +24,9 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.link import ClientLink
-from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire_service.testing import eventually
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.link import ClientLink
+from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 200
 EXPECTED = Counter(word for line in LINES for word in line.split())

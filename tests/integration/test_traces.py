@@ -11,7 +11,7 @@ from helpers.collector import RECEIVE, SEND, Collector, collector
 from helpers.topology import TOPOLOGY, Pair, pair_of_workers
 
 from tuplewire import Client, TaskMessage
-from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_topology.clusters.cluster import DistributedCluster
 
 _ASYNCIO = """
 import asyncio, sys

@@ -11,11 +11,11 @@ from helpers.measured_words import check
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire_service.admin.program_families import ProgramCollector
-from tuplewire_service.executors.capture import FeederSpout
-from tuplewire_service.executors.cluster import DistributedCluster, LocalCluster
+from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
+from tuplewire_topology.clusters.capture import FeederSpout
+from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 120.0
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import TopologyError
-from tuplewire.topology import Stream, Topology, TopologyBuilder, TupleWindow, Window, WindowedBolt
-from tuplewire_service.executors.capture import FeederSpout, FixedTupleSpout
-from tuplewire_service.executors.cluster import DistributedCluster, LocalCluster
+from tuplewire_topology import Stream, Topology, TopologyBuilder, TupleWindow, Window, WindowedBolt
+from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout
+from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
 
 SECONDS = 30.0
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_service.admin.admin_server import AdminServer
+from tuplewire_service.metrics.admin_server import AdminServer
 
 
 def test_probes_and_page(worker: Running) -> None:

@@ -31,10 +31,10 @@ from helpers.topology import (
 from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire.config import SessionSettings
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.settings.config import SessionSettings
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually

@@ -11,7 +11,9 @@ import pytest
 from helpers.hosted import hosted
 
 from tuplewire import TaskGroup
-from tuplewire.topology import (
+from tuplewire_service.testing import eventually
+from tuplewire_service.worker.worker_snapshot import WorkerState
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
@@ -21,10 +23,8 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.link import Done, Failed, Link, Receive
-from tuplewire_service.testing import eventually
-from tuplewire_service.worker.worker_snapshot import WorkerState
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.link import Done, Failed, Link, Receive
 
 SECONDS = 30.0
 COUNT = 300

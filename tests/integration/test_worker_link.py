@@ -13,7 +13,8 @@ from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MessageTooLargeError, RefusedError
-from tuplewire.topology import (
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Topology,
@@ -21,13 +22,12 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.link import Done
-from tuplewire.topology.running.outgoing import outbound_tasks
-from tuplewire_service.executors import worker_link
-from tuplewire_service.executors.capture import FeederSpout
-from tuplewire_service.executors.local_worker import HostedWorker
-from tuplewire_service.testing import eventually
+from tuplewire_topology.clusters import worker_link
+from tuplewire_topology.clusters.capture import FeederSpout
+from tuplewire_topology.clusters.local_worker import HostedWorker
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.link import Done
+from tuplewire_topology.running.outgoing import outbound_tasks
 
 SECONDS = 30.0
 SMALL = {"tuplewire.worker.receive_queue_messages": 64}

@@ -16,11 +16,11 @@ from helpers.zmq_contexts import bound, transport, works
 from helpers.zmq_programs import sender, server
 from helpers.zmq_stranger import PLENTY, StandIn, Stranger
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import StreamBroken
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_service.messaging.base import ConnectionStatus
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
+from tuplewire_service.messaging.server_stream import ServerStream
 from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets

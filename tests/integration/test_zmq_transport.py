@@ -21,8 +21,8 @@ from helpers.zmq_contexts import bound, transport, works
 from helpers.zmq_programs import server
 from helpers.zmq_stranger import PLENTY, Stranger
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import BindError, ConfigError
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.zmq import zmq_transport
 from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode

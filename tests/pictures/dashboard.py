@@ -32,9 +32,9 @@ from helpers.topology import assignment_file, numbered, one_worker
 from helpers.traffic import client_of
 
 from tuplewire import Client
-from tuplewire.addresses import split_host_port
 from tuplewire.errors import BufferFullError, FlushTimeoutError, TuplewireError
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.settings.addresses import split_host_port
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"

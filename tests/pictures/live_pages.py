@@ -18,7 +18,7 @@ from helpers.viewer import web_viewer
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_topology.clusters.cluster import DistributedCluster
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SLOW_TASK = 12

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.topology.acking.acker import AckerTracker, News, keys_of
-from tuplewire.topology.acking.acker_tasks import Fate, Trees, with_ackers
-from tuplewire.topology.collector import Emitted
-from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input, Topology
-from tuplewire.topology.running.receive_queue import AddressedTuples
-from tuplewire.topology.tuples import MessageId, Stream, Tuple
+from tuplewire_topology.acking.acker import AckerTracker, News, keys_of
+from tuplewire_topology.acking.acker_tasks import Fate, Trees, with_ackers
+from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input, Topology
+from tuplewire_topology.authoring.tuples import MessageId, Stream, Tuple
+from tuplewire_topology.running.receive_queue import AddressedTuples
 
 OUT = (Stream("value"),)
 TOPOLOGY = with_ackers(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import InvalidTaskError, MalformedError
-from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 from tuplewire.wire.codec import decode_send_request, encode_frame
 from tuplewire.wire.codec import groups_of as groups_of_frame
 from tuplewire.wire.opaque_pb2 import OpaqueFrame

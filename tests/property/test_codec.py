@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuplewire.errors import InvalidTaskError, MalformedError
-from tuplewire.group import TaskGroup, flow_of
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
+from tuplewire.values.group import TaskGroup, flow_of
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of, varint
 from tuplewire.wire.opaque_pb2 import OpaqueFrame

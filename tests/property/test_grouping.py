@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.topology.grouping import (
+from tuplewire.grouping.grouping import (
     All,
     Fields,
     Global,
@@ -22,7 +22,7 @@ from tuplewire.topology.grouping import (
     SingleGrouping,
     shuffle,
 )
-from tuplewire.topology.load_aware import LoadAwareShuffle
+from tuplewire.grouping.load_aware import LoadAwareShuffle
 
 numbers = st.booleans() | st.integers() | st.floats(allow_nan=False)
 keys = st.none() | numbers | st.text(max_size=3) | st.binary(max_size=3)

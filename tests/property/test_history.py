@@ -9,7 +9,7 @@ from helpers.ranges import Ranges
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.config import AckMode
+from tuplewire.settings.config import AckMode
 
 SPANS = st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda each: (each[0], sum(each)))
 

@@ -38,9 +38,9 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tuplewire.config import AckMode
 from tuplewire.errors import RefusedError, UnreachableError
-from tuplewire.group import TaskGroup
+from tuplewire.settings.config import AckMode
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker

@@ -18,7 +18,7 @@ from helpers.moving_parts import FIRST_SOURCE, SESSION, TOPOLOGY, Program, addre
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tuplewire.config import AckMode
+from tuplewire.settings.config import AckMode
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker

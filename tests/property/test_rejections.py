@@ -13,15 +13,15 @@ from helpers.rejecting import RejectionsWithoutTimers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.config import MIB
-from tuplewire.dead_letters import DeadMessage, headers_of, rejections_of
 from tuplewire.errors import UnknownTaskError
-from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
 from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.session.rejection import Answer
+from tuplewire.settings.config import MIB
+from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues

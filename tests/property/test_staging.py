@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StageGoneError
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.staging import AttemptName, Room, StagedGroup, Staging
 

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import ConfigError
-from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport, Termination
+from tuplewire_topology.coordination.termination import (
+    Failure,
+    ProcessFailedError,
+    ProcessReport,
+    Termination,
+)
 
 
 @dataclass

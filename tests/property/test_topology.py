@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.topology.description import (
+from tuplewire_topology.authoring.description import (
     FIRST_TASK,
     KEYED,
     Component,
@@ -14,7 +14,7 @@ from tuplewire.topology.description import (
     Input,
     Topology,
 )
-from tuplewire.topology.tuples import Stream
+from tuplewire_topology.authoring.tuples import Stream
 
 names = st.text(min_size=1, max_size=5).filter(lambda name: not name.startswith("__"))
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tuplewire.errors import MalformedTupleError
-from tuplewire.topology.description import Component, ComponentKind, Topology
-from tuplewire.topology.serial.packing import pack_values
-from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire.topology.tuples import Stream, Tuple
+from tuplewire.packing.packing import pack_values
+from tuplewire_topology.authoring.description import Component, ComponentKind, Topology
+from tuplewire_topology.authoring.tuples import Stream, Tuple
+from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
 TOPOLOGY = Topology(
     [

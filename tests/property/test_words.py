@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.topology import SpoutOutputCollector, TopologyContext
-from tuplewire.topology.collector import Outbox
-from tuplewire.topology.description import Topology
 from tuplewire_demos import words
 from tuplewire_demos.words import Lines, pieces_of, wordcount_topology
 from tuplewire_demos.words_result import expected_counts, skipped_lines
+from tuplewire_topology import SpoutOutputCollector, TopologyContext
+from tuplewire_topology.authoring.collector import Outbox
+from tuplewire_topology.authoring.description import Topology
 
 parts = st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff", "é".encode(), b"\xef\xbb\xbf"])
 texts = st.lists(parts, max_size=40).map(b"".join)

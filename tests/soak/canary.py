@@ -20,7 +20,7 @@ from helpers.topology import TOPOLOGY
 
 from soak.generations import MEASURED_TASK
 from tuplewire import Client, TaskMessageBatch
-from tuplewire.config import AckMode
+from tuplewire.settings.config import AckMode
 
 _SOURCE = 50
 _BATCHES, _BATCH = 250, 200

@@ -18,9 +18,9 @@ from helpers.topology import TOPOLOGY
 
 from soak.lives import Ending, Errand, Household, Life, Told
 from tuplewire import Client, TaskGroup, TaskMessageBatch, aio
-from tuplewire.config import AckMode
 from tuplewire.errors import RefusedError, RefusedMessagesError, TuplewireError
 from tuplewire.session.ledger import DropReason
+from tuplewire.settings.config import AckMode
 
 _THREADS = 3
 _WAIT_SECONDS = 60.0

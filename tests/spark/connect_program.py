@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.spark import membership
-from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
-from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_demos.jobs import check_room
 from tuplewire_demos.local_session import local_session
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.coordination.termination import ProcessFailedError
+from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
 
 SECONDS = 100.0
 COUNT = 1000

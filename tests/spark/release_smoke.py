@@ -26,10 +26,10 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import ClientHandle, register, releases
 from tuplewire.spark.client_handle import close_clients
-from tuplewire.spark.topology import Rows, TopologyResult, run_topology
-from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
-from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_demos.local_session import local_session
+from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
+from tuplewire_topology.coordination.termination import ProcessFailedError
+from tuplewire_topology.spark import Rows, TopologyResult, run_topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark.md"
 TASKS = {0: [1, 2], 1: [3, 4]}

@@ -22,9 +22,11 @@ from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from tuplewire.addresses import ADDRESS_VARIABLE
-from tuplewire.spark.topology import submit_topology
-from tuplewire.topology import (
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
+from tuplewire.wire import control_pb2, messaging_pb2
+from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.messaging_pb2_grpc import MessagingStub
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
@@ -33,9 +35,7 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.wire import control_pb2, messaging_pb2
-from tuplewire.wire.control_pb2_grpc import ControlStub
-from tuplewire.wire.messaging_pb2_grpc import MessagingStub
+from tuplewire_topology.spark import submit_topology
 
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find this module.

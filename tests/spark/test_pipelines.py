@@ -20,9 +20,9 @@ import pytest
 from helpers import eventually
 from pyspark.sql import SparkSession
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_demos import flight_check, flight_input, flights
 from tuplewire_demos.attachment import Attachment
 from tuplewire_demos.input import InputError

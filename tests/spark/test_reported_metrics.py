@@ -17,8 +17,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.spark.topology import TopologyProgress, run_topology, submit_topology
-from tuplewire.topology import (
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
@@ -28,6 +27,7 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
+from tuplewire_topology.spark import TopologyProgress, run_topology, submit_topology
 
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find these modules.

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
-from tuplewire.topology import (
+from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     FailedError,
@@ -30,8 +30,8 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.running.termination import ProcessFailedError
-from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
+from tuplewire_topology.coordination.termination import ProcessFailedError
+from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
 
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find this module.

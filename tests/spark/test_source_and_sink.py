@@ -18,10 +18,10 @@ from pyspark.testing import assertDataFrameEqual
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.dead_letters import DeadMessage
 from tuplewire.errors import ConfigError
+from tuplewire.grouping.grouping import fields
 from tuplewire.spark import lag, rejected
-from tuplewire.topology.grouping import fields
+from tuplewire.values.dead_letters import DeadMessage
 
 pytestmark = pytest.mark.spark
 

@@ -15,10 +15,10 @@ from helpers.viewer import web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.spark.topology import Rows, SparkTopology, run_topology, submit_topology
-from tuplewire.topology import Topology, TopologyBuilder
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
+from tuplewire_topology import Topology, TopologyBuilder
+from tuplewire_topology.spark import Rows, SparkTopology, run_topology, submit_topology
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
 # Spark's Python workers do not find this module.

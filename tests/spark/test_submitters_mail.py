@@ -15,13 +15,13 @@ from tuplewire import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.spark.topology import running
-from tuplewire.spark.topology.mail import Mail, MailKind
-from tuplewire.spark.topology.member import Submitted
-from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
-from tuplewire.spark.topology.rows import Output
-from tuplewire.spark.topology.running import Job
 from tuplewire_demos.words import wordcount_topology
+from tuplewire_topology.coordination.mail import Mail, MailKind
+from tuplewire_topology.spark import running
+from tuplewire_topology.spark.member import Submitted
+from tuplewire_topology.spark.plan import SUBMITTER_TASK, Place
+from tuplewire_topology.spark.rows import Output
+from tuplewire_topology.spark.running import Job
 
 pytestmark = pytest.mark.spark
 SECONDS = 60.0

@@ -25,7 +25,7 @@ with local_session("traced", cores=2) as spark:
 _QUERY = """
 import sys, tempfile
 from pathlib import Path
-from tuplewire.spark.topology import run_topology
+from tuplewire_topology.spark import run_topology
 from tuplewire_demos.local_session import local_session
 from tuplewire_demos.words import wordcount_topology
 from tuplewire.processes.worker_processes import WorkerProcesses

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuplewire.topology.acking.acker import Acker
-from tuplewire.topology.running.receive_queue import AddressedTuples
-from tuplewire.topology.tuples import ACK_STREAM
+from tuplewire_topology.acking.acker import Acker
+from tuplewire_topology.authoring.tuples import ACK_STREAM
+from tuplewire_topology.running.receive_queue import AddressedTuples
 
 A, B = (7, "a"), (8, "b")
 

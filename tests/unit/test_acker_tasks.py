@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
-from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.acking.acker_tasks import (
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.acking.acker_tasks import (
     ID,
     RotatingMap,
     Trees,
@@ -15,9 +15,9 @@ from tuplewire.topology.acking.acker_tasks import (
     to_block,
     with_ackers,
 )
-from tuplewire.topology.description import Component, ComponentKind
-from tuplewire.topology.topology_settings import TopologySettings
-from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
+from tuplewire_topology.authoring.description import Component, ComponentKind
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
 
 
 class Words(Spout):

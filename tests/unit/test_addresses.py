@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.addresses import (
+from tuplewire.errors import ConfigError
+from tuplewire.membership import Membership
+from tuplewire.settings.addresses import (
     is_loopback,
     join_host_port,
     resolve_address,
     resolve_addresses,
     split_host_port,
 )
-from tuplewire.errors import ConfigError
-from tuplewire.membership import Membership
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 

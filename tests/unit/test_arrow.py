@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import InvalidTaskError, MalformedError
-from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 
 TASKS = [3, 1, 3, 0]
 PAYLOADS = [b"a", b"", b"ccc", b"dd"]

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tuplewire.arrow_rows import pack_rows, route_rows, unpack_rows
 from tuplewire.errors import InvalidTaskError, MalformedError, MessageError
+from tuplewire.values.arrow_rows import pack_rows, route_rows, unpack_rows
 
 ROWS = pa.RecordBatch.from_pylist(
     [

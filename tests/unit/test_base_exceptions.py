@@ -12,7 +12,7 @@ import pytest
 from helpers.idle import wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire.topology import (
+from tuplewire_topology import (
     Bolt,
     CustomStreamGrouping,
     OutputCollector,
@@ -22,9 +22,9 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.component import TaskError
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.timer import SystemTimer
+from tuplewire_topology.authoring.component import TaskError
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.timer import SystemTimer
 
 SECONDS = 30.0
 

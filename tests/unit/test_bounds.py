@@ -6,14 +6,14 @@ import pytest
 from helpers.sending import PLENTY, Sending, contents
 
 from tuplewire.errors import ConfigError, MalformedError, UnknownTaskError
-from tuplewire.group import TaskGroup, route_of
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.departure import Departure, Departures
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
-from tuplewire.task_ids import TaskRanges
+from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.values.task_ids import TaskRanges
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 

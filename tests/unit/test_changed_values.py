@@ -9,7 +9,7 @@ import pytest
 from helpers.idle import wait_idle
 
 from tuplewire.errors import MessageError
-from tuplewire.topology import (
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
@@ -18,8 +18,8 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.component import TaskError
-from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.authoring.component import TaskError
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 30.0
 STRICT = {"topology.testing.always.try.serialize": True}

@@ -9,9 +9,12 @@ from dataclasses import replace
 import pytest
 
 from tuplewire.errors import MalformedError, UnreachableError
-from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
-from tuplewire.topology.running.receive_queue import QueueStatistics
-from tuplewire.topology.running.statistics import (
+from tuplewire_topology.authoring.user_metrics import UserSample
+from tuplewire_topology.clusters.worker_process import Channel
+from tuplewire_topology.coordination.termination import Failure, ProcessReport, from_report, to_report
+from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
+from tuplewire_topology.running.receive_queue import QueueStatistics
+from tuplewire_topology.running.statistics import (
     AtWork,
     Counts,
     ExecutorStatistics,
@@ -19,9 +22,6 @@ from tuplewire.topology.running.statistics import (
     from_statistics,
     to_statistics,
 )
-from tuplewire.topology.running.termination import Failure, ProcessReport, from_report, to_report
-from tuplewire.topology.user_metrics import UserSample
-from tuplewire_service.executors.worker_process import Channel
 
 
 def test_messages_arrive_as_they_were() -> None:

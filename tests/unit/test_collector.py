@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import MessageError
-from tuplewire.topology import (
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     FailedError,
@@ -19,9 +19,9 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.collector import Outbox
-from tuplewire.topology.component import BasicBoltExecutor
-from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input
+from tuplewire_topology.authoring.collector import Outbox
+from tuplewire_topology.authoring.component import BasicBoltExecutor
+from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input
 
 STREAMS = (Stream("word", "count"), Stream("line", name="bad"), Stream("line", name="to", direct=True))
 INPUTS = tuple(Input(name, "to", GroupingType.DIRECT) for name in ("bolt", "spout"))

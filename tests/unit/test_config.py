@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
+from tuplewire.settings.config import AckMode, Overflow, SessionSettings
 
 NO_BOUNDS = {"ack_mode", "overflow", "gather_seconds", "reject_order"}
 NUMBERS = [f.name for f in fields(SessionSettings) if f.name not in NO_BOUNDS]

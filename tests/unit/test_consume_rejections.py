@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.rejection import Answer
+from tuplewire.values.group import TaskGroup
 
 WORKER, PREFETCH = 5, 10
 

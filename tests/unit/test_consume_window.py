@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import MalformedError
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.delivery import Delivery
+from tuplewire.values.group import TaskGroup
 
 WORKER = 5
 

@@ -14,15 +14,15 @@ from google.protobuf.message import Message
 from unit.test_gone_tasks import Program
 
 from tuplewire.errors import MessageError, RefusedError
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.config.stop import Stop
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.names import MOST_NAMES
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.debugging import Debugging
-from tuplewire_service.process.log_output import LogOutput
-from tuplewire_service.process.stop import Stop
-from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 NAMES = 3000

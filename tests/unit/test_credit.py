@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tuplewire.errors import CreditExceededError
-from tuplewire.group import TaskGroup
 from tuplewire.session import credit
 from tuplewire.session.credit import CreditBook, Exhausted, Grant
 from tuplewire.session.shares import QueueShares, Share
+from tuplewire.values.group import TaskGroup
 
 WINDOW = Share(8, 80)
 

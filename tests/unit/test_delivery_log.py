@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.values.group import TaskGroup
 
 PLENTY = 1_000_000
 

@@ -75,7 +75,7 @@ SCREEN_LINES = 62
 
 def files(ending: str) -> list[Path]:
     """Return the files of the repository that end so, but for what is built or hidden, and links."""
-    places = ("clients", "demos", "deploy", "docs", "proto", "service", "tests")
+    places = ("clients", "demos", "deploy", "docs", "proto", "service", "tests", "topology")
     found = [
         *ROOT.glob(f"*{ending}"),
         *(path for place in places for path in (ROOT / place).rglob(f"*{ending}")),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.entries import HeldOfTask
 
 OWN, PEER = 7, 9

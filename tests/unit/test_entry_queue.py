@@ -8,9 +8,9 @@ from dataclasses import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.entry_queue import EntryQueue, HeldEntry
+from tuplewire.values.group import TaskGroup
 
 TASK = 7
 RUN = 64

@@ -27,11 +27,11 @@ from tuplewire.errors import (
     UnknownTaskError,
     refused,
 )
-from tuplewire.topology import Stream, Tuple
-from tuplewire.topology.component import TaskError
-from tuplewire.topology.running.termination import Failure, ProcessFailedError
-from tuplewire.topology.tuples import TupleSource
 from tuplewire.wire import messaging_pb2
+from tuplewire_topology import Stream, Tuple
+from tuplewire_topology.authoring.component import TaskError
+from tuplewire_topology.authoring.tuples import TupleSource
+from tuplewire_topology.coordination.termination import Failure, ProcessFailedError
 
 CODES = sorted(
     name.removeprefix("ERROR_CODE_")

@@ -7,8 +7,8 @@ import logging
 import pytest
 from helpers.logged import logged
 
-from tuplewire.events import event_logger
-from tuplewire.shown import shown, shown_value
+from tuplewire.text.events import event_logger
+from tuplewire.text.shown import shown, shown_value
 
 logger = event_logger("tuplewire.test_events")
 

@@ -12,7 +12,8 @@ import pytest
 from helpers.idle import wait_idle
 
 from tuplewire.errors import TopologyError
-from tuplewire.topology import (
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Bolt,
@@ -25,10 +26,9 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.component import DeadLetter, TaskError
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.timer import SimulatedTimer
-from tuplewire_service.testing import eventually
+from tuplewire_topology.authoring.component import DeadLetter, TaskError
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.timer import SimulatedTimer
 
 SECONDS = 30.0
 """How long a test waits for what must happen."""

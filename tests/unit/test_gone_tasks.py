@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from helpers.rejecting import RejectionsWithoutTimers
 
 from tuplewire import TaskGroup
-from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
 from tuplewire.session.pressure import ReportedLoads
+from tuplewire.settings.config import MIB
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
-from tuplewire.batch import TaskMessageBatch, as_groups
-from tuplewire.dead_letters import again, dead_letter
-from tuplewire.group import TaskGroup
+from tuplewire.values.batch import TaskMessageBatch, as_groups
+from tuplewire.values.dead_letters import again, dead_letter
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire.codec import decode_send_request, encode_frame, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 

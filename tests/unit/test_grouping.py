@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
-from tuplewire.topology import (
+from tuplewire.grouping.grouping import All, Custom, Global, Key, LocalOrShuffle, PartialKey, stable_hash
+from tuplewire_topology import (
     CustomStreamGrouping,
     DeclaredStream,
     Grouping,
@@ -25,7 +26,6 @@ from tuplewire.topology import (
     fields,
     shuffle,
 )
-from tuplewire.topology.grouping import All, Custom, Global, Key, LocalOrShuffle, PartialKey, stable_hash
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 
@@ -48,7 +48,7 @@ def test_fields_spreads_keys_evenly() -> None:
 def test_fields_agrees_between_processes() -> None:
     """Another process, with another seed for hash(), chooses the same tasks."""
     program = (
-        "from tuplewire.topology import fields\n"
+        "from tuplewire_topology import fields\n"
         "print(fields(range(1000)).choose(['AA', b'AA', 7, None, ('a', 'b')]))"
     )
     answers = {

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.config import SessionSettings
 from tuplewire.connection.grpc_channel import SERVICE, dial_grpc, dialler_for
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.config import SessionSettings
 
 
 def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:

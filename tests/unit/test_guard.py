@@ -9,7 +9,7 @@ import pytest
 from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
-from tuplewire.task_ids import TaskRanges
+from tuplewire.values.task_ids import TaskRanges
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import PermissionRule, Rules
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuplewire.connection.handover import SMALL_BYTES, Batch, HandOver, batches_of
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 
 MESSAGE_LIMIT = 1 << 20
 

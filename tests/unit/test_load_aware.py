@@ -14,8 +14,8 @@ from statistics import fmean, pstdev
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.topology.grouping import GroupingContext, Locality, SingleGrouping, shuffle
-from tuplewire.topology.load_aware import LoadAwareShuffle
+from tuplewire.grouping.grouping import GroupingContext, Locality, SingleGrouping, shuffle
+from tuplewire.grouping.load_aware import LoadAwareShuffle
 
 STEPS = 100  # in a second
 

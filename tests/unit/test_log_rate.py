@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.receive import Refusal
+from tuplewire.text.log_rate import LogRate
 
 
 def test_one_line_a_minute_for_each_kind_with_a_count() -> None:

@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
 
-from tuplewire.config import MIB
 from tuplewire.errors import MalformedError, UnknownTaskError
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.ledger import Ledger
 from tuplewire.session.rejection import Answer, Rejection
+from tuplewire.settings.config import MIB
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.translate import cursor_slices, cursor_to_wire
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.streamed.recv_service import _cursors_of, _take_progress
+from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues

@@ -11,8 +11,8 @@ import tuplewire
 from tuplewire import TaskGroup, TaskMessageBatch
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology import Topology, TopologyBuilder
-from tuplewire.topology.component import BasicBolt, Spout
+from tuplewire_topology import Topology, TopologyBuilder
+from tuplewire_topology.authoring.component import BasicBolt, Spout
 
 EVIL = "<script>alert(1)</script>\x1b[2J"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tuplewire_service.process.config_sources import load, read_conf
+from tuplewire_service.config.config_sources import load, read_conf
 from tuplewire_service.security.permissions import read_rules
 from tuplewire_service.worker.assignment import load_assignment
 

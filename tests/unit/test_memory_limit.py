@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuplewire_service.process.memory import memory_limit
+from tuplewire_service.control.memory import memory_limit
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

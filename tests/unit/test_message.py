@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuplewire.batch import TaskMessageBatch, as_groups
 from tuplewire.errors import InvalidTaskError, MalformedError, MessageError, MessageTooLargeError
-from tuplewire.group import TaskGroup, check_sizes, check_task
-from tuplewire.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
+from tuplewire.values.batch import TaskMessageBatch, as_groups
+from tuplewire.values.group import TaskGroup, check_sizes, check_task
+from tuplewire.values.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
 
 OUTSIDE = [-1, 2**31, 2**70, -(2**70), np.int64(-1), np.int64(2**40)]
 NO_INTEGERS: list[Any] = [1.0, "1", None, b"1", np.float64(1), True, False]

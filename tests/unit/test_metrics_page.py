@@ -11,11 +11,11 @@ from prometheus_client.metrics_core import Metric
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.settings import settings_of
-from tuplewire_service.admin.worker_metrics import WorkerCollector
+from tuplewire.settings.settings import settings_of
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount, ServerStatistics
-from tuplewire_service.process.log_output import LogOutput
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
 from tuplewire_service.worker.worker_snapshot import (

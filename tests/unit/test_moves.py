@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from tuplewire.config import SessionSettings
-from tuplewire.group import TaskGroup, route_of
 from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, Successor
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup, route_of
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker

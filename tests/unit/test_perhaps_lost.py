@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tuplewire.config import AckMode, SessionSettings
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
+from tuplewire.settings.config import AckMode, SessionSettings
+from tuplewire.values.group import TaskGroup
 
 PLENTY = 1_000_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.task_ids import TaskRanges
+from tuplewire.values.task_ids import TaskRanges
 from tuplewire_service.security.permissions import Permissions, read_rules
 
 RULES = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_bytes
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire.codec import encode_frame
 
 

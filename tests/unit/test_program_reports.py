@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.admin.program_families import ProgramCollector, families
 from tuplewire_service.control import program_reports
 from tuplewire_service.control.program_reports import (
     ENDED_SECONDS,
@@ -21,6 +20,7 @@ from tuplewire_service.control.program_reports import (
     ProgramReports,
     check_report,
 )
+from tuplewire_service.metrics.program_families import ProgramCollector, families
 
 
 class Clock:

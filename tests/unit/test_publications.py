@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from tuplewire.errors import StaleEpochError
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker import publications
 from tuplewire_service.worker.publications import MOST_AHEAD, Publications
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup

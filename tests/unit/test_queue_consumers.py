@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
 
-from tuplewire.config import MIB
 from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.rejection import Rejection
+from tuplewire.settings.config import MIB
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.shares import QueueShares, Share
+from tuplewire.values.group import TaskGroup
 
 TOTAL = Share(100, 1000)
 

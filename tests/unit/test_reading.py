@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
 
-from tuplewire.config import MIB
 from tuplewire.errors import SupersededError, UnknownTaskError
-from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.settings.config import MIB
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import queue_readers
 from tuplewire_service.worker.queue_readers import QueueReaders

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import pytest
 
 from tuplewire.errors import ClosedError, ConfigError
-from tuplewire.topology import Stream, Tuple
-from tuplewire.topology.running.receive_queue import AddressedTuples, RateTracker, ReceiveQueue
-from tuplewire.topology.tuples import TupleSource
 from tuplewire_service.testing import eventually
+from tuplewire_topology import Stream, Tuple
+from tuplewire_topology.authoring.tuples import TupleSource
+from tuplewire_topology.running.receive_queue import AddressedTuples, RateTracker, ReceiveQueue
 
 SOURCE = TupleSource("spout", 1, Stream("number"))
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
 
-from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.rejection import Rejection
+from tuplewire.settings.config import MIB
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues

@@ -11,11 +11,11 @@ from tuplewire.errors import (
     SequenceGapError,
     UnknownTaskError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session import credit, receive
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.receive import MOST_REFUSALS, AckUpdate, ReceiveSession, Refusal
 from tuplewire.session.shares import QueueShares, Share
+from tuplewire.values.group import TaskGroup
 
 
 def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession:

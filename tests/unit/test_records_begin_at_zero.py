@@ -13,8 +13,8 @@ import pytest
 
 import tuplewire.session
 import tuplewire_service.worker
-from tuplewire import group
-from tuplewire.settings import Settings
+from tuplewire.settings.settings import Settings
+from tuplewire.values import group
 
 OTHERWISE = {"Wanted": {"sample": 1.0, "per_second": 100, "most_bytes": 4096}}
 """What a tap shows where nobody says how much."""

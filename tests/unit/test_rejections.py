@@ -8,11 +8,11 @@ import time
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
 
-from tuplewire.config import MIB
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import DeliveryLog, Done
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.session.rejection import Rejection
+from tuplewire.settings.config import MIB
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.rejected_messages import RejectedMessages
 from tuplewire_service.worker.rejections import Rejections

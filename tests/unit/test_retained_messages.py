@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tuplewire.config import SessionSettings
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.session.send import SendWindow
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup
 
 PLENTY = 1_000_000
 

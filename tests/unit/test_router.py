@@ -11,12 +11,12 @@ import pytest
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import PermissionDeniedError, TooManyHopsError
-from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import DropReason, Ledger, Settled
 from tuplewire.session.rejection import Rejection
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import TopologyError
-from tuplewire.topology import (
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     CustomStreamGrouping,
@@ -21,8 +21,8 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.builder import BoltDeclarer
-from tuplewire.topology.running.outgoing import Outgoing
+from tuplewire_topology.authoring.builder import BoltDeclarer
+from tuplewire_topology.running.outgoing import Outgoing
 
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
 

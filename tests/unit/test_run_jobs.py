@@ -66,7 +66,7 @@ def test_a_job_that_cannot_be_loaded_is_named(
 def test_without_any_job() -> None:
     """Where no package declares a job, the command says what to install."""
     program = "import sys; from tuplewire_service.command.cli import main; sys.exit(main(['run']))"
-    folders = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service"))
+    folders = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "topology"))
     ran = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env={**os.environ, "PYTHONPATH": folders},

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire_service.process.config_sources import load, to_toml
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.config.config_sources import load, to_toml
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.security.permissions import read_rules
 
 TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}

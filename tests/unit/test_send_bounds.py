@@ -6,9 +6,9 @@ import pytest
 from helpers.sending import Sending, payloads
 
 from tuplewire.errors import MessageTooLargeError
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason
+from tuplewire.values.group import TaskGroup
 
 
 def test_bound_in_messages() -> None:

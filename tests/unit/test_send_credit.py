@@ -6,10 +6,10 @@ from unittest.mock import ANY
 
 from helpers.sending import PLENTY, Sending, contents, groups, payloads
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import Refusal
 from tuplewire.session.send import MAX_FRAMES_IN_FLIGHT
+from tuplewire.values.group import TaskGroup
 
 
 def test_a_grant_for_a_task_without_messages_counts_later() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from helpers.sending import PLENTY, Sending, contents, payloads
 
-from tuplewire.group import TaskGroup
 from tuplewire.session import send
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.values.group import TaskGroup
 
 
 def test_nothing_before_the_welcome() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from helpers.sending import PLENTY, Sending, contents, payloads
 
-from tuplewire.config import Overflow
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.held_messages import OldestTask
 from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.settings.config import Overflow
+from tuplewire.values.group import TaskGroup
 
 OVERFLOW = DropReason.OVERFLOW
 

@@ -9,10 +9,10 @@ import pytest
 from helpers.sending import PLENTY, Sending
 
 from tuplewire.errors import ProtocolError
-from tuplewire.group import TaskGroup, route_of
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import Refusal
+from tuplewire.values.group import TaskGroup, route_of
 
 
 def test_acknowledgements_are_cumulative() -> None:

@@ -75,7 +75,7 @@ def test_lines_are_short(page: Path) -> None:
 
 SOURCES = sorted(
     path
-    for folder in ("clients", "demos", "docs/examples", "service")
+    for folder in ("clients", "demos", "docs/examples", "service", "topology")
     for path in (ROOT / folder).rglob("*.py")
     if "_pb2" not in path.name
 )

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from tuplewire_service.admin.families import encode_openmetrics, encode_text, encoder_for
-from tuplewire_service.admin.series import Names, Totals
+from tuplewire_service.metrics.families import encode_openmetrics, encode_text, encoder_for
+from tuplewire_service.metrics.series import Names, Totals
 
 
 def test_first_come_first_kept() -> None:

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import ANY_TEXT, OUR_PREFIX, Setting, Settings, keys_of, settings_of
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import ANY_TEXT, OUR_PREFIX, Setting, Settings, keys_of, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
-from tuplewire.topology.topology_settings import TopologySettings
-from tuplewire_service.executors.launch_settings import LaunchSettings
+from tuplewire_service.config.config_sources import load, to_toml
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
-from tuplewire_service.process.config_sources import load, to_toml
-from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.clusters.launch_settings import LaunchSettings
 
 TLS = {"tls_ca": "ca", "tls_certificate": "crt", "tls_key": "key"}
 

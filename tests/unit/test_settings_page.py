@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from helpers.settings_page import page
 
-from tuplewire.config import SessionSettings
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import Settings, settings_of
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
-from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.tracing.tracing_settings import TracingSettings
-from tuplewire_service.executors.launch_settings import LaunchSettings
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.clusters.launch_settings import LaunchSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 ON_THE_PAGE = (

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tuplewire.errors import MalformedError, ResourceLimitError
-from tuplewire_service.messaging.streamed import streamed_stream
-from tuplewire_service.messaging.streamed.streamed_stream import SilentStreams
+from tuplewire_service.messaging import server_stream as streamed_stream
+from tuplewire_service.messaging.server_stream import SilentStreams
 
 
 async def _never() -> bytes:

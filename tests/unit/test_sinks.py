@@ -17,8 +17,8 @@ from tuplewire.errors import (
     UnknownRunError,
     UnknownTaskError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.activity import Activity

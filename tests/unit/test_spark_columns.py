@@ -16,17 +16,17 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tuplewire.arrow_headers import HEADERS
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import ConfigError
-from tuplewire.group import TaskGroup
+from tuplewire.grouping.grouping import fields
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.bad_rows import BadRows, BadRowsError
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.options import GroupingName, sink_options
 from tuplewire.spark.row_router import RowRouter, sliced
-from tuplewire.topology.grouping import fields
+from tuplewire.values.arrow_headers import HEADERS
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
 
 
 def delivery(first: int, *payloads: bytes, source: int | None = None, accepted_micros: int = 0) -> Delivery:

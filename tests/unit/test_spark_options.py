@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.config import MIB
 from tuplewire.errors import ConfigError
+from tuplewire.settings.config import MIB
 from tuplewire.spark.options import GroupingName, sink_options, source_options
-from tuplewire.task_ids import TaskRanges, parse_tasks
+from tuplewire.values.task_ids import TaskRanges, parse_tasks
 
 WHERE = {"address": "w:1", "topology": "t"}
 

@@ -17,9 +17,9 @@ from helpers.interpreters import make_interpreter
 
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.shipped import REQUIRED, VersionMismatchError, Versions, check
-from tuplewire.spark.topology.member import Submitted
-from tuplewire.spark.topology.rows import Output
-from tuplewire.topology import Spout, TopologyBuilder
+from tuplewire_topology import Spout, TopologyBuilder
+from tuplewire_topology.spark.member import Submitted
+from tuplewire_topology.spark.rows import Output
 
 DRIVER = Versions("0.1.0", {"grpcio": "1.82.3", "protobuf": "7.36.2"})
 
@@ -89,7 +89,7 @@ def test_nothing_is_unpacked_where_a_library_is_missing(make: Callable[[], objec
     code = (
         "import pickle, sys\ntry:\n  pickle.load(sys.stdin.buffer)\nexcept Exception as e:\n  print(repr(e))"
     )
-    clients = str(Path(__file__).parents[2] / "clients")
+    clients = os.pathsep.join(str(Path(__file__).parents[2] / each) for each in ("clients", "topology"))
     shown = subprocess.run(
         [python, "-c", code], input=pickled, capture_output=True, check=True, env={"PYTHONPATH": clients}
     ).stdout.decode()

@@ -12,24 +12,24 @@ import pyarrow as pa
 import pytest
 from helpers.logged import logged
 
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.slots import check_slots
-from tuplewire.spark.topology import rows
-from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
-from tuplewire.spark.topology.letters import as_output
-from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
-from tuplewire.spark.topology.member import Submitted
-from tuplewire.spark.topology.nearest import RunToken
-from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Rows, failure_in, failure_text
-from tuplewire.spark.topology.submit import submit_topology
-from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
-from tuplewire.topology.collector import Emitted
-from tuplewire.topology.component import DeadLetter, TaskError
-from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
-from tuplewire.topology.tuples import Stream, Tuple, TupleSource
+from tuplewire.text.log_rate import LogRate
+from tuplewire_topology import BasicBolt, Spout, Topology, TopologyBuilder
+from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.component import DeadLetter, TaskError
+from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
+from tuplewire_topology.coordination.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
+from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind
+from tuplewire_topology.coordination.termination import Failure, ProcessReport, from_report
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.spark import rows
+from tuplewire_topology.spark.letters import as_output
+from tuplewire_topology.spark.member import Submitted
+from tuplewire_topology.spark.nearest import RunToken
+from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire_topology.spark.rows import ROWS_KEY, GivenUp, Output, Rows, failure_in, failure_text
+from tuplewire_topology.spark.submit import submit_topology
 
 RUN = "0123456789abcdef"
 

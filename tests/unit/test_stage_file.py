@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ResourceLimitError
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker import stage_file
 from tuplewire_service.worker.stage_file import StageFile, StageFiles
 

@@ -11,8 +11,8 @@ from tuplewire.errors import (
     StageGoneError,
     StaleEpochError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Room, Stage, StagedGroup, Staging
 
 SINK = ("me", "s")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tuplewire_service.process.stop import read_signals
+from tuplewire_service.config.stop import read_signals
 
 
 @pytest.mark.timeout(20)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tuplewire import storm_keys
 from tuplewire.errors import ConfigError
-from tuplewire.topology.topology_settings import TopologySettings
-from tuplewire_service.executors.cluster import cluster_of
+from tuplewire.settings import storm_keys
+from tuplewire_service.config.config_sources import load
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.process.config_sources import load
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.clusters.cluster import cluster_of
 
 FROM_STORM: dict[str, Any] = {
     "java.library.path": "/usr/lib",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tuplewire import Client
-from tuplewire.config import SessionSettings, checked_timeout
 from tuplewire.errors import ConfigError
+from tuplewire.settings.config import SessionSettings, checked_timeout
 
 WRONG = [timedelta(seconds=5), "5", math.nan, [5]]
 each_wrong = pytest.mark.parametrize("wrong", WRONG, ids=lambda value: type(value).__name__)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.topology.running.timer import SimulatedTimer, SystemTimer
 from tuplewire_service.testing import eventually
+from tuplewire_topology.running.timer import SimulatedTimer, SystemTimer
 
 
 def test_simulated_time_calls_in_order() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.topology import (
+from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Bolt,
@@ -20,8 +20,8 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.acking.acker_tasks import with_ackers
-from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input
+from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input
 
 TICKS = "topology.tick.tuple.freq.secs"
 

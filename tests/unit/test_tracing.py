@@ -15,17 +15,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch, tracing
-from tuplewire.batch import as_groups
 from tuplewire.errors import BufferFullError, ConfigError
-from tuplewire.headers import decode_headers, encode_headers
-from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.tracing.context import MOST_CONTEXTS, context_of, entry_for, sampled, with_entry
 from tuplewire.tracing.program_observer import ProgramObserver
 from tuplewire.tracing.spans import Tracing
 from tuplewire.tracing.tracing_settings import TracingSettings
+from tuplewire.values.batch import as_groups
+from tuplewire.values.headers import decode_headers, encode_headers
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3)

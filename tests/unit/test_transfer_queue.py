@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.routing_table import RoutingTable

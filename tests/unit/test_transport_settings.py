@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
-from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.worker_settings import of_transport
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from tuplewire.errors import MalformedTupleError, UnsupportedValueError
-from tuplewire.topology.description import Component, ComponentKind, Topology
-from tuplewire.topology.serial import packing
-from tuplewire.topology.serial.packing import MAX_DEPTH
-from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire.topology.tuples import Stream, Tuple, tick
+from tuplewire.packing import packing
+from tuplewire.packing.packing import MAX_DEPTH
+from tuplewire_topology.authoring.description import Component, ComponentKind, Topology
+from tuplewire_topology.authoring.tuples import Stream, Tuple, tick
+from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
 TOPOLOGY = Topology(
     [
@@ -310,10 +310,10 @@ def test_numpy_is_loaded_for_numpy_values_only() -> None:
     """A process without numpy's values does not pay for it; where it is missing, they are refused by name."""
     program = (
         "import sys\n"
-        "from tuplewire.topology.description import Component, ComponentKind, Topology\n"
-        "from tuplewire.topology.serial.serializer import MessagePackTupleSerializer\n"
-        "from tuplewire.topology.tuples import Stream\n"
-        "from tuplewire.topology.tuples import Tuple\n"
+        "from tuplewire_topology.authoring.description import Component, ComponentKind, Topology\n"
+        "from tuplewire_topology.serial.serializer import MessagePackTupleSerializer\n"
+        "from tuplewire_topology.authoring.tuples import Stream\n"
+        "from tuplewire_topology.authoring.tuples import Tuple\n"
         "topology = Topology([Component('other', ComponentKind.SPOUT, (Stream('value'),))])\n"
         "serializer = MessagePackTupleSerializer(topology)\n"
         "payload = serializer.serialize(Tuple([None], topology.source(1, 'default')))\n"

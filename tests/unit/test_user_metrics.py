@@ -8,8 +8,8 @@ import math
 import pytest
 
 from tuplewire.errors import TopologyError
-from tuplewire.topology import TopologyBuilder, TopologyContext
-from tuplewire.topology.user_metrics import CounterMetric, HistogramMetric, UserMetrics, UserSample
+from tuplewire_topology import TopologyBuilder, TopologyContext
+from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric, UserMetrics, UserSample
 
 
 def test_what_was_counted_is_told_by_task() -> None:

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings import settings_of
+from tuplewire.settings.settings import settings_of
 from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
-from tuplewire_service.process.config_sources import load
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.config.config_sources import load
+from tuplewire_service.config.worker_config import WorkerConfig
 
 OTHERS = ("TUPLEWIRE_VERSION", "TUPLEWIRE_IMAGE_TAG", "TUPLEWIRE_HOME", "TUPLEWIRE_")
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import MessageError, TopologyError
-from tuplewire.topology import Stream, Tuple, TupleWindow, Window
-from tuplewire.topology.tuples import TupleSource
-from tuplewire.topology.windows import CountWindows, TimeWindows
+from tuplewire_topology import Stream, Tuple, TupleWindow, Window
+from tuplewire_topology.authoring.tuples import TupleSource
+from tuplewire_topology.authoring.windows import CountWindows, TimeWindows
 
 SOURCE = TupleSource("numbers", 1, Stream("number"))
 

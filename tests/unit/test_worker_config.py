@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings import SECONDS, SIZE, Kind, count, settings_of
+from tuplewire.settings.settings import SECONDS, SIZE, Kind, count, settings_of
 from tuplewire_service.command.cli import command_parser, main
-from tuplewire_service.process.config_sources import load, to_toml
-from tuplewire_service.process.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
+from tuplewire_service.config.config_sources import load, to_toml
+from tuplewire_service.config.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
 
 
 def _file(directory: Path, text: str) -> Path:

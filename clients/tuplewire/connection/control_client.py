@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.addresses import resolve_address
 from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.addresses import resolve_address
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub, SinksStub, SourceStub
 from tuplewire.wire.health_pb2_grpc import HealthStub

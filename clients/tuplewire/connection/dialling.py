@@ -20,10 +20,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.addresses import grpc_target, split_host_port
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.identity.credentials import Credentials, allowed
 from tuplewire.identity.files import AUTHORIZATION, UNREADABLE, Token, WatchedFiles, read_tokens
+from tuplewire.settings.addresses import grpc_target, split_host_port
 
 _HANDSHAKE_SECONDS = 5.0
 NOT_TRUSTED = (

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.connection.loop_sending_end import LoopSendingEnd
-from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.config import SessionSettings
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
 from tuplewire.errors import PayloadRefusedError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.config import SessionSettings
 
 DIRECT = (
     ("grpc.enable_retries", 0),

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tuplewire.connection.green_threads import refuse_green_threads
 from tuplewire.connection.loop import on_messaging_loop
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 
 _Found = TypeVar("_Found")
 _LOOK_AGAIN_SECONDS = 0.5

@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from tuplewire.connection.green_threads import refuse_green_threads
 from tuplewire.errors import ClosedError
-from tuplewire.events import event_logger
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

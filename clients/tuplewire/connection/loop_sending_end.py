@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tuplewire.config import Overflow, SessionSettings
 from tuplewire.connection.handover import SMALL_BYTES, HandOver, Offer, batches_of
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import MAX_TASK
-from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.settings.config import Overflow, SessionSettings
+from tuplewire.values.group import TaskGroup
 
 _Result = TypeVar("_Result")
 _ANSWER_SECONDS = 10.0

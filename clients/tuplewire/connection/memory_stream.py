@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError
-from tuplewire.group import TaskGroup
 from tuplewire.session.flow import OutFrame
+from tuplewire.values.group import TaskGroup
 
 _ROOM_BYTES = 4 << 20
 """A writer waits while this much waits to be read, as with gRPC's flow control."""

@@ -16,16 +16,16 @@ from collections.abc import Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tuplewire.config import PROTOCOL_VERSION, RejectOrder, SessionSettings
 from tuplewire.connection.grpc_channel import ANY_SIZE
 from tuplewire.connection.handover import HandOverCondition
 from tuplewire.connection.resumable import FATAL, Resumable
 from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
-from tuplewire.events import event_logger
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
+from tuplewire.settings.config import PROTOCOL_VERSION, RejectOrder, SessionSettings
+from tuplewire.text.events import event_logger
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame

@@ -6,11 +6,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
-from tuplewire.connection.log_rate import LogRate
-from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import Refusal
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 
 logger = event_logger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 from google.protobuf.message import DecodeError, Message
 
-from tuplewire.config import SessionSettings
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.loop import watched
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
-from tuplewire.events import event_logger
 from tuplewire.session.retry import Backoff
+from tuplewire.settings.config import SessionSettings
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 
 logger = event_logger(__name__)
 

@@ -12,17 +12,17 @@ from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.stream import ClientStream, Dial
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pressure import SendingPressure
 from tuplewire.session.retry import ProbeTimer
+from tuplewire.settings.config import PROTOCOL_VERSION, AckMode, SessionSettings
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.translate import (
     code_name,

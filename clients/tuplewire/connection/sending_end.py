@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tuplewire.config import SessionSettings
 from tuplewire.connection.handover import HandOverCondition
 from tuplewire.connection.receiver_reports import ReceiverReports, RefusedMessages, warn_of_lost
 from tuplewire.errors import (
@@ -22,12 +21,13 @@ from tuplewire.errors import (
     RefusedMessagesError,
     TuplewireError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import Departure
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup
 
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tuplewire.config import SessionSettings
 from tuplewire.connection.control_client import ControlClient, mapped_errors
 from tuplewire.connection.grpc_channel import channel_options
 from tuplewire.session.delivery import Delivery
+from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 

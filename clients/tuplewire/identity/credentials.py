@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.errors import ConfigError
-from tuplewire.settings import FILE, FLAG, Kind, Settings, setting, settings_of
+from tuplewire.settings.addresses import is_loopback, split_host_port
+from tuplewire.settings.settings import FILE, FLAG, Kind, Settings, setting, settings_of
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]+")
 

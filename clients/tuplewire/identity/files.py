@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from tuplewire.errors import ConfigError
-from tuplewire.events import event_logger
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

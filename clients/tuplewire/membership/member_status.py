@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tuplewire.html_table import html_table
+from tuplewire.text.html_table import html_table
 
 
 class Phase(enum.StrEnum):

@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Self, TypeAlias, TypedDict
 
-from tuplewire.addresses import check_reachable, resolve_topology
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
-from tuplewire.events import event_logger
-from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.member_status import MembershipStatus, Phase
 from tuplewire.membership.registry import Registry, Report
+from tuplewire.settings.addresses import check_reachable, resolve_topology
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import check_task
 
 logger = event_logger(__name__)
 

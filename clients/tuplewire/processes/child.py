@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.events import event_logger
-from tuplewire.settings import ENVIRONMENT_PREFIX
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from tuplewire.client import Client
-from tuplewire.config import SessionKeywords, naming_settings
 from tuplewire.errors import ClosedError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.task_ids import parse_tasks
+from tuplewire.settings.config import SessionKeywords, naming_settings
+from tuplewire.values.task_ids import parse_tasks
 
 
 class OwnWorker(WorkerProcesses):

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 from tuplewire.errors import TuplewireError, as_tuplewire
-from tuplewire.events import event_logger
 from tuplewire.processes.child import Child, LaunchError
 from tuplewire.session.retry import Backoff
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

@@ -10,9 +10,9 @@ from itertools import islice
 from operator import attrgetter
 
 from tuplewire.errors import MalformedError
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.rejection import Answer, Rejection
+from tuplewire.values.group import TaskGroup
 
 _MOST_REJECTIONS = 1000
 """Rejections of a task in one request: a worker takes requests of limited size."""

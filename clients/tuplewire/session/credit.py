@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
-from tuplewire.group import TaskGroup
 from tuplewire.session.shares import QueueShares, Share
+from tuplewire.values.group import TaskGroup
 
 MAX_TASKS = 65_536
 """Tasks that one session may use at a time; bounds the memory that a hostile sender can take."""
@@ -25,7 +25,7 @@ MAX_TASKS = 65_536
 class Grant:
     """Absolute permission to send to a task, and how many of its messages are processed.
 
-    flow: see tuplewire.group.flow_of. Forwarded messages need no permission, and are only counted.
+    flow: see tuplewire.values.group.flow_of. Forwarded messages need no permission, and are only counted.
     messages: how many may have been sent, in total.
     size_bytes: a message may start while fewer payload bytes were sent, in total.
     processed: how many messages are released, in total.

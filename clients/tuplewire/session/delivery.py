@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
 
-from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.entry_queue import EntryQueue, HeldEntry
 from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 
 
 @dataclass(frozen=True, slots=True)

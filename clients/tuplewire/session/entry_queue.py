@@ -14,8 +14,8 @@ from itertools import accumulate
 from struct import Struct
 from typing import Any, TypeAlias
 
-from tuplewire.columns import cut_column
-from tuplewire.group import TaskGroup
+from tuplewire.values.columns import cut_column
+from tuplewire.values.group import TaskGroup
 
 _RUN = 64
 """Groups in a run. An end that has twice as many gives one run to the middle."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup, same_time
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pieces import cut, starting_within, wire_bytes
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, same_time
 
 
 @dataclass(slots=True, eq=False)

@@ -12,12 +12,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from tuplewire.config import AckMode, Overflow, SessionSettings
-from tuplewire.group import TaskGroup, entry_worker, task_and_forwarded
 from tuplewire.session.departure import OfEntry
 from tuplewire.session.flow import Entry, Flow, InFlight
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import cut_off
+from tuplewire.settings.config import AckMode, Overflow, SessionSettings
+from tuplewire.values.group import TaskGroup, entry_worker, task_and_forwarded
 
 
 def excess(held: int, offered: int, bound: int) -> int:

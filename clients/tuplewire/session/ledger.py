@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuplewire.html_table import html_table
+from tuplewire.text.html_table import html_table
 
 
 class DropReason(enum.StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate, groupby
 
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 
 LENGTH_BYTES = 4
 """The bytes of a frame for each message beside its payload; as many again in a group with headers."""

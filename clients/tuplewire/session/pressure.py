@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuplewire.group import TaskGroup, task_and_forwarded
 from tuplewire.session.durations import Durations, Example, FrameTimes
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.send import SendWindow
+from tuplewire.values.group import TaskGroup, task_and_forwarded
 
 HELD_SECONDS = 0.005
 """A connection that takes nothing for this long is held up. A shorter pause is usual: it writes, or its peer

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
-from tuplewire.group import TaskGroup, route_of
 from tuplewire.session.credit import MAX_TASKS, CreditBook, Grant
+from tuplewire.values.group import TaskGroup, route_of
 
 REMEMBERED_FRAMES = 64
 """Refusals are told again after a break for as many frames; no more than this are under way at once."""

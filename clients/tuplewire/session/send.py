@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import ProtocolError
-from tuplewire.group import TaskGroup, check_sizes, flow_of, task_and_forwarded
 from tuplewire.session.asking import Asking
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
@@ -22,6 +20,8 @@ from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup, check_sizes, flow_of, task_and_forwarded
 
 MAX_FRAMES_IN_FLIGHT = 8
 """Frames that may be unacknowledged at once while they follow each other quickly. A stream takes any number

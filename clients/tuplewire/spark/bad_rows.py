@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MAX_TASK, MIN_TASK, MessageError
-from tuplewire.events import event_logger
 from tuplewire.spark.options import DROP, FAIL
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

@@ -12,15 +12,15 @@ from typing import Any, Unpack, overload
 from weakref import ref
 
 from tuplewire import tracing
-from tuplewire.addresses import ADDRESS_VARIABLE, resolve_address
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
-from tuplewire.config import SessionKeywords, SessionSettings, naming_settings
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import Headers, TaskMessage
+from tuplewire.settings.addresses import ADDRESS_VARIABLE, resolve_address
+from tuplewire.settings.config import SessionKeywords, SessionSettings, naming_settings
 from tuplewire.spark.shipped import Shipped
 from tuplewire.subscription import Live, Subscription
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.message import Headers, TaskMessage
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}

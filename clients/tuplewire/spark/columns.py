@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuplewire.arrow import key_and_headers, record_batch, repeated
-from tuplewire.arrow_headers import EMPTY, HEADERS, KEY, encode_columns, without_names
-from tuplewire.headers import TOMBSTONE
+from tuplewire.values.arrow import key_and_headers, record_batch, repeated
+from tuplewire.values.arrow_headers import EMPTY, HEADERS, KEY, encode_columns, without_names
+from tuplewire.values.headers import TOMBSTONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tuplewire.group import TaskGroup
     from tuplewire.session.delivery import Delivery
+    from tuplewire.values.group import TaskGroup
 
 _ARROW_SCHEMA = pa.schema(
     [
@@ -34,7 +34,7 @@ _MARK = TOMBSTONE.encode()
 def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
     """Return messages of one task that follow each other, in the columns of read_schema.
 
-    The message of a tombstone is null; see tuplewire.headers.
+    The message of a tombstone is null; see tuplewire.values.headers.
 
     Raises MalformedError for what another program has sent in place of a key and headers.
     """
@@ -75,7 +75,7 @@ def as_sent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]
     """Return rows to write as they travel, and which of them cannot, by reason.
 
     The columns are `message` and, where there is one for keys or headers, `encoded`. A null message with a
-    key is a tombstone; see tuplewire.headers.
+    key is a tombstone; see tuplewire.values.headers.
     """
     key, headers = _travelling(batch, "key"), _travelling(batch, "headers")
     message = batch.column("message")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuplewire.addresses import join_host_port
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.keywords import naming
 from tuplewire.membership import Membership, MembershipKeywords, Workers
+from tuplewire.settings.addresses import join_host_port
+from tuplewire.settings.keywords import naming
 from tuplewire.spark.releases import is_remote
 
 if TYPE_CHECKING:

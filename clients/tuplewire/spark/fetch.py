@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import (
     DrainingError,
     NotLocalError,
@@ -19,14 +18,15 @@ from tuplewire.errors import (
     UnreachableError,
     WrongWorkerError,
 )
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
+from tuplewire.settings.config import SessionSettings
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)

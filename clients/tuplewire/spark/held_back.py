@@ -12,7 +12,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from tuplewire.config import MIB
+from tuplewire.settings.config import MIB
 
 _MEMORY_BYTES = 32 * MIB
 _SPARKS_DIRECTORIES = "SPARK_LOCAL_DIRS"

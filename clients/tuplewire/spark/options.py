@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tuplewire.addresses import resolve_address, resolve_addresses, resolve_topology
-from tuplewire.config import SessionSettings
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import (
+from tuplewire.settings.addresses import resolve_address, resolve_addresses, resolve_topology
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import (
     ANY_TEXT,
     FLAG,
     OUR_PREFIX,
@@ -33,7 +32,8 @@ from tuplewire.settings import (
     settings_of,
     unknown,
 )
-from tuplewire.task_ids import TASKS, TaskRanges, parse_ranges
+from tuplewire.values.group import check_task
+from tuplewire.values.task_ids import TASKS, TaskRanges, parse_ranges
 
 _SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark passes on of its own options."""

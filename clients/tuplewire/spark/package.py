@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import argparse
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
-import tuplewire
-
+_PACKAGES = ("tuplewire", "tuplewire_topology")
 _WHEN = (1980, 1, 1, 0, 0, 0)
 """The same files are the same zip."""
 
 
 def write_package(target: Path) -> None:
-    """Write the package `tuplewire` into a zip, and make its folder; what was there is replaced."""
-    (package,) = map(Path, tuplewire.__path__)
+    """Write `tuplewire` and `tuplewire_topology` into a zip, and make its folder; an old zip is replaced."""
+    packages = [Path(spec.origin).parent for spec in map(find_spec, _PACKAGES) if spec and spec.origin]
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(package.rglob("*.py")):
+        for package, path in ((each, path) for each in packages for path in sorted(each.rglob("*.py"))):
             entry = zipfile.ZipInfo(path.relative_to(package.parent).as_posix(), _WHEN)
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
-from tuplewire.events import event_logger
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, Patience, SinkWorkers
 from tuplewire.spark.task_workers import At
+from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 

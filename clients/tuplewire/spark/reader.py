@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from tuplewire.errors import RefusedError, SupersededError, UnreachableError
-from tuplewire.events import event_logger
 from tuplewire.spark.data_source_api import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -45,6 +44,7 @@ from tuplewire.spark.options import SourceOptions, Start
 from tuplewire.spark.row_observer import observed
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 
 logger = event_logger(__name__)

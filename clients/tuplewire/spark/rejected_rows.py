@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuplewire.dead_letters import COUNT, DEAD, REASON, REJECTED, SOURCE, TASK, TIME
 from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source import HEADERS_TYPE
+from tuplewire.values.dead_letters import COUNT, DEAD, REASON, REJECTED, SOURCE, TASK, TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.events import event_logger
+from tuplewire.text.events import event_logger
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,20 +8,20 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from tuplewire.arrow import groups_from_arrow
-from tuplewire.batch import TaskMessageBatch
-from tuplewire.config import MIB
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
-from tuplewire.group import TaskGroup
+from tuplewire.grouping.grouping import GroupingContext, SingleGrouping, fields, shuffle
+from tuplewire.grouping.load_aware import LoadAwareShuffle
 from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.config import MIB
 from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.columns import as_sent
 from tuplewire.spark.options import GroupingName, SinkOptions
-from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
-from tuplewire.topology.load_aware import LoadAwareShuffle
 from tuplewire.tracing import active
 from tuplewire.tracing.context import with_entry
+from tuplewire.values.arrow import groups_from_arrow
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
 
 PIECE_BYTES = 2 * MIB
 _REFRESH_SECONDS = 1.0

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuplewire.config import KIB, SessionSettings
 from tuplewire.errors import (
     BufferFullError,
     DrainingError,
@@ -20,12 +19,13 @@ from tuplewire.errors import (
     UnreachableError,
     WrongWorkerError,
 )
-from tuplewire.events import event_logger
-from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
+from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.task_workers import At, TaskWorkers
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import plain_frame
 

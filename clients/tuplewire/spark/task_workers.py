@@ -20,7 +20,7 @@ from tuplewire.errors import (
 from tuplewire.identity.credentials import Credentials
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Former, Held, Standing
-from tuplewire.task_ids import TaskRanges
+from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
 
 At = tuple[str, str]

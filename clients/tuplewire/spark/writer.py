@@ -18,8 +18,6 @@ from itertools import chain
 import pyarrow as pa
 from pyspark import TaskContext
 
-from tuplewire.addresses import resolve_addresses
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.errors import (
     EpochTooLargeError,
@@ -32,8 +30,8 @@ from tuplewire.errors import (
     UnknownTaskError,
     WrongTopologyError,
 )
-from tuplewire.events import event_logger
 from tuplewire.session.pieces import frame_pieces
+from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.data_source_api import (
     DataSourceArrowWriter,
@@ -48,7 +46,9 @@ from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart
 from tuplewire.spark.task_workers import At
+from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.wire.control_pb2 import StagedAttempt
 
 logger = event_logger(__name__)

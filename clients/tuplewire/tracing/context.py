@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from tuplewire.columns import to_wire
-from tuplewire.group import TaskGroup
-from tuplewire.headers import encode_headers
+from tuplewire.values.columns import to_wire
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.headers import encode_headers
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from tuplewire.settings import FLAG, Kind, Settings, setting, settings_of, within
+from tuplewire.settings.settings import FLAG, Kind, Settings, setting, settings_of, within
 
 RATIO = Kind("RATIO", "a number from 0 to 1", (int, float), within(0, 1), float)
 

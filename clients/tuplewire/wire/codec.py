@@ -13,8 +13,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from tuplewire.errors import MalformedError
-from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
 from tuplewire.session.credit import MAX_TASKS
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tuplewire.errors import MalformedError
-from tuplewire.group import check_task, flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, SinkEpoch, Successor, TaskContent
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.session.rejection import MAX_REASON, Answer, Rejection
+from tuplewire.values.group import check_task, flow_of, task_and_forwarded
 from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_WORDS = 1 << 18

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 from tuplewire_service.command.parsers import (
     ADDRESS_VARIABLE,
     Handler,
@@ -20,7 +20,7 @@ from tuplewire_service.command.parsers import (
     seconds,
 )
 from tuplewire_service.command.terminal import write_page
-from tuplewire_service.process.stop import EXIT_OK
+from tuplewire_service.config.stop import EXIT_OK
 
 
 def add_asking_commands(commands: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 from tuplewire_service.command.asking_commands import add_asking_commands
 from tuplewire_service.command.dead_letter_command import add_dead_letter_command
 from tuplewire_service.command.looking_commands import add_looking_commands
@@ -28,9 +28,9 @@ from tuplewire_service.command.parsers import (
     silence_grpc,
 )
 from tuplewire_service.command.top_command import add_top_command
-from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.config.config_sources import CONFIG_VARIABLE, load, to_toml
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from tuplewire_service.config.worker_config import WorkerConfig
 
 ENTRY_POINT_GROUP = "tuplewire.run"
 """An entry point's name is the job's, its object an AddJob."""

@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.config import MIB
 from tuplewire.errors import ConfigError
-from tuplewire.group import TaskGroup
-from tuplewire.message import encoded_of
 from tuplewire.session.consume import Arrived, Rejected
-from tuplewire.shown import shown
+from tuplewire.settings.config import MIB
+from tuplewire.text.shown import shown
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import encoded_of
 from tuplewire_service.command.message_commands import add_way, address_of, client_of
 from tuplewire_service.command.parsers import add_command, control_of
 from tuplewire_service.command.terminal import write_table, write_text
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
     from tuplewire.connection.receiver import Receiver
-    from tuplewire.dead_letters import DeadMessage
+    from tuplewire.values.dead_letters import DeadMessage
 
 _SHOWN_BYTES = 2000
 _HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
@@ -94,8 +94,8 @@ class _Box:
 
 
 def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
-    from tuplewire.batch import TaskMessageBatch
-    from tuplewire.dead_letters import DeadMessage
+    from tuplewire.values.batch import TaskMessageBatch
+    from tuplewire.values.dead_letters import DeadMessage
 
     indexes = count()
     for group in arrived.groups:
@@ -198,7 +198,7 @@ def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
 
 
 def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMessage]) -> int:
-    from tuplewire.batch import TaskMessageBatch
+    from tuplewire.values.batch import TaskMessageBatch
 
     groups = [
         group.as_redelivered() if each.redelivered else group

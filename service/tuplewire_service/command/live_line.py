@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 
 _REFRESHED_PER_SECOND = 4
 _BAR_WIDTH = 16

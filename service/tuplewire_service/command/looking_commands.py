@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.messages import Decoding
 from tuplewire_service.command.parsers import control_of, number, seconds, task_list
-from tuplewire_service.process.stop import EXIT_OK
+from tuplewire_service.config.stop import EXIT_OK
 
 
 def add_looking_commands(commands: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tuplewire.addresses import check_reachable, resolve_topology
 from tuplewire.identity.credentials import Credentials
-from tuplewire.task_ids import parse_tasks
+from tuplewire.settings.addresses import check_reachable, resolve_topology
+from tuplewire.values.task_ids import parse_tasks
 from tuplewire_service.command.parsers import add_command, add_setting_flags, credentials_of, silence_grpc
 
 
@@ -35,9 +35,9 @@ def add_membership_command(commands: Any) -> None:
 
 def _membership(arguments: argparse.Namespace) -> int:
     silence_grpc()
-    from tuplewire_service.process.log_output import LogOutput
+    from tuplewire_service.config.stop import Stop
+    from tuplewire_service.control.log_output import LogOutput
     from tuplewire_service.process.membership_program import assign_until_stopped
-    from tuplewire_service.process.stop import Stop
 
     for address in arguments.workers:
         check_reachable(address)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from tuplewire.errors import FlushTimeoutError, UnreachableError
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
     ADDRESS_VARIABLE,
@@ -26,12 +26,12 @@ from tuplewire_service.command.parsers import (
     task_list,
 )
 from tuplewire_service.command.terminal import counted
-from tuplewire_service.process.stop import EXIT_OK
+from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
-    from tuplewire.config import SessionKeywords
     from tuplewire.connection.control_client import ControlClient
+    from tuplewire.settings.config import SessionKeywords
 
 LOCAL_ADDRESS = "127.0.0.1:6700"
 """Where a worker listens by default."""

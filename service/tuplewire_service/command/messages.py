@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Any, BinaryIO, TypedDict
 
 from tuplewire.errors import ConfigError, InvalidTaskError, MalformedError
-from tuplewire.group import check_task
-from tuplewire.message import TaskMessage
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
+from tuplewire.values.group import check_task
+from tuplewire.values.message import TaskMessage
 
 _LENGTH = struct.Struct(">I")
 

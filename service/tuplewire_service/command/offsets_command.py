@@ -10,7 +10,7 @@ from tuplewire.errors import ConfigError, NotReadyError
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.parsers import control_of, credentials_of, task_list
 from tuplewire_service.command.terminal import write_table
-from tuplewire_service.process.stop import EXIT_OK
+from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.wire import control_pb2 as pb

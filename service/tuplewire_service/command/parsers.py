@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import ENVIRONMENT_PREFIX, Settings, settings_of
-from tuplewire.shown import shown
-from tuplewire.task_ids import parse_tasks
-from tuplewire_service.process.stop import EXIT_USAGE
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX, Settings, settings_of
+from tuplewire.text.shown import shown
+from tuplewire.values.task_ids import parse_tasks
+from tuplewire_service.config.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
     from tuplewire.connection.control_client import ControlClient

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import (
     Interval,

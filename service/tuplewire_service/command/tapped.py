@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from tuplewire.errors import MalformedError
-from tuplewire.headers import decode_headers
-from tuplewire.shown import shown, shown_value
-from tuplewire.topology.serial.packing import FAULTS, read_array_size, read_items, read_value
+from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_value
+from tuplewire.text.shown import shown, shown_value
+from tuplewire.values.headers import decode_headers
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.messages import Decoding
 

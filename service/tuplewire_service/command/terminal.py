@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from tuplewire.shown import shown
+from tuplewire.text.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console

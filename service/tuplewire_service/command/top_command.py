@@ -13,9 +13,9 @@ from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tuplewire.addresses import resolve_address
 from tuplewire.errors import ConfigError
-from tuplewire.shown import shown
+from tuplewire.settings.addresses import resolve_address
+from tuplewire.text.shown import shown
 from tuplewire_service.command.parsers import (
     ADDRESS_VARIABLE,
     add_access,
@@ -25,7 +25,7 @@ from tuplewire_service.command.parsers import (
     silence_grpc,
 )
 from tuplewire_service.command.terminal import console_of, write_table, write_text
-from tuplewire_service.process.stop import EXIT_OK
+from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
-from tuplewire.events import event_logger
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.admin.program_families import exposed_names
-from tuplewire_service.messaging.streamed.streamed_stream import check_id
+from tuplewire_service.messaging.server_stream import check_id
+from tuplewire_service.metrics.program_families import exposed_names
 
 logger = event_logger(__name__)
 

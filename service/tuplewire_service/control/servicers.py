@@ -12,9 +12,11 @@ from google.protobuf.message import DecodeError
 
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError
-from tuplewire.events import event_logger
+from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
+from tuplewire_service.config.stop import Stop, StopRequest
+from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.names import distinct, in_turns
 from tuplewire_service.control.program_reports import ProgramReports, check_report
 from tuplewire_service.control.status_messages import (
@@ -24,15 +26,13 @@ from tuplewire_service.control.status_messages import (
 )
 from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
-from tuplewire_service.messaging.streamed.streamed_stream import (
+from tuplewire_service.messaging.server_stream import (
     IAccess,
     ServerStream,
     SilentStreams,
     check_receiver,
     log_refusal,
 )
-from tuplewire_service.process.debugging import Debugging
-from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)

@@ -13,8 +13,8 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.control.names import distinct
 from tuplewire_service.control.status_messages import held_to_wire
-from tuplewire_service.messaging.streamed.recv_service import frame_of
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_receiver
+from tuplewire_service.messaging.recv_service import frame_of
+from tuplewire_service.messaging.server_stream import IAccess, check_receiver
 from tuplewire_service.worker.queue_readers import QueueReaders
 from tuplewire_service.worker.worker import Worker
 

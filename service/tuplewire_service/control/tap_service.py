@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncGenerator, Collection
 
 from tuplewire.errors import DrainingError, MalformedError, NotReadyError, RefusedError
-from tuplewire.events import event_logger
-from tuplewire.group import check_task
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import check_task
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.control.names import distinct
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess
+from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND, Wanted
 from tuplewire_service.worker.worker import Worker
 

@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
-from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 
 BLOCK, NO_BLOCK = 0, 1
 """The flags of IServerConnection.recv."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.settings import OUR_PREFIX, unknown
-from tuplewire.storm_keys import our_transport
+from tuplewire.settings.settings import OUR_PREFIX, unknown
+from tuplewire.settings.storm_keys import our_transport
 from tuplewire_service.messaging.base import IContext
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from functools import partial
 from operator import itemgetter
 from weakref import WeakValueDictionary
 
-from tuplewire.config import AckMode
 from tuplewire.errors import ResourceLimitError
-from tuplewire.group import flow_of
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
+from tuplewire.settings.config import AckMode
+from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession, SessionSnapshot
-from tuplewire_service.messaging.streamed.sender_sessions import SendStream
-from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess
+from tuplewire_service.messaging.sender_sessions import SendStream
+from tuplewire_service.messaging.server_stream import EVERYTHING, IAccess
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"

@@ -7,10 +7,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from tuplewire.errors import ClosedError, RefusedError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup, route_of
-from tuplewire.message import SHUTDOWN, TaskMessage
 from tuplewire.session.departure import Departure
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.values.message import SHUTDOWN, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     IConnectionCallback,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-from tuplewire.batch import as_groups
-from tuplewire.config import SessionSettings
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import OfEntry
 from tuplewire.session.pressure import OutboundPressure
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.batch import as_groups
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from tuplewire.config import MIB, SessionSettings
 from tuplewire.session.shares import QueueShares, Share
-from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
+from tuplewire.settings.config import MIB, SessionSettings
+from tuplewire.settings.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
 from tuplewire_service.messaging.base import ConnectionStatus, IConnection, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 

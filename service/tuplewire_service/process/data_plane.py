@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuplewire.addresses import bracketed, split_host_port
 from tuplewire.connection.loop import messaging_loop, watched
-from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.addresses import bracketed, split_host_port
+from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import (
     add_ControlServicer_to_server,
@@ -19,7 +19,11 @@ from tuplewire.wire.control_pb2_grpc import (
     add_SourceServicer_to_server,
 )
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
+from tuplewire_service.config.stop import EXIT_DEFECT, Stop, StopRequest
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.health_servicer import HealthServicer
+from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.control.program_reports import ProgramReports
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.sink_servicer import SinkServicer
@@ -30,11 +34,7 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
-from tuplewire_service.process.debugging import Debugging
-from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.state_file import StateFile
-from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
-from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 from tuplewire_service.worker.worker import Worker

@@ -19,21 +19,21 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 import tuplewire
 from tuplewire import tracing
-from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
-from tuplewire.events import event_logger
 from tuplewire.processes.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
-from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.program_families import ProgramCollector
-from tuplewire_service.admin.worker_metrics import WorkerCollector
+from tuplewire.settings.addresses import bracketed, join_host_port, split_host_port
+from tuplewire.text.events import event_logger
+from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.log_output import LogOutput
+from tuplewire_service.control.memory import await_stop, memory_limit
+from tuplewire_service.metrics.admin_server import AdminServer
+from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.debugging import Debugging
-from tuplewire_service.process.log_output import LogOutput
-from tuplewire_service.process.memory import await_stop, memory_limit
-from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
-from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
@@ -116,8 +116,8 @@ def _serve(
         cleanup.callback(plane.close)
         program = None
         if config.program:  # what it needs is imported only where there is one
-            from tuplewire_service.executors.topology_program import Program
-            from tuplewire_service.executors.worker_process import Channel
+            from tuplewire_topology.clusters.topology_program import Program
+            from tuplewire_topology.clusters.worker_process import Channel
 
             channel = None if control is None else Channel(control)
             program = Program(config, plane.worker, stop, channel, collect)

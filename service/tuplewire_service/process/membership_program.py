@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection
 
-from tuplewire.addresses import join_host_port, split_host_port
-from tuplewire.events import event_logger
 from tuplewire.identity.credentials import Credentials
 from tuplewire.membership import Membership
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, Stop
+from tuplewire.settings.addresses import join_host_port, split_host_port
+from tuplewire.text.events import event_logger
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
 logger = event_logger(__name__)
 

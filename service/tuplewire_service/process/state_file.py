@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuplewire.connection.log_rate import LogRate
-from tuplewire.events import event_logger
 from tuplewire.identity.files import write_atomically
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 
 logger = event_logger(__name__)
 

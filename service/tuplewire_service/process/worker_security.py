@@ -14,11 +14,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.connection.dialling import Dialler
-from tuplewire.events import event_logger
 from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
-from tuplewire_service.admin.families import counter, counters, gauge
+from tuplewire.text.events import event_logger
+from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcWiring
-from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.metrics.families import counter, counters, gauge
 from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import read_rules

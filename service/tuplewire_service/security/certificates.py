@@ -13,9 +13,9 @@ import grpc
 
 from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
-from tuplewire.events import event_logger
 from tuplewire.identity.credentials import Credentials
 from tuplewire.identity.files import WatchedFiles
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import allowed
 from tuplewire.identity.files import Token, find_token
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+from tuplewire.values.group import TaskGroup
+from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.security.permissions import Permissions, Rules
 
 logger = event_logger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.files import UNREADABLE
-from tuplewire.task_ids import TaskRanges
+from tuplewire.values.task_ids import TaskRanges
 
 ACTIONS = ("assign", "drain", "publish", "debug")
 """What a rule may allow beside sending and receiving; `publish` is for a sink's driver."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import BufferFullError
-from tuplewire.group import TaskGroup
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import IClientConnection, IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.reception import ReceiveMetric
 from tuplewire_service.testing.scenery import (

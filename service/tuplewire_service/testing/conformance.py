@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import threading
 
-from tuplewire.batch import TaskMessageBatch
-from tuplewire.config import SessionSettings
 from tuplewire.errors import (
     BindError,
     ClosedError,
@@ -24,7 +22,9 @@ from tuplewire.errors import (
     NotReadyError,
     RefusedError,
 )
-from tuplewire.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     NO_BLOCK,

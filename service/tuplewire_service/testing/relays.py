@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from tuplewire.batch import TaskMessageBatch
-from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
 from tuplewire.session.ledger import Settled
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, Intake
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.testing.conformance import TransportConformance

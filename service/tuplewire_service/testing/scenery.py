@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tuplewire.batch import TaskMessageBatch
-from tuplewire.config import SessionSettings
 from tuplewire.errors import TuplewireError, UnknownTaskError
-from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
+from tuplewire.settings.config import SessionSettings
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import (
     ConnectionStatus,
     IClientConnection,

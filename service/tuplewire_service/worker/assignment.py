@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuplewire.addresses import check_reachable, split_host_port
 from tuplewire.errors import (
     MAX_TASK,
     MIN_TASK,
@@ -19,8 +18,9 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.events import event_logger
-from tuplewire.group import check_task
+from tuplewire.settings.addresses import check_reachable, split_host_port
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import check_task
 
 logger = event_logger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import OfEntry
 from tuplewire.session.pressure import OutboundPressure
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.relay_client import RelayClient

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuplewire.connection.log_rate import LogRate
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
 
 logger = event_logger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tuplewire.group import entry_worker
 from tuplewire.session.entry_queue import HeldEntry
+from tuplewire.values.group import entry_worker
 
 
 @dataclass(slots=True)

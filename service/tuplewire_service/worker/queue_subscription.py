@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import RefusedError
-from tuplewire.group import MAX_FRAME_GROUPS
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog
 from tuplewire.session.durations import QueueTimes
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.rejection import Answer
+from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
 

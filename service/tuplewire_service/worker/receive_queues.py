@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
-from tuplewire.group import TaskGroup
 from tuplewire.observer import Observer
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.entries import HeldOfTask

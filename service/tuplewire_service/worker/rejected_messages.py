@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from tuplewire.dead_letters import again, dead_letter, headers_of, rejections_of
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import DeliveryLog, Done
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.rejection import Rejection
+from tuplewire.values.dead_letters import again, dead_letter, headers_of, rejections_of
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
 
 _COPY_BYTES = 512

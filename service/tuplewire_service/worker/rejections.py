@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from tuplewire.connection.log_rate import LogRate
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.session.rejection import Rejection
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.rejected_messages import Copy, RejectedMessages, RejectionOutcome
 from tuplewire_service.worker.worker_settings import WorkerSettings

@@ -13,13 +13,13 @@ from functools import partial
 from itertools import chain
 
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
-from tuplewire.events import event_logger
-from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.observer import Observer
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure, Departures, OfEntry, SinkEpoch, Successor
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.relay_client import RelayClient

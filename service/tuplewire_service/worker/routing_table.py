@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from tuplewire.addresses import is_loopback, join_host_port, split_host_port
 from tuplewire.errors import (
     NotLocalError,
     NotReadyError,
@@ -13,7 +12,8 @@ from tuplewire.errors import (
     TooManyHopsError,
     UnknownTaskError,
 )
-from tuplewire.group import MAX_UNQUEUED_HOPS
+from tuplewire.settings.addresses import is_loopback, join_host_port, split_host_port
+from tuplewire.values.group import MAX_UNQUEUED_HOPS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 LOCAL = "local"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import cast
 
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StageGoneError, UnknownRunError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer

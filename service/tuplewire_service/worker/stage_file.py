@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from tuplewire.errors import ResourceLimitError
-from tuplewire.group import TaskGroup
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire.codec import groups_of, plain_frame
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 

@@ -19,8 +19,8 @@ from tuplewire.errors import (
     StaleEpochError,
     TuplewireError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.values.group import TaskGroup
 
 Sink = tuple[str, str]
 """Whose it is, and its name: another owner's of the same name is another; see IAccess."""

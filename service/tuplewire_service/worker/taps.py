@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tuplewire.errors import ResourceLimitError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.worker_snapshot import TapSnapshot
 

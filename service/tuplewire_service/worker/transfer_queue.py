@@ -13,9 +13,9 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
-from tuplewire.group import TaskGroup, entry_worker
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import by_size
+from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
-from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer

@@ -6,10 +6,21 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
-from tuplewire.settings import FILE, REQUIRED, SECONDS, SIZE, Settings, count, nested, same, setting, text
-from tuplewire.task_ids import TASK
+from tuplewire.settings.config import MIB, AckMode, Overflow, SessionSettings
+from tuplewire.settings.settings import (
+    FILE,
+    REQUIRED,
+    SECONDS,
+    SIZE,
+    Settings,
+    count,
+    nested,
+    same,
+    setting,
+    text,
+)
+from tuplewire.values.task_ids import TASK
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 

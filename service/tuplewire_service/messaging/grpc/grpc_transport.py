@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import ERROR_KEY, SERVICE, GrpcStream, dial_grpc, server_options
 from tuplewire.connection.loop import messaging_loop
@@ -30,10 +29,11 @@ from tuplewire.errors import (
 )
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.retry import Backoff
-from tuplewire.settings import Kind, setting, several
+from tuplewire.settings.addresses import join_host_port, split_host_port
+from tuplewire.settings.settings import Kind, setting, several
 from tuplewire_service.messaging.base import IConnectionCallback, ServerStatistics
 from tuplewire_service.messaging.grpc.standing_server import StandingServer
-from tuplewire_service.messaging.streamed.streamed_stream import (
+from tuplewire_service.messaging.server_stream import (
     EVERYTHING,
     HELLO_SECONDS,
     MAX_DETAIL_LENGTH,
@@ -41,7 +41,7 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     ServerStream,
     code_of,
 )
-from tuplewire_service.messaging.streamed.streamed_transport import Serve, StreamedContext, StreamedServer
+from tuplewire_service.messaging.streamed_transport import Serve, StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import grpc.aio
 
-from tuplewire.addresses import grpc_target
 from tuplewire.errors import BindError
-from tuplewire.events import event_logger
 from tuplewire.session.retry import Backoff
+from tuplewire.settings.addresses import grpc_target
+from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 

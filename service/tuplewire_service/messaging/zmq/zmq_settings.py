@@ -11,9 +11,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuplewire.config import MIB
 from tuplewire.errors import BindError, ConfigError
-from tuplewire.settings import choice, count, storms
+from tuplewire.settings.config import MIB
+from tuplewire.settings.settings import choice, count, storms
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import Allowance
 

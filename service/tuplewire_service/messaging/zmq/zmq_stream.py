@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
-from tuplewire_service.messaging.streamed.streamed_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
+from tuplewire_service.messaging.server_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
 from tuplewire_service.messaging.zmq.frames import (
     Allowance,
     Frame,

@@ -22,8 +22,8 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.streamed.streamed_stream import code_of, log_refusal
-from tuplewire_service.messaging.streamed.streamed_transport import Serve, StreamedContext, StreamedServer
+from tuplewire_service.messaging.server_stream import code_of, log_refusal
+from tuplewire_service.messaging.streamed_transport import Serve, StreamedContext, StreamedServer
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets

@@ -13,7 +13,7 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import BindError, UnreachableError
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
+from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 

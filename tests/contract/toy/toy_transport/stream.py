@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
+from tuplewire_service.messaging.server_stream import ServerStream, code_of
 
 DATA, DONE, REFUSED = 0, 1, 2
 

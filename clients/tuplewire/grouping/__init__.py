@@ -1,0 +1,1 @@
+"""Groupings: which task gets a tuple or a row."""

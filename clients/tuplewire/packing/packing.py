@@ -1,0 +1,371 @@
+"""Values to bytes and back: MessagePack, with extension types for what it lacks.
+
+The format is MessagePack's (https://github.com/msgpack/msgpack/blob/master/spec.md), each value in its
+shortest form. Why its library is not used: docs/decisions/0016-tuples-are-messagepack.md. The extension types
+are in `extension.py`.
+What arrives equals what was packed, type included: so a subclass, which would arrive as its base, is refused.
+
+Bytes are read as untrusted. Nothing is allocated by a size that they only claim: a list grows as its items
+are read, and what is copied is there. Containers are nested at most MAX_DEPTH deep.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any
+
+from tuplewire.packing import extension
+from tuplewire.packing.extension import Extension
+
+MAX_DEPTH = 64
+"""How deep containers may be nested, the fields themselves being at 1."""
+
+MAX_BYTES = 2**32 - 1
+"""The largest text, byte string or extension, and the most items of a container."""
+
+KEY_TYPES = (str, bytes, int, float, bool, type(None))
+"""What a dict's keys may be. Others could be made to collide by a sender who wants to stop a receiver."""
+MOST_NUMBER_KEYS = 4096
+"""Of one dict. Numbers can be chosen so that they collide, too: 80,000 of them would take 9 s to read."""
+_NUMBERS = frozenset([int, float])
+
+_Out = list[bytes]
+_Writer = Callable[[Any, _Out, int], None]
+
+_BYTE = [bytes([number]) for number in range(256)]
+_B, _H, _I, _Q = (Struct(f">B{size}") for size in "BHIQ")
+_b, _h, _i, _q = (Struct(f">B{size}") for size in "bhiq")
+_D = Struct(">Bd")
+
+
+def pack_values(values: Sequence[Any], depth: int = 1) -> bytes:
+    """Return values as a MessagePack array.
+
+    Raises ValueError or TypeError, which say what is wrong but not where, for a value that has no form.
+    """
+    out: _Out = []
+    _write_items(values, out, depth)
+    return b"".join(out)
+
+
+def _write_items(values: Sequence[Any], out: _Out, depth: int) -> None:
+    _check_depth(depth)
+    size = len(values)
+    out.append(_BYTE[0x90 | size] if size < 16 else _header(size, 0, 0xDC))
+    for value in values:
+        write = _WRITERS.get(type(value))
+        if write is None:
+            _write_other(value, out, depth)
+        else:
+            write(value, out, depth)
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"containers are nested more than {MAX_DEPTH} deep, or contain themselves")
+
+
+def _header(size: int, tag8: int, tag16: int) -> bytes:
+    """Return the header of something larger than the shortest form; tag8 is 0 where there is none."""
+    if tag8 and size < 0x100:
+        return _B.pack(tag8, size)
+    if size < 0x10000:
+        return _H.pack(tag16, size)
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes or items in one value are over the format's limit of {MAX_BYTES}")
+    return _I.pack(tag16 + 1, size)
+
+
+def _write_int(value: int, out: _Out, _depth: int) -> None:
+    if -0x20 <= value < 0x80:
+        out.append(_BYTE[value & 0xFF])
+    elif value > 0:
+        if value < 0x100:
+            out.append(_B.pack(0xCC, value))
+        elif value < 0x10000:
+            out.append(_H.pack(0xCD, value))
+        elif value < 0x100000000:
+            out.append(_I.pack(0xCE, value))
+        elif value < 0x10000000000000000:
+            out.append(_Q.pack(0xCF, value))
+        else:
+            _write_extension(extension.BIG_INT, extension.write_int(value), out)
+    elif value >= -0x80:
+        out.append(_b.pack(0xD0, value))
+    elif value >= -0x8000:
+        out.append(_h.pack(0xD1, value))
+    elif value >= -0x80000000:
+        out.append(_i.pack(0xD2, value))
+    elif value >= -0x8000000000000000:
+        out.append(_q.pack(0xD3, value))
+    else:
+        _write_extension(extension.BIG_INT, extension.write_int(value), out)
+
+
+def _write_str(value: str, out: _Out, _depth: int) -> None:
+    raw = value.encode()
+    size = len(raw)
+    out.append(_BYTE[0xA0 | size] if size < 32 else _header(size, 0xD9, 0xDA))
+    out.append(raw)
+
+
+def _write_bytes(value: bytes, out: _Out, _depth: int) -> None:
+    out.append(_header(len(value), 0xC4, 0xC5))
+    out.append(value)
+
+
+def _write_dict(value: dict[Any, Any], out: _Out, depth: int) -> None:
+    _check_depth(depth + 1)
+    size = len(value)
+    out.append(_BYTE[0x80 | size] if size < 16 else _header(size, 0, 0xDE))
+    if size > MOST_NUMBER_KEYS and sum(type(key) in _NUMBERS for key in value) > MOST_NUMBER_KEYS:
+        raise TypeError(f"a dict has more than {MOST_NUMBER_KEYS} keys that are numbers; use a list of pairs")
+    for key, item in value.items():
+        kind = type(key)
+        if kind not in KEY_TYPES or (kind is int and not -(2**63) <= key < 2**64):
+            raise TypeError(f"a key of a dict is {_describe(key)}; it may be {_KEY_NAMES}")
+        _WRITERS[kind](key, out, depth)
+        write = _WRITERS.get(type(item))
+        if write is None:
+            _write_other(item, out, depth + 1)
+        else:
+            write(item, out, depth + 1)
+
+
+def _write_extension(code: int, content: bytes, out: _Out) -> None:
+    size = len(content)
+    fixed = _FIXED_EXTENSION.get(size)
+    out.append(_header(size, 0xC7, 0xC8) if fixed is None else fixed)
+    out.append(_BYTE[code])
+    out.append(content)
+
+
+def _write_simple(kind: Extension) -> _Writer:
+    def write(value: Any, out: _Out, _depth: int) -> None:
+        _write_extension(kind.code, kind.write(value), out)
+
+    return write
+
+
+def _write_other(value: Any, out: _Out, depth: int) -> None:
+    """Write a numpy value, if it is one; numpy is not loaded for it, since somebody made the value."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        from tuplewire.packing import arrays
+
+        if type(value) is numpy.ndarray:
+            _write_extension(extension.ARRAY, pack_values(arrays.write_array(value), depth + 1), out)
+            return
+        if isinstance(value, numpy.generic):
+            _write_extension(extension.SCALAR, pack_values(arrays.write_scalar(value), depth + 1), out)
+            return
+    raise TypeError(f"it is {_describe(value)}, {_hint(value)}")
+
+
+def _describe(value: Any) -> str:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"of type {name}"
+
+
+def _hint(value: Any) -> str:
+    for base in _WRITERS:
+        if isinstance(value, base):
+            return f"which would arrive as a plain {base.__name__}: convert it first"
+    if isinstance(value, bytearray | memoryview):
+        return "which has no form in a message: convert it to bytes first"
+    return "which has no form in a message: convert it, or plug in a TupleSerializer of your own"
+
+
+_FIXED_EXTENSION = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}
+_KEY_NAMES = "str, bytes, int of 64 bits, float, bool or None"
+
+_WRITERS: dict[type, _Writer] = {
+    type(None): lambda _value, out, _depth: out.append(b"\xc0"),
+    bool: lambda value, out, _depth: out.append(b"\xc3" if value else b"\xc2"),
+    int: _write_int,
+    float: lambda value, out, _depth: out.append(_D.pack(0xCB, value)),
+    str: _write_str,
+    bytes: _write_bytes,
+    list: lambda value, out, depth: _write_items(value, out, depth + 1),
+    tuple: lambda value, out, depth: _write_extension(extension.TUPLE, pack_values(value, depth + 1), out),
+    dict: _write_dict,
+}
+_WRITERS.update((kind.type, _write_simple(kind)) for kind in extension.SIMPLE)
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+FAULTS = (ValueError, IndexError, struct.error)
+"""What reading raises for malformed bytes; an IndexError or struct.error means that they end too early."""
+
+_Reader = Callable[[bytes, int, int], tuple[Any, int]]
+_SizedReader = Callable[[bytes, int, int, int], tuple[Any, int]]
+
+
+def read_value(data: bytes, at: int, depth: int = 1) -> tuple[Any, int]:
+    """Return the value that begins at a position, and the position after it; raises one of FAULTS.
+
+    depth: how deep the container is that the value is in.
+    """
+    return _READERS[data[at]](data, at + 1, depth)
+
+
+def read_array_size(data: bytes, at: int) -> tuple[int, int]:
+    """Return how many items an array claims, and where the first begins; raises one of FAULTS."""
+    tag = data[at]
+    if 0x90 <= tag < 0xA0:
+        return tag & 0x0F, at + 1
+    if tag == 0xDC:
+        return _SIZE_16.unpack_from(data, at + 1)[0], at + 3
+    if tag == 0xDD:
+        return _SIZE_32.unpack_from(data, at + 1)[0], at + 5
+    raise ValueError(f"the tag 0x{tag:02x} where an array should begin")
+
+
+def read_items(data: bytes, at: int, size: int, depth: int) -> tuple[list[Any], int]:
+    """Return so many values, at a depth, and the position after them; raises one of FAULTS."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
+    items: list[Any] = []
+    append = items.append
+    readers = _READERS
+    for _ in range(size):
+        tag = data[at]
+        at += 1
+        if tag < 0x80:  # a small int; this and a short text, below, are most of all values
+            append(tag)
+        elif 0xA0 <= tag < 0xC0:
+            end = at + (tag & 0x1F)
+            append(data[at:end].decode())
+            at = end
+        else:
+            item, at = readers[tag](data, at, depth)
+            append(item)
+    if at > len(data):  # a short text went over the end; nothing was read after it
+        raise IndexError
+    return items, at
+
+
+def _read_bytes(data: bytes, at: int, size: int, _depth: int) -> tuple[bytes, int]:
+    end = at + size
+    if end > len(data):
+        raise IndexError
+    return data[at:end], end
+
+
+def _read_str(data: bytes, at: int, size: int, depth: int) -> tuple[str, int]:
+    raw, end = _read_bytes(data, at, size, depth)
+    return raw.decode(), end
+
+
+def _read_list(data: bytes, at: int, size: int, depth: int) -> tuple[list[Any], int]:
+    return read_items(data, at, size, depth + 1)
+
+
+def _read_dict(data: bytes, at: int, size: int, depth: int) -> tuple[dict[Any, Any], int]:
+    depth += 1
+    if depth > MAX_DEPTH:
+        raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
+    items: dict[Any, Any] = {}
+    numbers = 0
+    for _ in range(size):
+        if data[at] not in _KEY_TAGS:
+            raise ValueError(f"the tag 0x{data[at]:02x} in place of a dict's key")
+        key, at = read_value(data, at, depth)
+        if size > MOST_NUMBER_KEYS and type(key) in _NUMBERS:
+            numbers += 1
+            if numbers > MOST_NUMBER_KEYS:
+                raise ValueError(f"a dict with more than {MOST_NUMBER_KEYS} keys that are numbers")
+        items[key], at = read_value(data, at, depth)
+    if len(items) != size:
+        raise ValueError("a dict with one key twice")
+    return items, at
+
+
+def _read_extension(data: bytes, at: int, size: int, depth: int) -> tuple[Any, int]:
+    code = data[at]
+    content, end = _read_bytes(data, at + 1, size, depth)
+    simple = _SIMPLE.get(code)
+    if simple is not None:
+        return simple(content), end
+    compound = _COMPOUND.get(code)
+    if compound is None:
+        raise ValueError(f"the extension type {code}, which is not known")
+    count, start = read_array_size(content, 0)
+    items, after = read_items(content, start, count, depth + 1)
+    if after != size:
+        raise ValueError(f"{size - after} bytes too many in an extension of type {code}")
+    return compound(items), end
+
+
+def _arrays() -> Any:
+    try:
+        from tuplewire.packing import arrays
+    except ImportError as error:
+        raise ValueError("a numpy value, and numpy is not installed here") from error
+    return arrays
+
+
+def _read_unused(_data: bytes, _at: int, _depth: int) -> tuple[Any, int]:
+    raise ValueError("the tag 0xc1, which MessagePack does not use")
+
+
+def _constant(value: Any) -> _Reader:
+    return lambda _data, at, _depth: (value, at)
+
+
+def _number(form: str) -> _Reader:
+    layout = Struct(f">{form}")
+    unpack_from, width = layout.unpack_from, layout.size
+    return lambda data, at, _depth: (unpack_from(data, at)[0], at + width)
+
+
+def _fixed(size: int, read: _SizedReader) -> _Reader:
+    return lambda data, at, depth: read(data, at, size, depth)
+
+
+def _sized(layout: Struct, read: _SizedReader) -> _Reader:
+    unpack_from, width = layout.unpack_from, layout.size
+    return lambda data, at, depth: read(data, at + width, unpack_from(data, at)[0], depth)
+
+
+_SIZE_8, _SIZE_16, _SIZE_32 = (Struct(f">{form}") for form in "BHI")
+
+_SIMPLE: dict[int, Callable[[bytes], Any]] = {
+    extension.BIG_INT: extension.read_int,
+    **{kind.code: kind.read for kind in extension.SIMPLE},
+}
+_COMPOUND: dict[int, Callable[[list[Any]], Any]] = {
+    extension.TUPLE: tuple,
+    extension.ARRAY: lambda items: _arrays().read_array(items),
+    extension.SCALAR: lambda items: _arrays().read_scalar(items),
+}
+
+# By tag, from 0 to 255.
+_READERS: list[_Reader] = [
+    *map(_constant, range(0x80)),
+    *(_fixed(size, _read_dict) for size in range(16)),
+    *(_fixed(size, _read_list) for size in range(16)),
+    *(_fixed(size, _read_str) for size in range(32)),
+    _constant(None),
+    _read_unused,
+    _constant(False),
+    _constant(True),
+    *(_sized(layout, _read_bytes) for layout in (_SIZE_8, _SIZE_16, _SIZE_32)),
+    *(_sized(layout, _read_extension) for layout in (_SIZE_8, _SIZE_16, _SIZE_32)),
+    *map(_number, "fdBHIQbhiq"),
+    *(_fixed(2**power, _read_extension) for power in range(5)),
+    *(_sized(layout, _read_str) for layout in (_SIZE_8, _SIZE_16, _SIZE_32)),
+    *(_sized(layout, _read_list) for layout in (_SIZE_16, _SIZE_32)),
+    *(_sized(layout, _read_dict) for layout in (_SIZE_16, _SIZE_32)),
+    *map(_constant, range(-0x20, 0)),
+]
+
+# Those of KEY_TYPES: all but containers and extensions.
+_KEY_TAGS = frozenset(range(0x100)).difference(
+    range(0x80, 0xA0), range(0xC7, 0xCA), range(0xD4, 0xD9), range(0xDC, 0xE0)
+)

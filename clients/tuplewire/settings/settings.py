@@ -1,0 +1,364 @@
+"""One mechanism for settings: a setting is declared once, as a field, and read and checked here.
+
+A class of settings is a frozen dataclass that inherits from Settings. A field is declared by setting(), with
+its kind: what a value must be, and how a text stands for one. Everything else follows from the declaration:
+the check when an object is made, the readers of configurations and texts, flags, variables, and
+docs/reference/settings.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+from tuplewire.errors import ConfigError
+from tuplewire.settings.storm_keys import is_storms
+
+ENVIRONMENT_PREFIX = "TUPLEWIRE_"
+"""How the names of our variables begin."""
+OUR_PREFIX = "tuplewire."
+"""How our own keys in a configuration begin."""
+REQUIRED: Any = MISSING
+"""The default of a setting that has none."""
+
+_MILLISECONDS = (".ms", "_ms")
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_SIZE = re.compile(r"([0-9][0-9_]*)\s*(?:([kmg])(?:i|ib)?|(b?))", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the values of a setting are.
+
+    metavar: stands for a value in help. allowed: what a value must be, in words. types: what it is in Python;
+    a truth is no number. read: returns a value as it is kept; ValueError or TypeError for one that does not
+    fit. The text of a ConfigError reaches the user.
+    parse: returns the value that a text stands for, to be checked. plain: returns a value as JSON has it.
+    write: returns a text that parse reads, where people would not write what is plain.
+    """
+
+    metavar: str
+    allowed: str
+    types: type | tuple[type, ...]
+    read: Callable[[Any], Any] = lambda value: value
+    parse: Callable[[str], Any] = str.strip
+    plain: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], str] | None = None
+
+    def check(self, value: Any) -> Any:
+        """Return a typed value as it is kept; ValueError or TypeError."""
+        if not isinstance(value, self.types) or isinstance(value, bool) != (self.types is bool):
+            raise TypeError
+        return self.read(value)
+
+    def shown(self, value: Any) -> Any:
+        """Return a value as people write it: a text, a number or a truth."""
+        return (self.write or self.plain)(value)
+
+
+def within(least: float, most: float = math.inf) -> Callable[[Any], Any]:
+    """Return what reads a number within bounds."""
+
+    def read(value: Any) -> Any:
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    return read
+
+
+def count(least: int = 1, most: int | None = None) -> Kind:
+    """Return the kind of whole numbers within bounds."""
+    allowed = f"a whole number from {least}" + ("" if most is None else f" to {most}")
+    return Kind("COUNT", allowed, int, within(least, math.inf if most is None else most), int)
+
+
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ConfigError(f"{text!r} is not a size; write bytes, or 64KiB, 8MiB, 1GiB")
+    return int(match[1]) * _UNITS[(match[2] or match[3] or "").lower()]
+
+
+def _parse_flag(text: str) -> bool | None:
+    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
+
+
+def _seconds(least: float, words: str) -> Kind:
+    finite = within(least, sys.float_info.max)
+    return Kind("SECONDS", f"a time in seconds, {words}", (int, float), finite, float)
+
+
+SIZE = Kind("SIZE", "a number of bytes from 1", int, within(1), _parse_size)
+"""Bytes; a text may have a unit of 1024."""
+SECONDS = _seconds(math.ulp(0.0), "more than 0")
+SECONDS_OR_ZERO = _seconds(0.0, "from 0")
+SECONDS_OR_EVER = Kind(
+    "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), within(math.ulp(0.0)), float
+)
+FLAG = Kind("BOOLEAN", "true or false", bool, parse=_parse_flag)
+
+
+def _in_milliseconds(kind: Kind) -> Kind:
+    """Return the kind as a key of milliseconds has it."""
+    return replace(
+        kind,
+        allowed=kind.allowed.replace("seconds", "milliseconds"),
+        read=lambda value: kind.read(value / 1000),
+        plain=lambda value: value * 1000,
+    )
+
+
+def choice(words: type[StrEnum] | Iterable[str], metavar: str = "NAME") -> Kind:
+    """Return the kind of one word out of some; case does not matter in a text."""
+    known: list[str] = list(words)
+
+    def parse(text: str) -> str:
+        return next((word for word in known if word.lower() == text.strip().lower()), text)
+
+    allowed = f"one of {', '.join(known)}"
+    return Kind(metavar, allowed, str, lambda value: known[known.index(value)], parse, str)
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError
+    return text
+
+
+def text(metavar: str = "NAME") -> Kind:
+    """Return the kind of texts that are not empty."""
+    return Kind(metavar, "a text that is not empty", str, _not_empty)
+
+
+ANY_TEXT = Kind("TEXT", "a text", str)
+FILE = Kind("FILE", "the name of a file", str, _not_empty)
+
+
+def several(kind: Kind, metavar: str, allowed: str) -> Kind:
+    """Return the kind of lists of another kind."""
+    return Kind(metavar, allowed, (list, tuple), lambda value: tuple(map(kind.check, value)), plain=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A declared setting.
+
+    name: the field. key: in a configuration. storm: the key that Storm has for it, which is read as well;
+    the same as key where Storm's is the only one. option: of Spark's data source. secret: no error shows it.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    key: str
+    storm: str
+    option: str
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        """The command line's name."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment's name."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true or false."""
+        return self.kind is FLAG
+
+    def kind_at(self, key: str) -> Kind:
+        """Return what a value is under a key, which may be one of milliseconds."""
+        return _in_milliseconds(self.kind) if key.endswith(_MILLISECONDS) else self.kind
+
+    def check(self, value: Any, label: str = "", key: str = "") -> Any:
+        """Return a typed value as it is kept; ConfigError. label: where it stands; key: under which."""
+        if value is None and self.default is None:
+            return None
+        kind = self.kind_at(key)
+        return self._read(kind, kind.check, value, label or self.name)
+
+    def parse(self, text: str, label: str, key: str = "") -> Any:
+        """Return the value that a text stands for, as check does."""
+        kind = self.kind_at(key)
+        return self._read(kind, lambda text: kind.check(kind.parse(text)), text, label)
+
+    def _read(self, kind: Kind, read: Callable[[Any], Any], value: Any, label: str) -> Any:
+        try:
+            return read(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            if self.secret:
+                problem = f"{label} must be {kind.allowed}, and is not; what it is stays secret"
+                raise ConfigError(problem) from None
+            if isinstance(error, ConfigError):
+                raise ConfigError(f"{label}: {error}") from error
+            raise ConfigError(f"{label} must be {kind.allowed}, not {value!r}") from None
+
+
+def setting(
+    kind: Kind,
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    key: str = "",
+    storm: str = "",
+    option: str = "",
+    secret: bool = False,
+) -> Any:
+    """Declare a field of a class of settings. key: by default the class's prefix and the name."""
+    declared = {"setting": Setting("", kind, default, help, key, storm, option, secret)}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=declared, repr=not secret)
+    return field(default=default, metadata=declared, repr=not secret)
+
+
+def storms(key: str, kind: Kind, default: Any, help: str, **more: Any) -> Any:  # noqa: A002
+    """Declare a field whose only key is Storm's."""
+    return setting(kind, default, help, key=key, storm=key, **more)
+
+
+def same(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
+    """Declare what another class has declared, under its name; help: where it says something else here."""
+    other = settings_of(settings)[name]
+    return setting(other.kind, other.default, help or other.help, storm=other.storm, option=other.option)
+
+
+def nested(settings: type[Settings]) -> Any:
+    """Declare a field that holds settings of another class, which are read out of the same configuration."""
+    return field(default_factory=settings, metadata={"nested": settings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The base of all classes of settings: an object of one has values that fit, or is not made.
+
+    PREFIX: how the keys begin that are not declared. REFUSED: how further keys begin that are an error
+    where nobody knows them; PASSED: those among them that somebody else reads.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    REFUSED: ClassVar[tuple[str, ...]] = ()
+    PASSED: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name, declared in settings_of(type(self)).items():
+            object.__setattr__(self, name, declared.check(getattr(self, name), name))
+        for name, kind in nested_of(type(self)).items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be {kind.__name__}, not {getattr(self, name)!r}")
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ConfigError for values that do not fit together."""
+
+    @classmethod
+    def _complete(cls, values: dict[str, Any]) -> None:
+        """Add to what was read what depends on the moment."""
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Make from keywords; ConfigError names an unknown one and the nearest known ones."""
+        known = [each.name for each in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown(f"setting {name!r}", name, known)
+        return cls(**values)
+
+    @classmethod
+    def from_conf(cls, conf: Mapping[str, Any]) -> Self:
+        """Take our settings out of a configuration, by our keys or Storm's; None is as good as not there.
+
+        Keys of others are left alone, but for those of Storm's that mean nothing here: see storm_keys. Raises
+        ConfigError for a value that does not fit, a setting under two keys, and a key that begins as ours do
+        and that nobody knows.
+        """
+        known = keys_of(cls)
+        ours = (*cls.REFUSED, *{key[: key.rindex(".") + 1] for key in known if key.startswith(OUR_PREFIX)})
+        values: dict[str, Any] = {}
+        stands: dict[str, str] = {}
+        for key, value in conf.items():
+            declared = known.get(key)
+            if declared is None:
+                if key in cls.PASSED or is_storms(str(key), value):
+                    continue
+                if str(key).startswith(ours):
+                    raise unknown(f"setting {key!r}", key, [*known, *cls.PASSED])
+            elif value is not None:
+                twice(stands, declared.name, key)
+                values[declared.name] = declared.check(value, key, key)
+        for name, kind in nested_of(cls).items():
+            values[name] = kind.from_conf(conf)
+        cls._complete(values)
+        return cls(**values)
+
+    def conf(self) -> dict[str, Any]:
+        """Return what is not the default as a configuration of plain values, which from_conf reads."""
+        found: dict[str, Any] = {}
+        for name, declared in settings_of(type(self)).items():
+            value = getattr(self, name)
+            if value != declared.default:
+                found[declared.key] = declared.kind_at(declared.key).plain(value)
+        for name in nested_of(type(self)):
+            found.update(getattr(self, name).conf())
+        return found
+
+
+_DECLARED: dict[type, dict[str, Setting]] = {}
+
+
+def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
+    """Return what a class declares, by name."""
+    if settings in _DECLARED:
+        return _DECLARED[settings]
+    found = _DECLARED[settings] = {}
+    for each in fields(settings):
+        declared: Setting | None = each.metadata.get("setting")
+        if declared is not None:
+            key = declared.key or settings.PREFIX + each.name
+            found[each.name] = replace(declared, name=each.name, key=key)
+    return found
+
+
+def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:
+    """Return the classes of settings that a class holds, by name."""
+    return {each.name: each.metadata["nested"] for each in fields(settings) if "nested" in each.metadata}
+
+
+def keys_of(settings: type[Settings]) -> Mapping[str, Setting]:
+    """Return what a class declares, by every key that is read."""
+    declared = settings_of(settings).values()
+    return {key: each for each in declared for key in (each.key, each.storm) if key}
+
+
+def twice(stands: dict[str, str], name: str, key: str) -> None:
+    """Note under which key a setting stands; ConfigError where it stands under another already."""
+    if name in stands:
+        raise ConfigError(f"{stands[name]} and {key} are the same setting: keep one")
+    stands[name] = key
+
+
+def unknown(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a name that nobody knows; it names the nearest known ones, or all that may be.
+
+    Names that begin alike up to the last dot are compared by what comes after it.
+    """
+    names = sorted(known)
+    beginning = wrong[: wrong.rfind(".") + 1]
+    alike = [name for name in names if name.startswith(beginning)]
+    beginning, names = (beginning, alike) if alike else ("", names)
+    ends = [name.removeprefix(beginning) for name in names]
+    near = difflib.get_close_matches(wrong.removeprefix(beginning), ends, n=3, cutoff=0.7)
+    meant = " or ".join(beginning + end for end in near)
+    advice = f"did you mean {meant}?" if near else f"known are: {', '.join(names)}"
+    return ConfigError(f"unknown {what}; {advice}")

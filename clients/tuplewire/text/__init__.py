@@ -1,0 +1,1 @@
+"""Texts that people read, and events for the log."""

@@ -1,0 +1,1 @@
+"""Values: messages in groups and batches, and what they are made of."""

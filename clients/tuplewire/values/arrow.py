@@ -1,0 +1,201 @@
+"""Arrow arrays to columns and back, without a Python object per message. Needs pyarrow."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedError
+from tuplewire.values.arrow_headers import HEADERS, KEY, decode_columns, encode_columns
+from tuplewire.values.group import TaskGroup, check_task
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+
+_SCHEMA = pa.schema([("task", pa.int32()), ("source", pa.int32()), ("message", pa.binary())])
+
+
+def groups_from_arrow(
+    tasks: SupportsIndex | pa.Array,
+    payloads: pa.Array,
+    source: SupportsIndex | None,
+    encoded: pa.Array | None = None,
+) -> list[TaskGroup]:
+    """Return a group for each task, in the order of the task ids, in order within each.
+
+    tasks: one id, or integers of any width. payloads: binary or strings of any layout. Both may be chunked,
+    sliced or dictionary-encoded. encoded: keys and headers; see encoded_from_arrow.
+
+    Raises MalformedError for nulls, a wrong type, columns of different length or 2 GiB of payload and more,
+    and InvalidTaskError for ids outside 0 to 2^31-1.
+    """
+    payloads = _payload_column(payloads)
+    sender = None if source is None else check_task(source)
+    if not isinstance(tasks, pa.Array | pa.ChunkedArray):
+        task = check_task(tasks)
+        return [_group(task, sender, payloads, encoded)] if len(payloads) else []
+    tasks = _flat(tasks, "task")
+    if len(tasks) != len(payloads):
+        raise MalformedError(f"{len(tasks)} tasks and {len(payloads)} payloads: the columns differ in length")
+    if not len(payloads):
+        return []
+    if not pa.types.is_integer(tasks.type) or tasks.null_count:
+        nulls = f" with {tasks.null_count} null(s)" if tasks.null_count else ""
+        raise MalformedError(f"the task column must be integers without nulls, not {tasks.type}{nulls}")
+    bounds = pc.min_max(tasks).as_py()
+    if bounds["min"] < MIN_TASK or bounds["max"] > MAX_TASK:
+        raise InvalidTaskError(
+            f"task ids from {bounds['min']} to {bounds['max']} are not within {MIN_TASK} to {MAX_TASK}"
+        )
+    order = pc.array_sort_indices(tasks)  # stable
+    runs = pc.run_end_encode(tasks.take(order))
+    payloads = payloads.take(order)
+    encoded = None if encoded is None else encoded.take(order)
+    groups = []
+    start = 0
+    for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        some = None if encoded is None else encoded.slice(start, end - start)
+        groups.append(_group(task, sender, payloads.slice(start, end - start), some))
+        start = end
+    return groups
+
+
+def encoded_from_arrow(keys: pa.Array | None, headers: pa.Array | None, count: int) -> pa.Array | None:
+    """Return the keys and headers of so many messages as they travel; see encode_columns."""
+    key = None if keys is None else _flat(keys, "key")
+    return encode_columns(key, None if headers is None else _flat(headers, "headers"), count)
+
+
+def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
+    """Return the groups as columns `task`, `source` and `message`.
+
+    Raises MalformedError for 2 GiB of payload and more, which one such column cannot hold.
+    """
+    counts = list(map(len, groups))
+    messages = _joined(
+        b"".join(group.lengths for group in groups), b"".join(group.data for group in groups), "payload"
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            repeated([group.task for group in groups], counts, pa.int32()),
+            repeated([group.source for group in groups], counts, pa.int32()),
+            messages,
+        ],
+        schema=_SCHEMA,
+    )
+
+
+def ordered_batch(tasks: array[int], sources: array[int], payloads: list[bytes]) -> pa.RecordBatch:
+    """Return columns as record_batch does, in the order that they have. sources: -1 for none."""
+    one = TaskGroup.joined(0, None, payloads)
+    plain = pa.Array.from_buffers(pa.int32(), len(sources), [None, pa.py_buffer(sources)])
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.Array.from_buffers(pa.int32(), len(tasks), [None, pa.py_buffer(tasks)]),
+            pc.if_else(pc.less(plain, 0), pa.scalar(None, pa.int32()), plain),
+            _joined(one.lengths, one.data, "payload"),
+        ],
+        schema=_SCHEMA,
+    )
+
+
+def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tuple[pa.Array, pa.Array | None]:
+    """Return the keys of all messages and, if wanted, their headers; null where a message has none.
+
+    Raises MalformedError as record_batch, and for what another program has sent in their place.
+    """
+    count = sum(map(len, groups))
+    if not any(group.header_lengths for group in groups):
+        return pa.nulls(count, KEY), pa.nulls(count, HEADERS) if headers else None
+    lengths = b"".join(group.header_lengths or bytes(len(group.lengths)) for group in groups)
+    encoded = _joined(lengths, b"".join(group.header_data for group in groups), "headers")
+    return decode_columns(encoded, headers=headers)
+
+
+def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
+    """Return a column of bytes from its lengths and its data."""
+    if len(data) >= 2**31:
+        raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
+    count = len(lengths) // 4
+    sizes = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(bytes(4) + lengths)])
+    offsets = pc.cumulative_sum(sizes)
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(data)])
+
+
+def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Return a column of whole numbers that has each value so many times; None is null.
+
+    It is made of bytes: pyarrow loads pandas to make a column of Python's values.
+    """
+    width = kind.bit_width // 8
+    parts = [
+        (value or 0).to_bytes(width, sys.byteorder, signed=True) * count
+        for value, count in zip(values, counts, strict=True)
+    ]
+    rows = sum(counts)
+    column = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(b"".join(parts))])
+    if None not in values:
+        return column
+    there = b"".join(bytes([value is not None]) * count for value, count in zip(values, counts, strict=True))
+    valid = pa.Array.from_buffers(pa.uint8(), rows, [None, pa.py_buffer(there)]).cast(pa.bool_())
+    return pa.Array.from_buffers(kind, rows, [valid.buffers()[1], column.buffers()[1]])
+
+
+def _flat(column: Any, name: str) -> pa.Array:
+    """Return a column in one piece, with its values in it rather than in a dictionary."""
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        raise MalformedError(
+            f"the {name} column is a {type(column).__name__}, not an Arrow array; "
+            "for Python values use TaskMessageBatch.from_columns"
+        )
+    try:
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    except pa.ArrowInvalid as error:
+        raise _too_large(name) from error
+
+
+def _payload_column(column: Any) -> pa.Array:
+    payloads = _flat(column, "message")
+    if payloads.type not in {pa.binary(), pa.string()}:
+        try:
+            payloads = payloads.cast(pa.binary())
+        except pa.ArrowNotImplementedError as error:
+            raise MalformedError(
+                f"the message column must be binary or string, not {payloads.type}"
+            ) from error
+        except pa.ArrowInvalid as error:
+            raise _too_large("message") from error
+    if payloads.null_count:
+        raise MalformedError(
+            f"the message column has {payloads.null_count} null(s); filter or fill them first"
+        )
+    return payloads
+
+
+def _too_large(name: str) -> MalformedError:
+    return MalformedError(f"the {name} column has 2 GiB of data or more; hand it over in smaller batches")
+
+
+def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:
+    lengths, data = _column(payloads)
+    header_lengths, header_data = (b"", b"") if encoded is None else _column(encoded)
+    if not header_data:
+        return TaskGroup(task, source, lengths, data)
+    return TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
+
+
+def _column(values: pa.Array) -> tuple[bytes, bytes]:
+    """Return the lengths of a column of bytes, and its data."""
+    _, offsets, data = values.buffers()
+    ends = memoryview(offsets).cast("i")
+    first, last = ends[values.offset], ends[values.offset + len(values)]
+    sizes = pc.binary_length(values)
+    lengths = sizes.buffers()[1][4 * sizes.offset : 4 * (sizes.offset + len(sizes))]
+    return lengths.to_pybytes(), data[first:last].to_pybytes() if data else b""

@@ -1,0 +1,141 @@
+"""Arrow columns of keys and headers to encoded ones and back; see tuplewire.values.headers. Needs pyarrow.
+
+Writing makes no Python object per message. Reading makes some for each that differs from all others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tuplewire.errors import MalformedError
+from tuplewire.values.headers import TOMBSTONE, decode_headers, encode_headers
+
+KEY = pa.binary()
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The types of the columns, which are those of Spark's Kafka connector."""
+
+# pyarrow loads pandas for pa.scalar(), which takes as long as all else that a Spark process loads for us.
+EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
+_SHORT = 128
+"""A length below this takes one byte on the wire."""
+
+
+def encode_columns(
+    keys: pa.Array | None, headers: pa.Array | None, count: int, tombstones: pa.Array | None = None
+) -> pa.Array | None:
+    """Return each message's key and headers, encoded; None if no message has any.
+
+    keys: binary or strings; null: the message has none. headers: lists of structs of a name and a value, in
+    this order, whatever they are called; null: none. None: no such column. tombstones: true where the header
+    TOMBSTONE is added.
+
+    Raises MalformedError for other types, columns of another length, and headers without a name.
+    """
+    parts = []
+    for column, name, encode in ((keys, "key", _encoded_keys), (headers, "headers", _encoded_headers)):
+        if column is None:
+            continue
+        if len(column) != count:
+            raise MalformedError(f"{len(column)} {name} and {count} payloads: the columns differ in length")
+        if column.null_count < count:
+            parts.append(encode(column))
+    if tombstones is not None and pc.any(tombstones).as_py():
+        entry = pa.array([encode_headers(None, [(TOMBSTONE, b"")])], pa.binary())
+        parts.append(pc.if_else(tombstones, entry[0], EMPTY))
+    if not parts:
+        return None
+    encoded = pc.binary_join_element_wise(*parts, EMPTY)
+    return encoded if pc.max(pc.binary_length(encoded)).as_py() else None
+
+
+def _encoded_keys(keys: pa.Array) -> pa.Array:
+    keys = _binary(keys, "key", "binary or string")
+    tagged = _joined(_lengths(keys, b"\x0a"), keys)
+    return pc.if_else(keys.is_valid(), tagged, EMPTY)
+
+
+def without_names(headers: pa.Array) -> pa.Array:
+    """Return for each message whether one of its headers has no name: true, or null for no."""
+    names = _names_and_values(headers)[1]
+    rows = pc.list_parent_indices(headers).filter(names.is_null())
+    return pc.is_in(pa.array(range(len(headers)), rows.type), value_set=rows)
+
+
+def _names_and_values(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return the headers as lists, and the names and values of all of them."""
+    kind = headers.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
+    if pa.types.is_map(kind):
+        headers = headers.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+    elements = headers.flatten() if lists else None
+    if elements is None or not pa.types.is_struct(elements.type) or elements.type.num_fields != 2:
+        raise MalformedError(
+            f"the headers column must be lists of structs of a name (string) and a value (binary), not {kind}"
+        )
+    names, values = elements.flatten()
+    names = _binary(names, "headers", "named by strings")
+    return headers, names, _binary(values, "headers", "of binary or string values")
+
+
+def _encoded_headers(headers: pa.Array) -> pa.Array:
+    headers, names, values = _names_and_values(headers)
+    if names.null_count:
+        raise MalformedError(
+            f"the headers column has {names.null_count} header(s) without a name; filter or fill them first"
+        )
+    # Absent is null for a value, and empty for a name, as protobuf has it.
+    named = pc.if_else(pc.equal(names, EMPTY), EMPTY, _joined(_lengths(names, b"\x0a"), names))
+    fields = _joined(named, pc.fill_null(_joined(_lengths(values, b"\x12"), values), EMPTY))
+    written = _joined(_lengths(fields, b"\x12"), fields)
+    sizes = pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, written), EMPTY)
+
+
+def _lengths(values: pa.Array, tag: bytes) -> pa.Array:
+    """Return the tag and the length of each value, as they stand before it."""
+    sizes = pc.binary_length(values).dictionary_encode()
+    heads = [tag + _varint(size) for size in sizes.dictionary.to_pylist()]
+    return pa.array(heads, pa.binary()).take(sizes.indices)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= _SHORT:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(left, right, EMPTY)
+
+
+def _binary(column: pa.Array, name: str, wanted: str) -> pa.Array:
+    if column.type == pa.binary():
+        return column
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)):
+        raise MalformedError(f"the {name} column must be {wanted}, not {kind}")
+    return column.cast(pa.binary())
+
+
+def decode_columns(encoded: pa.Array, *, headers: bool) -> tuple[pa.Array, pa.Array | None]:
+    """Return a column of keys and, if wanted, one of headers; both are null where a message has none.
+
+    Raises MalformedError as decode_headers.
+    """
+    entries = encoded.dictionary_encode()
+    read = [decode_headers(entry) for entry in entries.dictionary.to_pylist()]
+
+    def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind).take(entries.indices)
+
+    return (
+        column([key for key, _ in read], KEY),
+        column([list(pairs) or None for _, pairs in read], HEADERS) if headers else None,
+    )

@@ -1,0 +1,134 @@
+"""Arrow rows, in columns, as the payload of a message. Needs pyarrow."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError, MessageError
+from tuplewire.settings.config import MIB
+
+
+def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
+    """Return rows as the payload of one message: a whole stream of Arrow's IPC format, with its schema.
+
+    So a bolt gets columns, a few thousand rows at a time, and no object for each row. The bytes of a message
+    are bounded (max_message_bytes); route_rows() divides rows accordingly. Any program with an Arrow library
+    reads it. Of a dictionary column only the values that the rows have go along. Source: the Arrow columnar
+    format, "IPC Streaming Format".
+
+    Raises MessageError for what are no rows.
+    """
+    batch = _compact(_one_batch(rows))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def unpack_rows(payload: bytes) -> pa.RecordBatch:
+    """Return the rows in a payload of pack_rows(), or in any stream of Arrow's IPC format.
+
+    The columns of a single batch share the payload's memory. Raises MalformedError for what is no such
+    payload; all of it is checked, text for UTF-8, too.
+    """
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise MalformedError(f"a payload is bytes, not {type(payload).__name__}")
+    try:
+        with pa.ipc.open_stream(payload) as stream:
+            batches = list(stream)
+            for batch in batches:
+                batch.validate(full=True)
+            rows = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, stream.schema)
+        return _one_batch(rows)
+    except (pa.ArrowException, OSError) as error:
+        raise MalformedError(
+            f"a payload of {len(payload)} bytes holds no rows of pack_rows(): {error}"
+        ) from error
+
+
+def route_rows(
+    tasks: pa.Array | pa.ChunkedArray, rows: pa.RecordBatch | pa.Table, max_bytes: int = MIB // 2
+) -> tuple[list[int], list[bytes]]:
+    """Divide rows by the task of each, and return them packed: a task and a payload for each message.
+
+    They are made for TaskMessageBatch.from_columns(). Rows to one task stay in order, and take several
+    messages where one would have more than about so many bytes (a single row is never divided).
+
+    Raises MessageError where there is not one task for each row, and InvalidTaskError for what is no task.
+    """
+    rows, tasks = _one_batch(rows), _tasks_of(tasks)
+    if len(tasks) != rows.num_rows:
+        raise MessageError(f"{len(tasks)} tasks for {rows.num_rows} rows: give one for each")
+    order = pc.array_sort_indices(tasks)  # stable
+    runs = pc.run_end_encode(tasks.take(order))
+    rows = rows.take(order)
+    found: list[int] = []
+    payloads: list[bytes] = []
+    start = 0
+    for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        run = _compact(rows.slice(start, end - start))
+        most = max(1, max_bytes * run.num_rows // max(1, run.nbytes))
+        for first in range(0, run.num_rows, most):
+            found.append(task)
+            payloads.append(pack_rows(run.slice(first, most)))
+        start = end
+    return found, payloads
+
+
+def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    if not isinstance(rows, pa.Table):
+        raise MessageError(f"rows are a RecordBatch or a Table of pyarrow, not {type(rows).__name__}")
+    table = rows.unify_dictionaries().combine_chunks()
+    return pa.RecordBatch.from_arrays(
+        [
+            column.chunk(0) if column.num_chunks else pa.array([], column.type)
+            for column in table.itercolumns()
+        ],
+        schema=table.schema,
+    )
+
+
+def _tasks_of(tasks: pa.Array | pa.ChunkedArray) -> pa.Array:
+    try:
+        tasks = pa.array(tasks) if not isinstance(tasks, pa.Array | pa.ChunkedArray) else tasks
+        if isinstance(tasks, pa.ChunkedArray):
+            tasks = tasks.combine_chunks()
+        if pa.types.is_dictionary(tasks.type):
+            tasks = tasks.dictionary_decode()
+        if len(tasks) and not pa.types.is_integer(tasks.type):
+            raise InvalidTaskError(f"tasks are integers, not {tasks.type}")
+        tasks = tasks.cast(pa.int64())
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise InvalidTaskError(f"tasks are integers from 0 to {MAX_TASK}: {error}") from error
+    if tasks.null_count:
+        row = tasks.is_null().index(pa.scalar(True)).as_py()
+        raise InvalidTaskError(f"row {row} has no task")
+    bounds = pc.min_max(tasks).as_py()
+    for task in filter(None, bounds.values()):
+        if not 0 <= task <= MAX_TASK:
+            raise InvalidTaskError(f"task {task} is outside 0 to {MAX_TASK}")
+    return tasks
+
+
+def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Remove dictionary values that these rows do not use: Arrow writes the whole dictionary."""
+    columns = [
+        _compact_column(column) if pa.types.is_dictionary(column.type) else column for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _compact_column(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    if len(column.dictionary) <= 1:
+        return column
+    used = pc.unique(column.indices).drop_null()
+    if len(used) == len(column.dictionary):
+        return column
+    used = used.take(pc.array_sort_indices(used))  # an ordered dictionary stays in order
+    indices = pc.index_in(column.indices, used).cast(column.type.index_type)
+    values = column.dictionary.take(used)
+    return pa.DictionaryArray.from_arrays(indices, values, ordered=column.type.ordered)

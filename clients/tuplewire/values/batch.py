@@ -1,0 +1,389 @@
+"""TaskMessageBatch: the columns that carry many messages.
+
+A batch is columns from end to end: no layer makes an object, a protobuf message or a metric call per message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
+
+from tuplewire.errors import MessageError
+from tuplewire.values.group import BytesLike, TaskGroup, payload_column, task_column
+from tuplewire.values.message import Headers, ReadHeaders, TaskMessage, encoded_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+_NO_SOURCE = -1
+_MOST_SHOWN = 10
+"""Messages that a notebook shows of a batch."""
+_Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
+"""Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
+
+
+class TaskMessageBatch(Sequence[TaskMessage]):
+    """An immutable sequence of TaskMessages, held as columns.
+
+    Iterating and indexing make TaskMessages; everything else (`groups`, slices, `+`) works on columns.
+    A batch keeps the order in which you built it. Its groups travel, so another process sees the messages in
+    order within each (source, task). That is the order that Tuplewire promises.
+
+    A group's mark `redelivered` belongs to whole columns: it stays in `groups`, in plain slices of a batch
+    built from groups, and in sums of such batches. Equality is of tasks, sources, payloads, keys and headers.
+    """
+
+    __slots__ = ("_columns", "_count", "_grouped", "_groups")
+
+    _columns: _Columns | None
+    _groups: tuple[TaskGroup, ...] | None
+    _grouped: bool  # the order is that of the groups; else that of the columns
+
+    def __init__(self, messages: Iterable[TaskMessage] = (), source: SupportsIndex | None = None) -> None:
+        """Build from TaskMessages, all from one source task (None: the sender is not a task).
+
+        Raises InvalidTaskError for a bad task id, MessageError for anything but TaskMessages with payloads.
+        """
+        messages = list(messages)
+        try:
+            tasks = [message.task for message in messages]
+            payloads = [message.message for message in messages]
+            headers = list(map(encoded_of, messages))
+        except AttributeError as error:
+            wrong = next(m for m in messages if not isinstance(m, TaskMessage))
+            raise MessageError(
+                f"a batch is made of TaskMessages, and this is a {type(wrong).__name__}; "
+                "for plain values use TaskMessageBatch.from_columns(tasks, payloads)"
+            ) from error
+        self._hold(_columns_of(tasks, payloads, source, headers if any(headers) else None))
+
+    @classmethod
+    def from_columns(
+        cls,
+        tasks: SupportsIndex | Collection[SupportsIndex],
+        payloads: Collection[BytesLike],
+        sources: SupportsIndex | Collection[SupportsIndex] | None = None,
+        *,
+        keys: Collection[bytes | None] | None = None,
+        headers: Collection[Headers | None] | None = None,
+    ) -> Self:
+        """Build from columns of equal length; an integer stands for a column of that value.
+
+        keys, headers: what TaskMessage takes, for each message; None where it has none.
+
+        Raises MalformedError when the lengths differ, InvalidTaskError for a bad task id, MessageError for a
+        payload or key that is not bytes, or for headers that are not pairs.
+        """
+        encoded = None
+        if keys is not None or headers is not None:
+            from tuplewire.values.headers import header_column
+
+            encoded = header_column(keys, headers, len(payloads))
+        elif not isinstance(tasks, Collection) and not isinstance(sources, Collection):
+            return cls.from_groups([TaskGroup.of(tasks, payloads, sources)])
+        return cls.__new__(cls)._hold(_columns_of(tasks, payloads, sources, encoded))
+
+    @classmethod
+    def from_groups(cls, groups: Iterable[TaskGroup]) -> Self:
+        """Build from groups, in their order, sharing their columns; groups without messages are left out."""
+        return cls.__new__(cls)._hold(None, tuple(filter(len, groups)))
+
+    @classmethod
+    def from_arrow(
+        cls,
+        tasks: SupportsIndex | pa.Array,
+        payloads: pa.Array,
+        source: SupportsIndex | None = None,
+        *,
+        keys: pa.Array | None = None,
+        headers: pa.Array | None = None,
+    ) -> Self:
+        """Build from Arrow arrays: integers without nulls, and binary or strings without nulls.
+
+        Makes no Python object per message. The messages are sorted by task, in order within each.
+
+        keys: binary or strings; null where a message has none. headers: lists of structs of name and value,
+        as Spark has them from Kafka; null where a message has none.
+        """
+        from tuplewire.values.arrow import encoded_from_arrow, groups_from_arrow
+
+        encoded = encoded_from_arrow(keys, headers, len(payloads))
+        return cls.from_groups(groups_from_arrow(tasks, payloads, source, encoded))
+
+    def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
+        """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary), in this order.
+
+        Rows are in the order of iteration.
+
+        headers: append `key` (binary) and `headers` (lists of structs of `key` and `value`), null where a
+        message has none. Raises MalformedError then as TaskMessage.headers.
+        """
+        from tuplewire.values.arrow import key_and_headers, ordered_batch, record_batch
+
+        if self._grouped:
+            groups = self.groups
+            batch = record_batch(groups)
+        else:
+            tasks, sources, payloads, encoded = self._as_columns()
+            batch = ordered_batch(tasks, sources, payloads)
+            groups = (TaskGroup.joined(0, None, payloads, encoded),) if headers else ()
+        if not headers:
+            return batch
+        key, pairs = key_and_headers(groups)
+        return batch.append_column("key", key).append_column("headers", pairs)
+
+    def to_pandas(self, *, headers: bool = False) -> pd.DataFrame:
+        """Return what to_arrow() returns as a pandas DataFrame; `source` is Int32, which has missing values.
+
+        Raises MalformedError as to_arrow().
+        """
+        frame = self.to_arrow(headers=headers).to_pandas()
+        frame["source"] = frame["source"].astype("Int32")
+        return frame
+
+    def _hold(self, columns: _Columns | None, groups: tuple[TaskGroup, ...] | None = None) -> Self:
+        self._columns, self._groups = columns, groups
+        self._count = len(columns[2]) if columns is not None else sum(map(len, groups or ()))
+        self._grouped = columns is None
+        return self
+
+    def _as_columns(self) -> _Columns:
+        if self._columns is None:
+            tasks, sources = array("i"), array("i")
+            payloads: list[bytes] = []
+            headers: list[bytes] | None = None
+            for group in self.groups:
+                count = len(group)
+                if (encoded := group.encoded_headers()) is not None:
+                    headers = _no_headers(len(payloads)) if headers is None else headers
+                    headers.extend(encoded)
+                elif headers is not None:
+                    headers.extend(_no_headers(count))
+                tasks.extend(array("i", [group.task]) * count)
+                sources.extend(array("i", [_NO_SOURCE if group.source is None else group.source]) * count)
+                payloads.extend(group.payloads())
+            self._columns = (tasks, sources, payloads, headers)
+        return self._columns
+
+    @property
+    def groups(self) -> tuple[TaskGroup, ...]:
+        """The batch by (source, task), in order within each; every group has at least one message."""
+        if self._groups is None:
+            tasks, sources, payloads, headers = self._as_columns()
+            if headers is not None:
+                self._groups = _groups_with_headers(tasks, sources, payloads, headers)
+                return self._groups
+            if sources == sources[:1] * len(sources):  # all the same, as nearly always: compares memory
+                by_task: defaultdict[int, list[bytes]] = defaultdict(list)
+                for task, payload in zip(tasks, payloads, strict=True):
+                    by_task[task].append(payload)
+                buckets = {(sources[0], task): bucket for task, bucket in by_task.items()}
+            else:
+                buckets = defaultdict(list)
+                for key, payload in zip(zip(sources, tasks, strict=True), payloads, strict=True):
+                    buckets[key].append(payload)
+            self._groups = tuple(
+                TaskGroup.joined(task, None if source < 0 else source, bucket)
+                for (source, task), bucket in buckets.items()
+            )
+        return self._groups
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        """The destination task of each message."""
+        return self._as_columns()[0]
+
+    @property
+    def sources(self) -> Sequence[int]:
+        """The source task of each message; -1 where the sender is not a task."""
+        return self._as_columns()[1]
+
+    @property
+    def payloads(self) -> Sequence[bytes]:
+        """The payload of each message."""
+        return self._as_columns()[2]
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        """The key of each message; None where it has none. Raises MalformedError as TaskMessage.headers."""
+        return [key for key, _ in self._decoded()]
+
+    @property
+    def headers(self) -> Sequence[ReadHeaders]:
+        """The headers of each message. Raises MalformedError as TaskMessage.headers."""
+        return [headers for _, headers in self._decoded()]
+
+    def _decoded(self) -> list[tuple[bytes | None, ReadHeaders]]:
+        headers = self._as_columns()[3]
+        if headers is None:
+            return [(None, ())] * len(self)
+        from tuplewire.values.headers import decode_headers
+
+        return list(map(decode_headers, headers))
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all payloads, in bytes."""
+        if self._groups is not None:
+            return sum(len(group.data) for group in self._groups)
+        return sum(map(len, self.payloads))
+
+    def group_by_task(self) -> dict[int, TaskMessageBatch]:
+        """Split by destination task, in order within each (source, task)."""
+        by_task: dict[int, list[TaskGroup]] = {}
+        for group in self.groups:
+            by_task.setdefault(group.task, []).append(group)
+        return {task: TaskMessageBatch.from_groups(groups) for task, groups in by_task.items()}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[TaskMessage]:
+        tasks, _, payloads, headers = self._as_columns()
+        if headers is None:
+            return map(TaskMessage.received, tasks, payloads)
+        return map(TaskMessage.received, tasks, payloads, headers)
+
+    @overload
+    def __getitem__(self, index: int) -> TaskMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> TaskMessageBatch: ...
+    def __getitem__(self, index: int | slice) -> TaskMessage | TaskMessageBatch:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if self._grouped and step == 1:
+                return self._slice_groups(start, stop)
+            tasks, sources, payloads, headers = self._as_columns()
+            return self._of_columns(
+                tasks[index], sources[index], payloads[index], None if headers is None else headers[index]
+            )
+        tasks, _, payloads, headers = self._as_columns()
+        return TaskMessage.received(tasks[index], payloads[index], b"" if headers is None else headers[index])
+
+    @staticmethod
+    def _of_columns(
+        tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes] | None
+    ) -> TaskMessageBatch:
+        columns = tasks, sources, payloads, headers if any(headers or ()) else None
+        return TaskMessageBatch.__new__(TaskMessageBatch)._hold(columns)
+
+    def _slice_groups(self, start: int, stop: int) -> TaskMessageBatch:
+        parts = []
+        end = 0
+        for group in self.groups:
+            begin, end = end, end + len(group)
+            inner = (max(start - begin, 0), min(stop - begin, len(group)))
+            if inner[0] < inner[1]:
+                parts.append(group if inner == (0, len(group)) else group.slice(*inner))
+        return TaskMessageBatch.from_groups(parts)
+
+    def __add__(self, other: object) -> TaskMessageBatch:
+        if not isinstance(other, TaskMessageBatch):
+            return NotImplemented
+        if self._grouped and other._grouped:
+            return TaskMessageBatch.from_groups(self.groups + other.groups)
+        tasks, sources, payloads, headers = self._as_columns()
+        more_tasks, more_sources, more_payloads, more_headers = other._as_columns()
+        if headers is not None or more_headers is not None:
+            headers = (headers or _no_headers(len(self))) + (more_headers or _no_headers(len(other)))
+        return self._of_columns(tasks + more_tasks, sources + more_sources, payloads + more_payloads, headers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskMessageBatch):
+            return NotImplemented
+        return self._as_columns() == other._as_columns()
+
+    def __hash__(self) -> int:
+        tasks, sources, payloads, headers = self._as_columns()
+        return hash((tasks.tobytes(), sources.tobytes(), tuple(payloads), tuple(headers or ())))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._grouped:
+            return (TaskMessageBatch.from_groups, (self.groups,))
+        return (TaskMessageBatch._of_columns, self._as_columns())
+
+    def __repr__(self) -> str:
+        return f"<TaskMessageBatch: {len(self)} messages, {self.nbytes} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first messages, for notebooks."""
+        from tuplewire.text.html_table import html_table
+
+        tasks, sources, payloads, _ = self._as_columns()
+        rows = [
+            (task, "" if source == _NO_SOURCE else source, payload)
+            for task, source, payload in islice(zip(tasks, sources, payloads, strict=True), _MOST_SHOWN)
+        ]
+        more = f"the first {len(rows)} of " if len(rows) < len(self) else ""
+        title = f"{more}{len(self)} messages, {self.nbytes} bytes"
+        return html_table(title, ("task", "source", "message"), rows)
+
+
+def _columns_of(
+    tasks: SupportsIndex | Collection[SupportsIndex],
+    payloads: Iterable[BytesLike],
+    sources: SupportsIndex | Collection[SupportsIndex] | None,
+    headers: list[bytes] | None,
+) -> _Columns:
+    column = payload_column(payloads)
+    count = len(column)
+    return (
+        task_column(tasks, count, "tasks"),
+        array("i", [_NO_SOURCE]) * count if sources is None else task_column(sources, count, "sources"),
+        column,
+        headers,
+    )
+
+
+def _no_headers(count: int) -> list[bytes]:
+    return [b""] * count
+
+
+def _groups_with_headers(
+    tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes]
+) -> tuple[TaskGroup, ...]:
+    """Group by (source, task), where some message has a key or headers."""
+    buckets: defaultdict[tuple[int, int], tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
+    for source, task, payload, encoded in zip(sources, tasks, payloads, headers, strict=True):
+        some, their_headers = buckets[source, task]
+        some.append(payload)
+        their_headers.append(encoded)
+    return tuple(
+        TaskGroup.joined(task, None if source < 0 else source, *columns)
+        for (source, task), columns in buckets.items()
+    )
+
+
+def as_groups(
+    messages: Any,
+    payload: Any = None,
+    source: int | None = None,
+    key: bytes | None = None,
+    headers: Headers | None = None,
+) -> tuple[TaskGroup, ...]:
+    """Return the groups of a batch, an iterable of TaskMessages, or a task and a payload.
+
+    source: the sending task of messages that do not name their own. key, headers: of the one payload.
+    """
+    if key is not None or headers:
+        if payload is None:
+            raise TypeError(
+                "key and headers go with send(task, payload); in a batch, each TaskMessage has its own"
+            )
+        return TaskMessageBatch([TaskMessage(messages, payload, key=key, headers=headers)], source).groups
+    if payload is not None:
+        return (TaskGroup.of(messages, (payload,), source),)
+    # Not isinstance(messages, SupportsIndex): a look-up by protocol takes longer than the whole send.
+    if not isinstance(messages, TaskMessageBatch) and hasattr(messages, "__index__"):
+        raise TypeError("send(task, payload): the payload is missing")
+    batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
+    if source is None:
+        return tuple(group.as_new() for group in batch.groups)
+    return tuple(
+        group.with_source(source) if group.source is None else group
+        for group in (each.as_new() for each in batch.groups)
+    )

@@ -1,0 +1,105 @@
+"""Lists of tasks, as programs and as people write them: `[1, 2]`, `1,2,10-19`."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self, SupportsIndex
+
+from tuplewire.errors import MAX_TASK, ConfigError, InvalidTaskError
+from tuplewire.settings.settings import Kind
+from tuplewire.values.group import check_task
+
+_MAX_TASKS = 100_000
+_PART = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
+
+
+def parse_tasks(text: str) -> tuple[int, ...]:
+    """Read task ids and ranges of them, `1,2,10-19`, in the order given; ConfigError for anything else."""
+    tasks: dict[int, None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,10})(?:\s*-\s*(\d{1,10}))?\s*", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= MAX_TASK or last - first >= _MAX_TASKS:
+            raise ConfigError(f"task ids are written like 1,2,10-19, from 0 to {MAX_TASK}, not {text!r}")
+        tasks.update(dict.fromkeys(range(first, last + 1)))
+    return tuple(tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRanges:
+    """Task ids, as ranges that do not touch, in order. starts, ends: both within."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """Put ranges together."""
+        joined: list[list[int]] = []
+        for start, end in sorted(ranges):
+            if joined and start <= joined[-1][1] + 1:
+                joined[-1][1] = max(end, joined[-1][1])
+            else:
+                joined.append([start, end])
+        return cls(tuple(start for start, _ in joined), tuple(end for _, end in joined))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `1,2,10-19,100-` (all from 100 on), or `*` for every task; ConfigError for anything else."""
+        if text.strip() == "*":
+            return cls((0,), (MAX_TASK,))
+        ranges = []
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            match = _PART.fullmatch(part)
+            start, end = 1, 0
+            if match:
+                start = int(match[1])
+                end = int(match[3] or (MAX_TASK if match[2] else start))
+            if not start <= end <= MAX_TASK:
+                raise ConfigError(f"tasks are written like 1,2,10-19,100-, or *, not {text!r}")
+            ranges.append((start, end))
+        return cls.of(ranges)
+
+    def __contains__(self, task: object) -> bool:
+        index = bisect_right(self.starts, task) - 1 if isinstance(task, int) else -1
+        return isinstance(task, int) and index >= 0 and task <= self.ends[index]
+
+    @property
+    def everything(self) -> bool:
+        """Whether every task is among them."""
+        return self.ends == (MAX_TASK,) and self.starts == (0,)
+
+
+def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
+    """Read what parse_tasks() reads; with a part like `100-`, or `*`, TaskRanges."""
+    parts = [part.strip() for part in text.split(",")]
+    open_ = any(part == "*" or part.endswith("-") for part in parts)
+    return TaskRanges.parse(text) if open_ else parse_tasks(text)
+
+
+def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
+    """Return the ids of some tasks, or of one; InvalidTaskError for what is none, and for no task at all."""
+    if isinstance(tasks, str | bytes):
+        raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
+    several = tasks if isinstance(tasks, Iterable) else [tasks]
+    found = list(dict.fromkeys(map(check_task, several)))
+    if not found:
+        raise InvalidTaskError("no task is named: give one or more, such as [42]")
+    return found
+
+
+TASK = Kind("TASK", f"a task id from 0 to {MAX_TASK}", int, check_task, int)
+"""A task id as a setting."""
+TASKS = Kind(
+    "TASKS",
+    "task ids",
+    (list, tuple),
+    lambda tasks: tuple(map(check_task, tasks)),
+    parse_tasks,
+    list,
+    lambda tasks: ",".join(map(str, tasks)),
+)
+"""Task ids as a setting."""

@@ -1,0 +1,174 @@
+"""Where settings come from: flags over TUPLEWIRE_* variables over a TOML file over defaults.
+
+Beneath these is what the settings of a topology say of the workers that run it, and of their transport.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuplewire.errors import ConfigError
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX, OUR_PREFIX, keys_of, settings_of, twice, unknown
+from tuplewire.settings.storm_keys import is_storms
+from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.messaging.factory import TRANSPORT_KEY
+
+CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+WORKER_PREFIX = "tuplewire.worker."
+"""What the settings of a worker begin with among those of a topology."""
+_OF_A_QUEUE = {
+    "tuplewire.transport.receive_messages": "receive_queue_messages",
+    "tuplewire.transport.receive_bytes": "receive_queue_bytes",
+}
+"""What bounds a queue has two names, as it bounds what senders may have outstanding, too."""
+_OF_EXECUTORS = "topology.executor.receive.buffer.size"
+"""Bounds a worker's queues in its own file; among a topology's settings, those of executors."""
+_DECLARED = settings_of(WorkerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and where each value came from (by name: "default", "flag --listen", ...)."""
+
+    config: WorkerConfig
+    origins: Mapping[str, str]
+
+
+def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None) -> Loaded:
+    """Put the sources together; ConfigError names the source, the setting and what is wrong.
+
+    flags: values by setting name. environment: all variables; those of other programs are left alone.
+    file: the TOML file; when None, the variable TUPLEWIRE_CONFIG names it. What the settings of a program say
+    of its worker comes before the defaults alone.
+    """
+    if file is None and environment.get(CONFIG_VARIABLE):
+        file = Path(environment[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(_DECLARED, "default")
+    if file is not None:
+        _take_file(file, values, origins)
+    given = [(name, f"environment {_DECLARED[name].variable}", raw) for name, raw in _variables(environment)]
+    given += [(name, f"flag {_DECLARED[name].flag}", raw) for name, raw in flags.items()]
+    for name, origin, raw in given:
+        values[name] = _DECLARED[name].parse(raw, origin)
+        origins[name] = origin
+    program_conf = values.get("program_conf")
+    further = settings_in(read_conf(program_conf)) if program_conf else {}
+    for name in further.keys() - values.keys():
+        values[name] = further[name]
+        if name in _DECLARED and further[name] != _DECLARED[name].default:
+            origins[name] = str(program_conf)
+    return Loaded(WorkerConfig(**values), origins)
+
+
+def to_toml(loaded: Loaded) -> str:
+    """Return the configuration in force as a TOML file, with the origin of each value."""
+    lines = []
+    for name, declared in _DECLARED.items():
+        value = getattr(loaded.config, name)
+        if value is None or value == ():
+            lines.append(f"# {name} is not set  # {loaded.origins[name]}")
+        else:
+            text = json.dumps(declared.kind.shown(value), ensure_ascii=False)
+            # JSON leaves some control characters as they are, which TOML and terminals do not take.
+            text = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
+            lines.append(f"{name} = {text}  # {loaded.origins[name]}")
+    return "\n".join(lines)
+
+
+def _variables(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    by_variable = {known.variable: name for name, known in _DECLARED.items()}
+    refuse_misspelled(environment, {*by_variable, *OF_PROGRAMS})
+    for variable in environment.keys() & by_variable.keys():
+        yield by_variable[variable], environment[variable]
+
+
+def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"configuration {file} is not TOML: {error}") from error
+    known = keys_of(WorkerConfig)
+    stands: dict[str, str] = {}
+    for key, value in _flat(tables):
+        if key not in known:
+            if is_storms(key, value):
+                continue
+            raise unknown(f"key {key!r} in {file}", key, known)
+        declared, origin = known[key], f"{key} in {file}"
+        twice(stands, declared.name, origin)
+        is_text = isinstance(value, str) and not declared.is_flag
+        values[declared.name] = (declared.parse if is_text else declared.check)(value, origin, key)
+        origins[declared.name] = origin
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield dotted keys: TOML reads `storm.messaging.transport = "grpc"` as tables within tables."""
+    for key, value in tables.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[str, Any]:
+    """Return the fields of WorkerConfig that a topology's settings have.
+
+    Their keys are `tuplewire.worker.NAME`, Storm's, and those of sessions. of_processes: whether each worker
+    has a process; workers of one process take the settings of their transport as they are.
+    Raises ConfigError for what does not fit, and for a key of ours that nobody knows.
+    """
+    declared, of_sessions = settings_of(WorkerConfig), keys_of(SessionSettings)
+    known = {WORKER_PREFIX + name: each for name, each in declared.items()}
+    known |= {each.storm: each for each in declared.values() if each.storm not in {"", _OF_EXECUTORS}}
+    known |= {key: declared[name] for key, name in _OF_A_QUEUE.items()}
+    session = SessionSettings.from_conf(conf)
+    values: dict[str, Any] = {"session": session}
+    for name in declared.keys() & settings_of(SessionSettings).keys():
+        values[name] = getattr(session, name)
+    stands: dict[str, str] = {}
+    for key, value in conf.items():
+        each = known.get(key)
+        if key in of_sessions or (key == TRANSPORT_KEY and not of_processes):
+            continue
+        if each is None:
+            if key.startswith(OUR_PREFIX if of_processes else WORKER_PREFIX):
+                raise unknown(f"setting {key!r}", key, [*known, *of_sessions])
+        elif value is not None:
+            twice(stands, each.name, key)
+            is_text = isinstance(value, str) and not each.is_flag
+            values[each.name] = (each.parse if is_text else each.check)(value, key, key)
+    return values
+
+
+def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the transport between workers of one process, but for those of its sessions."""
+    others = {*keys_of(SessionSettings), *_OF_A_QUEUE}
+    own = {
+        key: value
+        for key, value in conf.items()
+        if key not in others and not key.startswith((WORKER_PREFIX, SessionSettings.PREFIX))
+    }
+    return {TRANSPORT_KEY: "local", **own}
+
+
+def read_conf(file: str) -> dict[str, Any]:
+    """Return the settings of a topology, by their keys; ConfigError for a file that has none."""
+    try:
+        conf = json.loads(Path(file).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    if not isinstance(conf, dict):
+        raise ConfigError(f"{file} is not an object of settings by their keys")
+    return conf

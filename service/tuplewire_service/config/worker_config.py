@@ -1,0 +1,248 @@
+"""The settings of `tuplewire worker`."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass, field, replace
+
+from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import NAMES, Credentials
+from tuplewire.settings.addresses import bracketed, is_loopback, join_host_port, split_host_port
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import (
+    ANY_TEXT,
+    FILE,
+    SECONDS,
+    Kind,
+    choice,
+    same,
+    setting,
+    settings_of,
+    text,
+    within,
+)
+from tuplewire.settings.storm_keys import our_transport
+from tuplewire.tracing.tracing_settings import TracingSettings
+from tuplewire.values.task_ids import TASKS
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+MAX_SOCKET_PATH_BYTES = 107
+"""What Linux takes as a Unix socket's path: `sun_path` without its final zero byte."""
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _advertised(address: str) -> str:
+    """Read an address that others use: host:port, or only a host (then the port is the bound one).
+
+    A host that is an IPv6 address may come without brackets, as Kubernetes has a pod's.
+    """
+    if not address:
+        raise ValueError
+    if _is_ipv6(address):
+        return bracketed(address)
+    if ":" not in address or (address.startswith("[") and address.endswith("]")):
+        return address
+    host, port = split_host_port(address)
+    if port == 0:
+        raise ConfigError(f"{address!r} has port 0; leave the port out to advertise the bound one")
+    return join_host_port(host, port)
+
+
+def _socket_path(value: str) -> str:
+    """Read the path of a Unix socket, with or without `unix://` before it."""
+    path = value.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise ConfigError(f"{value!r} is not an absolute path, such as /run/tuplewire/worker.sock")
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"{value!r} is longer than the {MAX_SOCKET_PATH_BYTES} bytes that a Unix socket's path may have"
+        )
+    return path
+
+
+HOST_PORT = Kind("HOST:PORT", "host:port", str, lambda address: join_host_port(*split_host_port(address)))
+ADVERTISED = Kind("HOST[:PORT]", "a host, or host:port", str, _advertised)
+SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
+
+
+def _transport(name: str) -> str:
+    """Read the name of a transport; a class of Storm's has a hint of what stands for it."""
+    ours = our_transport(name)
+    if ours is not None:
+        raise ConfigError(f"{name!r} is a class of Storm's: write {ours!r} in place of it")
+    return str(_CHOICE.read(name))
+
+
+_CHOICE = choice(["grpc", "zmq"])
+_TRANSPORT = replace(_CHOICE, read=_transport)
+MODE = Kind(
+    "MODE",
+    "a file mode in octal digits, such as 0660",
+    int,
+    within(1, 0o777),
+    lambda text: int(text, 8),
+    write=lambda value: f"{value:04o}",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(WorkerSettings):
+    """Everything that a worker process can be told. Sizes are in bytes, times in seconds."""
+
+    worker_id: str = setting(
+        ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
+    )
+    listen: str = setting(
+        HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free one"
+    )
+    listen_unix: str | None = setting(
+        SOCKET_PATH, None, "Unix socket to listen on as well, for programs on the same machine"
+    )
+    socket_mode: int = setting(MODE, 0o660, "file mode of the Unix socket, in octal")
+    admin: str = setting(HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any")
+    advertise: str | None = setting(
+        ADVERTISED,
+        None,
+        "where other workers reach this one (default: the bound address; for a wildcard, the host name)",
+        storm="storm.local.hostname",
+    )
+    tasks: tuple[int, ...] = setting(
+        TASKS, (), "tasks of this worker, like 0-99, where it is the only one; others need an assignment"
+    )
+    assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again whenever it changes")
+    transport: str = setting(
+        _TRANSPORT,
+        "grpc",
+        "transport between workers; programs and control always use grpc",
+        storm="storm.messaging.transport",
+    )
+    listen_peers: str | None = setting(
+        HOST_PORT,
+        None,
+        "address for other workers over another transport than grpc (default: a free port of that host)",
+    )
+    max_message_bytes: int = same(SessionSettings, "max_message_bytes")
+    max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
+    gather_seconds: float = same(SessionSettings, "gather_seconds")
+    keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
+    tls_certificate: str | None = same(
+        Credentials,
+        "tls_certificate",
+        "certificate of this worker, for clients and servers; with it, TCP is mutual TLS",
+    )
+    tls_key: str | None = same(Credentials, "tls_key")
+    tls_ca: str | None = same(
+        Credentials, "tls_ca", "certificates of those who sign the certificates of workers and programs"
+    )
+    tls_worker_names: tuple[str, ...] = same(
+        Credentials,
+        "tls_worker_names",
+        "names in the certificates of workers (DNS, *.DNS, IP or URI, with commas); others may not act as "
+        "one (default: the names in this worker's own certificate)",
+    )
+    tls_client_names: tuple[str, ...] = setting(
+        NAMES, (), "names in the certificates of programs (default: any that the CA has signed)"
+    )
+    token_file: str | None = same(
+        Credentials, "token_file", "tokens, one of which a program must show: a line TOKEN or NAME TOKEN each"
+    )
+    permissions_file: str | None = setting(
+        FILE, None, "what each client may do, in TOML; see docs/how-to/secure.md (default: everything)"
+    )
+    allow_plaintext: bool = same(
+        Credentials,
+        "allow_plaintext",
+        "let other machines connect without TLS: whoever reaches the port is let in",
+    )
+    drain_seconds: float = setting(
+        SECONDS,
+        25.0,
+        "deadline to deliver or forward what is held when stopping; keep it under the pod's grace period",
+        storm="supervisor.worker.shutdown.sleep.secs",
+    )
+    tracing: bool = same(TracingSettings, "tracing")
+    trace_sample: float = same(
+        TracingSettings, "trace_sample", "of what spouts emit that run here, how much begins a trace"
+    )
+    log_level: str = setting(
+        choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
+    )
+    log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
+    address_file: str | None = setting(
+        FILE, None, "write the bound addresses there, as JSON; removed at exit"
+    )
+    state_file: str | None = setting(
+        FILE,
+        None,
+        "note there, as JSON, what would die with this worker; whoever is started next with the same file "
+        "says what died",
+    )
+    program: str | None = setting(
+        text(),
+        None,
+        "topology whose tasks this worker runs itself: package.module:function, or file.py:function",
+    )
+    program_conf: str | None = setting(
+        FILE, None, "settings of the topology, as JSON; those of a worker among them come before defaults"
+    )
+    program_state_file: str | None = setting(
+        FILE, None, "write what the executors are doing there, as JSON; removed at a good end"
+    )
+    session: SessionSettings = field(default_factory=SessionSettings)
+    """The rest of what a session with another worker goes by; only a program's settings say it."""
+
+    def _check(self) -> None:
+        if not self.worker_id:  # Storm's way to name a worker; a free port has no number yet
+            port = split_host_port(self.listen)[1]
+            name = f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+            object.__setattr__(self, "worker_id", name)
+        if self.listen_peers is not None and self.transport == "grpc":
+            raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
+        if self.tasks and self.assignment_file is not None:
+            raise ConfigError(
+                "tasks are for a worker that is alone, and assignment_file for several: give one of them"
+            )
+        of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
+        session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
+        object.__setattr__(self, "session", session)
+        self._check_security()
+        WorkerSettings._check(self)
+
+    def _check_security(self) -> None:
+        """Raise ConfigError for what would leave open what the settings say is shut."""
+        credentials = self.credentials()
+        if credentials.tls_ca is not None and credentials.tls_certificate is None:
+            raise ConfigError("tls_ca alone is of no use to a worker: give tls_certificate and tls_key, too")
+        if self.tls_client_names and credentials.tls_ca is None:
+            raise ConfigError("tls_client_names need tls_certificate, tls_key and tls_ca")
+        shut = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]
+        if self.transport != "grpc" and shut:
+            raise ConfigError(
+                f"the transport {self.transport} between workers knows neither TLS nor tokens nor "
+                f"permissions, so {shut[0]} would leave a door open beside a locked one: use grpc"
+            )
+        for name in ("listen", "listen_peers"):
+            address = getattr(self, name)
+            if address is None or self.allow_plaintext or credentials.secures(address):
+                continue
+            if not is_loopback(split_host_port(address)[0]):
+                raise ConfigError(
+                    f"{name} is {address}, which other machines reach, and there is no TLS: give "
+                    "tls_certificate, tls_key and tls_ca, or set allow_plaintext where the network is trusted"
+                )
+
+    def credentials(self) -> Credentials:
+        """Return what this worker shows of itself to other workers."""
+        shown = {name: getattr(self, name) for name in settings_of(Credentials)}
+        if self.tls_ca:
+            # Among each other, workers with certificates show these; a token is for programs then.
+            shown["token_file"] = None
+        return Credentials(**shown)

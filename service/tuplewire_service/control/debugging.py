@@ -1,0 +1,172 @@
+"""What a worker process can say of itself while it runs: a bundle of files, for whoever looks for a fault.
+
+Guarantee: no secret is in it. Settings name files, and nothing of what is in these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import platform
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import google.protobuf
+import grpc
+from prometheus_client import CollectorRegistry
+
+import tuplewire
+from tuplewire.errors import ResourceLimitError
+from tuplewire.settings.settings import settings_of
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.log_output import LogOutput
+from tuplewire_service.control.memory import resident_bytes
+from tuplewire_service.metrics.families import encode_text
+from tuplewire_service.worker.worker import Worker
+
+_TOGETHER = 200
+"""So many tasks are looked at before messages have their turn."""
+_MOST_FRAMES = 30
+Place = tuple[str, int, str]
+"""A file, a line and a function."""
+
+
+class Debugging:
+    """One process'. Methods belong to the event loop, but for the constructor."""
+
+    def __init__(self, config: WorkerConfig, log: LogOutput) -> None:
+        """Begin. log: where the recent records are, and what may be changed of them."""
+        self.log = log
+        self.registry: CollectorRegistry | None = None
+        """That of the admin port."""
+        self._config = config
+        self._busy = False
+
+    async def files(self, worker: Worker) -> AsyncGenerator[tuple[str, str]]:
+        """Yield the name and the text of each file; ResourceLimitError while another bundle is being made."""
+        if self._busy:
+            raise ResourceLimitError("another bundle is being made at this worker: ask again in a moment")
+        self._busy = True
+        try:
+            yield "versions.json", _as_json(self._versions(worker))
+            yield "settings.toml", self._settings()
+            yield "lanes.json", _as_json(_lanes(worker))
+            yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
+            yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
+            if self.registry is not None:
+                text = await asyncio.to_thread(encode_text, self.registry)
+                yield "metrics.txt", text.decode()
+        finally:
+            self._busy = False
+
+    def _versions(self, worker: Worker) -> dict[str, Any]:
+        return {
+            "tuplewire": tuplewire.__version__,
+            "python": sys.version,
+            "grpc": grpc.__version__,
+            "protobuf": google.protobuf.__version__,
+            "platform": platform.platform(),
+            "worker_id": worker.settings.worker_id,
+            "topology": worker.settings.topology,
+            "incarnation": worker.incarnation,
+            "process_id": os.getpid(),
+            "resident_bytes": resident_bytes(),
+            "open_files": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": threading.active_count(),
+            "garbage_collections": gc.get_stats(),
+        }
+
+    def _settings(self) -> str:
+        lines = []
+        for name, declared in settings_of(WorkerConfig).items():
+            value = getattr(self._config, name)
+            unset = value is None or value == ()
+            lines.append(
+                f"# {name} is not set"
+                if unset
+                else f"{name} = {json.dumps(declared.kind.shown(value), ensure_ascii=True)}"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, default=str) + "\n"
+
+
+def _lanes(worker: Worker) -> dict[str, Any]:
+    """Return what is on the way, and by which way: what a status adds up."""
+    router = worker.router
+    return {
+        "router": repr(router),
+        "waits_for": worker.waits_for,
+        "moving_tasks": router.moving_tasks,
+        "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked()],
+        "exhausted_tasks": sorted(worker.servers.exhausted()),
+        "waiting": router.queues.waiting(),
+        "connections": [
+            {
+                "worker": peer.worker_id,
+                "address": peer.address,
+                "number": peer.number,
+                "connected": peer.connected,
+                "sent_messages": peer.statistics.sent_messages,
+                "pending_messages": peer.statistics.ledger.pending,
+                "reconnects": peer.statistics.reconnects,
+            }
+            for peer in router.connections.snapshot()
+        ],
+        "unreleased": [
+            {"worker": peer[0], "messages": sum(of_entries.values())}
+            for peer, _, of_entries in router.connections.unreleased()
+        ],
+    }
+
+
+def _thread_stacks() -> Iterator[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        yield f"thread {names.get(ident, '?')} ({ident})\n"
+        yield from traceback.format_stack(frame, _MOST_FRAMES)
+        yield "\n"
+
+
+async def _task_stacks() -> str:
+    """Return where the loop's tasks wait; those that wait at one place are told once, with their number."""
+    found: Counter[tuple[Place, ...]] = Counter()
+    names: dict[tuple[Place, ...], list[str]] = {}
+    for number, task in enumerate(asyncio.all_tasks(), 1):
+        places = tuple(_places(task.get_coro()))
+        found[places] += 1
+        some = names.setdefault(places, [])
+        if len(some) < 3:
+            some.append(task.get_name())
+        if number % _TOGETHER == 0:
+            await asyncio.sleep(0)
+    parts = []
+    for places, count in found.most_common():
+        parts.append(f"{count} tasks, such as {', '.join(names[places])}\n")
+        parts += [f'  File "{file}", line {line}, in {function}\n' for file, line, function in places]
+        parts.append("\n")
+    return "".join(parts)
+
+
+def _places(waiting: Any) -> Iterator[Place]:
+    """Yield where a coroutine waits, and in it the coroutine that it waits for, and so on."""
+    for _ in range(_MOST_FRAMES):
+        frame: FrameType | None = None
+        for prefix in ("cr", "gi", "ag"):
+            if hasattr(waiting, f"{prefix}_frame"):
+                frame = getattr(waiting, f"{prefix}_frame")
+                waiting = getattr(waiting, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
+                break
+        if frame is None:
+            return
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

@@ -1,0 +1,120 @@
+"""The local transport: workers of one process, whose sessions travel over streams in memory.
+
+Source: Storm's `messaging.local.Context` (LocalServer, LocalClient). A registry that all contexts of the
+process share joins the two sides. Messages that are sent before the server is bound, or before it has a
+callback, wait with their sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import NoReturn
+
+from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream, PassedFrame
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.errors import BindError, TuplewireError, UnreachableError
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_send_request
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.server_stream import ServerStream
+from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
+from tuplewire_service.messaging.transport_settings import TransportSettings
+
+_FIRST_EPHEMERAL_PORT = 49152
+
+_servers: dict[tuple[str, int], LocalServer] = {}
+"""By topology and port. Belongs to the messaging loop. Source: Storm's `queues-map`."""
+# Their streams are on the parent's loop.
+os.register_at_fork(after_in_child=_servers.clear)
+
+
+class _LocalServerStream(MemoryStream, ServerStream):
+    def __init__(self, peer: str) -> None:
+        super().__init__()
+        self.peer = peer
+
+    async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
+        data = await self.take()
+        return decode_send_request(data) if isinstance(data, bytes) else data
+
+    async def refuse(self, error: TuplewireError) -> NoReturn:
+        self.break_off(error)
+        raise StreamBroken from error
+
+
+class LocalServer(StreamedServer):
+    """Listens for streams of the same process."""
+
+    pins_loop = False  # a fork does not affect its streams, and the child starts without servers
+
+    def __init__(
+        self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
+    ) -> None:
+        self._topology = topology
+        self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
+        super().__init__(messaging_loop(), topology, port, settings, callback)
+
+    async def _bind(self) -> int:
+        """Take a port, any free one for 0; BindError when this topology has a server there."""
+        if (self._topology, self._port) in _servers:
+            raise BindError(
+                f"port {self._port} of topology {self._topology!r} is bound in this process already; "
+                "close that server first, or bind port 0 for a free one"
+            )
+        free = (each for each in count(_FIRST_EPHEMERAL_PORT) if (self._topology, each) not in _servers)
+        port = self._port or next(free)
+        _servers[self._topology, port] = self
+        self._addresses = [f"local:{port}"]
+        return port
+
+    def open(self, method: str) -> MemoryClientStream:
+        """Return the connecting side of a new stream."""
+        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0])
+        near.join(far)
+        task = watched(asyncio.create_task(self._carry(method, far), name=f"local {method}"))
+        self._streams[task] = far
+        task.add_done_callback(self._streams.pop)
+        return near
+
+    async def _carry(self, method: str, stream: _LocalServerStream) -> None:
+        with contextlib.suppress(StreamBroken):  # the client has left, so there is no status to send
+            await self._handlers[method](stream)
+            stream.finish()
+
+    async def _unbind(self, grace: float | None) -> None:
+        _servers.pop((self._topology, self._port), None)
+        if self._streams and grace:
+            await asyncio.wait(self._streams, timeout=grace)
+        for task, stream in list(self._streams.items()):
+            stream.break_off(UnreachableError(f"local:{self._port} was closed"))
+            task.cancel()
+
+
+class LocalContext(StreamedContext):
+    """Binds and connects within the process; all its instances share one registry."""
+
+    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> LocalServer:
+        return LocalServer(topology_id, port, self._settings, callback)
+
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        del host  # everything is here
+
+        @asynccontextmanager
+        async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+            server = _servers.get((topology_id, port))
+            if server is None:
+                raise UnreachableError(f"local:{port}: topology {topology_id!r} has no server there")
+            stream = server.open(method)
+            try:
+                yield stream
+            finally:
+                stream.break_off(UnreachableError("the stream was closed by the other side"))
+
+        return open_stream

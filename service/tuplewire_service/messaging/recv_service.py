@@ -1,0 +1,314 @@
+"""The Recv side of the Messaging service: a consumer's subscription over one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tuplewire.connection.pacer import Pacer
+from tuplewire.connection.stream import StreamBroken
+from tuplewire.errors import DrainingError, MalformedError, PayloadRefusedError, RefusedError, TuplewireError
+from tuplewire.session.asking import Asking
+from tuplewire.session.consume import Cursor
+from tuplewire.session.delivery import Delivery
+from tuplewire.session.pieces import wire_bytes
+from tuplewire.session.rejection import Rejection
+from tuplewire.session.retry import ProbeTimer
+from tuplewire.settings.config import PROTOCOL_VERSION
+from tuplewire.values.group import TaskGroup, same_time
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
+from tuplewire.wire.translate import answers_to_wire, cursor_slices
+from tuplewire_service.messaging.server_stream import (
+    IAccess,
+    ServerStream,
+    SilentStreams,
+    StreamService,
+    check_id,
+    ended_to_wire,
+    finish_writing,
+)
+from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.messaging.transport_settings import TransportSettings
+
+_GRPC_DEFAULT_BYTES = 4 << 20
+"""The response limit of a consumer that reports none."""
+_TURN_CURSORS = 100
+"""Cursors and rejections processed in one turn of the loop: with more, other sessions would notice."""
+_FRAME_BYTES = 64
+"""The maximum overhead of a response in addition to its groups."""
+_Denied = asyncio.Future[RefusedError]
+"""Done once the consumer is admitted no more."""
+
+
+class RecvService(StreamService):
+    """Everything behind Messaging.Recv of one bound server. Belongs to the event loop."""
+
+    def __init__(
+        self, topology: str, settings: TransportSettings, silent: SilentStreams, source: ISubscriptionSource
+    ) -> None:
+        super().__init__(topology, settings, silent)
+        self.source = source
+        self.draining = False
+
+    async def serve(self, wire: ServerStream) -> None:
+        """Serve one stream from subscribe to end."""
+        subscription: ISubscription | None = None
+        try:
+            access = wire.admit()
+            denied: _Denied = asyncio.get_running_loop().create_future()
+            with access.standing(denied.set_result):
+                subscribe = await self._subscribe(wire)
+                if subscribe is None:
+                    return
+                wake = asyncio.Event()
+                subscription = await self._open(subscribe, access, wake, wire.peer)
+                await _tell(subscription, ())
+                await wire.write(_subscribed(subscription).SerializeToString())
+                limit = subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
+                await self._carry(subscription, wake, denied, wire, limit)
+        except TuplewireError as error:
+            await self._refuse(wire, error)
+        finally:
+            if subscription is not None:
+                subscription.close()
+
+    async def _subscribe(self, wire: ServerStream) -> pb.Subscribe | None:
+        data = await self.silent.first(wire.read, "subscribe")
+        if data is None:
+            return None
+        request = _request(data)
+        if not request.HasField("subscribe"):
+            raise MalformedError("the first request of a Recv stream must be a subscribe")
+        return request.subscribe
+
+    async def _open(
+        self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event, peer: str
+    ) -> ISubscription:
+        self._check_peer("consumer", subscribe)
+        check_id("consumer_id", subscribe.consumer_id)
+        cursors = await _cursors_of(subscribe)
+        if not cursors or len(cursors) < len(subscribe.tasks):
+            raise MalformedError("a subscribe names at least one task, and each of them once")
+        access.receive(subscribe.topology, cursors)
+        if self.draining:
+            raise DrainingError("the worker is draining; connect again later, or to another one")
+        request = SubscribeRequest(
+            access.owner,
+            subscribe.consumer_id,
+            subscribe.incarnation,
+            subscribe.worker_incarnation,
+            list(cursors.values()),
+            peer,
+            subscribe.subscription,
+        )
+        return self.source.subscribe(request, wake.set)
+
+    async def _carry(
+        self,
+        subscription: ISubscription,
+        wake: asyncio.Event,
+        denied: _Denied,
+        wire: ServerStream,
+        limit: int,
+    ) -> None:
+        probe = _Probe(wake)
+        pacer = Pacer(self.settings.session.gather_seconds)
+        closing = asyncio.Event()
+        writing = self._write(subscription, probe, pacer, closing, denied, wire, limit)
+        writer = asyncio.create_task(writing, name="deliver")
+        others = [
+            asyncio.create_task(self._read(subscription, probe, pacer, wire), name="progress"),
+            asyncio.create_task(probe.run(subscription), name="probe"),
+        ]
+        try:
+            ends: list[asyncio.Future[Any]] = [writer, denied, *others]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.set()
+            wake.set()
+            for task in others:
+                task.cancel()
+            try:
+                await finish_writing(writer)
+            finally:
+                for task in others:
+                    with contextlib.suppress(asyncio.CancelledError, StreamBroken):
+                        await task
+        if denied.done():
+            raise denied.result()
+
+    @staticmethod
+    async def _read(subscription: ISubscription, probe: _Probe, pacer: Pacer, wire: ServerStream) -> None:
+        while (data := await wire.read()) is not None:
+            request = _request(data)
+            kind = request.WhichOneof("kind")
+            if kind == "progress":
+                probe.heard()
+                await _take_progress(subscription, request.progress)
+                pacer.press()
+            elif kind == "goodbye":
+                return
+            else:
+                raise MalformedError(f"a request of kind {kind} within a stream")
+
+    async def _write(
+        self,
+        subscription: ISubscription,
+        probe: _Probe,
+        pacer: Pacer,
+        closing: asyncio.Event,
+        denied: _Denied,
+        wire: ServerStream,
+        limit: int,
+    ) -> None:
+        sequence = 0
+        asking, clock = Asking(), asyncio.get_running_loop().time
+        max_bytes = self.settings.session.max_frame_bytes
+        wake = probe.wake
+        while not closing.is_set():
+            wake.clear()
+            if probe.due:
+                probe.due = False
+                await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
+            while answers := subscription.take_answers():  # before what is taken after them
+                await wire.write(pb.RecvResponse(rejected=answers_to_wire(answers)).SerializeToString())
+            if deliveries := subscription.take(max_bytes):
+                # Whoever keeps messages until they are processed waits for that.
+                pressing = subscription.crowded or any(each.group.kept for each in deliveries)
+                asks = asking.asks(clock(), pressing=pressing)
+                for part in _fitting(deliveries, limit):
+                    sequence += 1
+                    data = frame_of(sequence, part, asks=asks)
+                    await wire.write(data)
+                if wait := pacer.wrote(len(data)):
+                    await pacer.gather(wait)
+                continue
+            if (error := subscription.ended) is not None:
+                await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
+                raise error
+            await wake.wait()
+        if denied.done():
+            await wire.write(pb.RecvResponse(ended=ended_to_wire(denied.result())).SerializeToString())
+
+
+class _Probe:
+    """Asks a consumer to say everything again when there is no news of what we wait for: it may be lost."""
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        self.wake = wake
+        self.due = False
+        self._clock = asyncio.get_running_loop().time
+        self._timer = ProbeTimer(self._clock())
+
+    def heard(self) -> None:
+        self._timer.heard(self._clock())
+
+    async def run(self, subscription: ISubscription) -> None:
+        while True:
+            await asyncio.sleep(self._timer.wait(self._clock()))
+            if not self._timer.wait(self._clock()):
+                self.heard()
+                self.due = subscription.waiting
+                if self.due:
+                    self.wake.set()
+
+
+async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
+    """Return a consumer's cursors by task; other sessions get turns of the event loop in between."""
+    cursors: dict[int, Cursor] = {}
+    taken = 0
+    for each in subscribe.tasks:
+        rejections: list[Rejection] = []
+        for cursor in cursor_slices(each, _TURN_CURSORS):
+            rejections += cursor.rejections
+            cursors[each.task] = cursor
+            taken += 1 + len(cursor.rejections)
+            if taken > _TURN_CURSORS:
+                await asyncio.sleep(0)
+                taken = 0
+        cursors[each.task] = replace(cursors[each.task], rejections=tuple(rejections))
+    return cursors
+
+
+async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
+    """Pass a consumer's progress on in slices; others have a turn of the loop in between."""
+    cursors: list[Cursor] = []
+    taken = 0
+    for each in progress.tasks:
+        for cursor in cursor_slices(each, _TURN_CURSORS):
+            # Of one task only the last slice is short: two of its slices never come in one turn.
+            if taken + len(cursor.rejections) >= _TURN_CURSORS:
+                await _tell(subscription, cursors)
+                await asyncio.sleep(0)
+                cursors, taken = [], 0
+            cursors.append(cursor)
+            taken += 1 + len(cursor.rejections)
+    await _tell(subscription, cursors)
+
+
+async def _tell(subscription: ISubscription, cursors: Sequence[Cursor]) -> None:
+    while subscription.progress(cursors):
+        cursors = ()
+        await asyncio.sleep(0)
+
+
+def _request(data: bytes) -> pb.RecvRequest:
+    try:
+        return pb.RecvRequest.FromString(data)
+    except Exception as error:
+        raise MalformedError(f"{len(data)} bytes are not a RecvRequest: {error}") from error
+
+
+def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
+    return pb.RecvResponse(
+        subscribed=pb.Subscribed(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=subscription.worker_id,
+            worker_incarnation=subscription.worker_incarnation,
+            tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
+        )
+    )
+
+
+def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:
+    """Split deliveries so that each part fits into a response of `limit` bytes."""
+    if sum(wire_bytes(each.group) for each in deliveries) + _FRAME_BYTES <= limit:
+        yield deliveries
+        return
+    group, first = deliveries[0].group, deliveries[0].first_sequence
+    if len(deliveries) > 1:
+        half = len(deliveries) // 2
+        parts = [deliveries[:half], deliveries[half:]]
+    elif len(group) > 1:
+        half = len(group) // 2
+        later = Delivery(first + half, group.slice(half, len(group)))
+        parts = [[Delivery(first, group.slice(0, half))], [later]]
+    else:
+        raise PayloadRefusedError(
+            f"a message of {group.size_bytes} bytes waits in task {group.task}, and the consumer takes "
+            f"responses of up to {limit} bytes: raise gRPC's limit and max_response_bytes there"
+        )
+    for part in parts:
+        yield from _fitting(part, limit)
+
+
+def frame_of(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
+    """Encode deliveries; those that follow each other within one (task, source) and time are one group."""
+    runs: list[list[TaskGroup]] = []
+    firsts: list[int] = []
+    accepted: list[int] = []
+    last: TaskGroup | None = None
+    for delivery in deliveries:
+        group = delivery.group
+        if last is not None and group.joins(last) and same_time(group.accepted_micros, accepted[-1]):
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+            firsts.append(delivery.first_sequence)
+            accepted.append(group.accepted_micros)
+        last = group
+    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, tell_at_once=asks)

@@ -1,0 +1,335 @@
+"""The Send side of the Messaging service: sessions in, batches to the callback, acknowledgements back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from tuplewire.connection.memory_stream import PassedFrame
+from tuplewire.errors import (
+    DrainingError,
+    MalformedError,
+    PayloadRefusedError,
+    SequenceGapError,
+    StaleIncarnationError,
+    TuplewireError,
+)
+from tuplewire.session.credit import Exhausted, Grant
+from tuplewire.session.departure import Departure
+from tuplewire.settings.config import PROTOCOL_VERSION, AckMode
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import closed_flows_of, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import departure_from_wire, departure_to_wire, grant_to_wire, update_to_wire
+from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.receiving_end import Leases, Session
+from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.sender_sessions import SendStream
+from tuplewire_service.messaging.server_stream import (
+    IAccess,
+    ServerStream,
+    SilentStreams,
+    StreamService,
+    check_id,
+    finish_writing,
+)
+from tuplewire_service.messaging.transport_settings import TransportSettings
+
+_FRAMES = (OpaqueFrame, PassedFrame)
+_MOST_LOADS = 10_000
+"""So many loads go into one message: 100 to 200 KB."""
+_MOST_DEPARTURES = 100
+"""So many workers that have ended last are told to one that connects again."""
+_FAREWELL_SECONDS = 1.0
+"""A sender that hears of a drain ends its stream; of one that does not in this time nothing more is read."""
+
+
+class SendService(StreamService):
+    """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
+
+    def __init__(
+        self, topology: str, settings: TransportSettings, silent: SilentStreams, reception: Reception
+    ) -> None:
+        super().__init__(topology, settings, silent)
+        self.opened = asyncio.Event()
+        """Set once the callback takes messages: until then none is read, and its sender keeps it."""
+        self.intake = Intake.ALL
+        self.exhausted = Exhausted()
+        self._ending = False
+        self._reception = reception
+        self.leases: Leases = Leases(settings, reception.forget)
+        self._epoch = 0
+        self._streams: set[SendStream] = set()
+        self._loads: pb.LoadReport = pb.LoadReport()
+        self._departed = 0
+        self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MOST_DEPARTURES)
+
+    def send_load(self, loads: Mapping[int, float]) -> None:
+        """Tell every sender, now and when it connects: then only of loads above 0, the others are idle."""
+        told = list(loads.items())
+        for start in range(0, len(told), _MOST_LOADS):
+            notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
+            for stream in self._streams:
+                stream.notify(notice, start)
+        self._loads = _load_report([each for each in told if each[1]][:_MOST_LOADS])
+
+    def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
+        """Tell every sender."""
+        status = pb.BackpressureStatus(worker_id=worker_id, congested=congested, relieved=relieved)
+        for stream in self._streams:
+            stream.notify(pb.SendResponse(backpressure=status))
+
+    def tell_departures(self, departures: Sequence[Departure]) -> None:
+        """Tell every worker before the next acknowledgement; one that is out of reach when it comes again."""
+        for each in departures:
+            self._departed += 1
+            told = departure_to_wire(each)
+            self._departures.append((self._departed, told))
+            for stream in self._streams:
+                if stream.intake is not Intake.ALL:
+                    notice = pb.SendResponse(departures=pb.Departures(departures=[told]))
+                    stream.notify(notice, self._departed)
+
+    async def drain(self, intake: Intake) -> None:
+        """Take nothing new from anybody else than these, and acknowledge what was taken.
+
+        The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
+        stream that this side breaks off may lose that one, and its sender would send again what has arrived.
+        Where the sender waits until its messages are processed, that goes on until end(), or until the
+        sender may come again.
+        """
+        self.intake = intake
+        streams = [stream for stream in self._streams if stream.intake > intake]
+        for stream in self._streams:
+            stream.wake.set()  # whoever lingers may have to come again
+        for stream in streams:
+            if not stream.dismissed:  # once: a sender ends its side when it hears of it
+                stream.dismissed = True
+                stream.notify(pb.SendResponse(drain=pb.Drain()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                for stream in streams:
+                    await stream.finished.wait()
+        for stream in streams:
+            if not stream.finished.is_set():
+                stream.stop_reading()
+
+    async def end(self) -> None:
+        """End every stream, after what there is to say, at the end of a drain."""
+        self._ending = True
+        for stream in self._streams:
+            stream.wake.set()
+        tasks = [stream.task for stream in self._streams if stream.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
+
+    # --- one stream ------------------------------------------------------------------------------
+
+    async def serve(self, wire: ServerStream) -> None:
+        """Serve one stream from hello to end."""
+        stream = SendStream(wire)
+        session: Session | None = None
+        try:
+            access = wire.admit()
+            with access.standing(stream.end):
+                hello = await self._hello(wire)
+                if hello is None:
+                    return
+                intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
+                session = self._open(hello, intake, access)
+                stream.intake = intake
+                if session.stream is not None:
+                    session.stream.end(SequenceGapError("the sender opened another stream for this session"))
+                session.stream = stream
+                session.address = wire.peer
+                self.leases.connected(session)
+                self._reception.worker_is(session.worker_number, connected=True)
+                self._streams.add(stream)
+                await wire.write(self._welcome(session, hello).SerializeToString())
+                await self._carry(session, stream)
+        except TuplewireError as error:
+            await self._refuse(wire, error, farewell=session is not None)
+        finally:
+            stream.finished.set()
+            self._streams.discard(stream)
+            if session is not None and session.stream is stream:
+                session.stream = None
+                if self.leases.disconnected(session):
+                    self._reception.worker_is(session.worker_number, connected=False)
+
+    async def _hello(self, wire: ServerStream) -> pb.Hello | None:
+        request = await self.silent.first(wire.read_request, "hello")
+        if request is None:
+            return None
+        if isinstance(request, _FRAMES) or not request.HasField("hello"):
+            raise MalformedError("the first request of a Send stream must be a hello")
+        return request.hello
+
+    def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
+        self._check_peer("sender", hello)
+        access.open_session(hello.topology, worker=intake is not Intake.ALL)
+        check_id("sender_id", hello.sender_id)
+        if hello.ack_mode not in pb.AckMode.values():
+            raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
+        if intake is Intake.ALL and (error := self._reception.callback.not_ready) is not None:
+            raise error
+        if intake > self.intake:
+            raise DrainingError("the worker is draining; connect again later, or to another one")
+        session = self.leases.get((access.owner, hello.sender_id))
+        if session is not None and session.state.incarnation > hello.incarnation:
+            raise StaleIncarnationError(
+                f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
+                f"from {hello.incarnation}"
+            )
+        if session is not None and session.state.incarnation < hello.incarnation:
+            if session.stream is not None:
+                session.stream.end(
+                    StaleIncarnationError(
+                        f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
+                    )
+                )
+            self._reception.worker_is(session.worker_number, connected=False)
+            session = None
+        if session is None or session.epoch != hello.receiver_incarnation:
+            # New, or what the sender remembers is not what we do: it starts over.
+            if session is not None and session.stream is not None:
+                session.stream.end(SequenceGapError("the sender has started this session over"))
+            self.leases.forget((access.owner, hello.sender_id))
+            self._epoch = max(self._epoch + 1, time.time_ns())
+            session = Session(hello, access.owner, self._epoch, self.leases, self.exhausted)
+            session.departed_before = self._departed
+            self.leases.add(session)
+        session.access = access
+        return session
+
+    def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
+        settings = self.settings
+        ack = update_to_wire(session.state.resume(hello.acknowledged))
+        initial = session.state.credit.initial
+        return pb.SendResponse(
+            welcome=pb.Welcome(
+                protocol_version=PROTOCOL_VERSION,
+                receiver_id=settings.worker_id,
+                receiver_incarnation=session.epoch,
+                last_sequence=ack.sequence,
+                ack_mode=pb.ACK_MODE_PROCESSED
+                if session.ack_mode is AckMode.PROCESSED
+                else pb.ACK_MODE_QUEUED,
+                initial_credit=grant_to_wire(Grant(0, initial.messages, initial.size_bytes, 0)),
+                credits=ack.credits,
+                max_message_bytes=settings.session.max_message_bytes,
+                max_frame_bytes=settings.session.max_request_bytes,
+                refusals=ack.refusals,
+                assignment_version=self._reception.callback.assignment_version,
+                load=self._loads,
+                worker_incarnation=settings.incarnation,
+                departures=[
+                    each
+                    for number, each in self._departures
+                    if session.worker_number and number > session.departed_before
+                ],
+            )
+        )
+
+    async def _carry(self, session: Session, stream: SendStream) -> None:
+        """Read to the end, and write what there is to say until nothing is left."""
+        if stream.ending is not None:
+            raise stream.ending
+        writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
+        stream.waiting = asyncio.current_task()
+        try:
+            await stream.until_stopped(self._read(session, stream))
+            stream.finished.set()
+            stream.wake.set()
+            await asyncio.wait([writer])
+            if stream.stopped:
+                raise DrainingError("the worker is draining; connect again later, or to another one")
+        except asyncio.CancelledError:
+            if stream.ending is None:
+                raise
+            raise stream.ending from None
+        except TuplewireError as error:
+            stream.ending = error
+            raise
+        finally:
+            stream.waiting = None
+            stream.finished.set()
+            stream.wake.set()
+            await finish_writing(writer)
+
+    async def _read(self, session: Session, stream: SendStream) -> None:
+        while (request := await stream.wire.read_request()) is not None:
+            if isinstance(request, _FRAMES):
+                await self.opened.wait()
+                self._frame(session, request)
+                stream.frames.add(at_once=request.tell_at_once or session.state.pressing)
+                continue
+            kind = request.WhichOneof("kind")
+            if kind == "goodbye":
+                if session.worker_number and request.goodbye.departures:
+                    departures = [departure_from_wire(each) for each in request.goodbye.departures]
+                    self._reception.workers_left(departures)
+                if self.leases.get(session.key) is session:
+                    self.leases.forget(session.key)
+                return
+            if kind == "watch_releases":
+                session.watch_releases(request.watch_releases.tasks)
+            if kind == "probe":
+                if not request.probe.brief:
+                    session.state.probe(request.probe.acknowledged)
+                stream.wake.set()
+            if kind in {None, "hello"}:
+                raise MalformedError(f"a request of kind {kind} within a stream")
+
+    def _frame(self, session: Session, frame: OpaqueFrame | PassedFrame) -> None:
+        if isinstance(frame, PassedFrame):
+            groups, closed = frame.groups, frame.closed
+        else:
+            groups, closed = groups_of(frame), closed_flows_of(frame)
+        if not session.worker_number and any(group.forwarded for group in groups):
+            raise MalformedError("only a worker passes messages on")
+        limit = self.settings.session.max_message_bytes
+        for group in groups:
+            if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
+                raise PayloadRefusedError(
+                    f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
+                )
+        denied = session.access.refused(groups)
+        accepted = session.state.accept(frame.sequence, groups, denied, closed)
+        if accepted is None:
+            return
+        self._reception.count(session.source, groups)
+        for group, error in denied:
+            self._reception.refused_messages[error.code] += len(group)
+        self._reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
+
+    async def _write(self, session: Session, stream: SendStream) -> None:
+        finished = False
+        while not finished:
+            await stream.wake.wait()
+            stream.wake.clear()
+            stream.frames.told()
+            finished = stream.finished.is_set() and not self._lingers(session, stream)
+            notices, stream.notices = stream.notices, {}
+            for notice in notices.values():
+                await stream.wire.write(notice.SerializeToString())
+            # What is new since another stream has taken the session over is for that one to say.
+            update = session.state.update() if session.stream is stream else None
+            if update is not None:
+                await stream.wire.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
+                if session.state.has_more:
+                    stream.wake.set()
+                    finished = False
+
+    def _lingers(self, session: Session, stream: SendStream) -> bool:
+        """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
+        if self._ending or stream.ending is not None or stream.intake <= self.intake:
+            return False
+        return session.wants_releases and not session.state.credit.idle
+
+
+def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:
+    return pb.LoadReport(tasks=[pb.TaskLoad(task=task, load=load) for task, load in loads])

@@ -1,0 +1,77 @@
+"""The streams that carry the sessions of senders at the Send service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from tuplewire.connection.stream import Gathering
+from tuplewire.errors import TuplewireError
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.server_stream import ServerStream
+
+
+class SendStream:
+    """One stream of a session."""
+
+    def __init__(self, wire: ServerStream) -> None:
+        self.wire = wire
+        self.wake = asyncio.Event()
+        self.notices: dict[tuple[str, int], pb.SendResponse] = {}
+        """What to write besides acknowledgements, the latest of each kind and part: a peer may never read."""
+        self.frames = Gathering(self.wake, asyncio.get_running_loop())
+        """Those that were taken and are not acknowledged, unless the sender asks before."""
+        self.task = asyncio.current_task()
+        self.waiting: asyncio.Task[Any] | None = None
+        """The task while it may be interrupted: a write must not be, see finish_writing."""
+        self.ending: TuplewireError | None = None
+        self.intake = Intake.ALL
+        """The least intake that this stream belongs to."""
+        self.dismissed = False
+        """Whether the sender was told of a drain."""
+        self.finished = asyncio.Event()
+        """Set once nothing more is read."""
+        self.stopped = False
+        """Whether that is so before the sender has ended its side."""
+
+    def notify(self, notice: pb.SendResponse, part: int = 0) -> None:
+        """Write this soon, in place of an earlier one of its kind, or part."""
+        key = notice.WhichOneof("kind") or "", part
+        if key[0] == "backpressure" and key in self.notices:
+            _merge(self.notices[key].backpressure, notice.backpressure)
+        else:
+            self.notices[key] = notice
+        self.wake.set()
+
+    def stop_reading(self) -> None:
+        """Take nothing more from a sender that does not end its side; it still hears what there is to say."""
+        self.stopped = True
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    async def until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
+        """Read to the end, or until stop_reading."""
+        try:
+            await reading
+        except asyncio.CancelledError:
+            if not self.stopped or self.ending is not None:
+                raise
+            if self.waiting is not None:
+                self.waiting.uncancel()
+
+    def end(self, error: TuplewireError) -> None:
+        """Make the stream end with an error, after a last acknowledgement; only the first error counts."""
+        if self.ending is None:
+            self.ending = error
+            if self.waiting is not None:
+                self.waiting.cancel()
+
+
+def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
+    """Add a later status to one that was not sent yet."""
+    congested = set(status.congested).difference(later.relieved).union(later.congested)
+    relieved = set(status.relieved).union(later.relieved).difference(later.congested)
+    status.congested[:] = sorted(congested)
+    status.relieved[:] = sorted(relieved)

@@ -1,0 +1,227 @@
+"""Both sides of a transport whose streams carry sessions, and what the contexts of such transports share."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import ClassVar
+
+from tuplewire.connection.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.sender import Identity
+from tuplewire.connection.stream import Dial
+from tuplewire.errors import ClosedError
+from tuplewire.session.departure import Departure
+from tuplewire.settings.addresses import bracketed
+from tuplewire.values.message import TaskMessage
+from tuplewire_service.messaging.base import (
+    BLOCK,
+    ConnectionStatus,
+    IConnectionCallback,
+    Intake,
+    IServerConnection,
+    ServerStatistics,
+    SessionSnapshot,
+)
+from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.recv_service import RecvService
+from tuplewire_service.messaging.relay_client import RelayClient
+from tuplewire_service.messaging.send_service import SendService
+from tuplewire_service.messaging.server_stream import ServerStream, SilentStreams
+from tuplewire_service.messaging.subscription import ISubscriptionSource
+from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
+
+_LAST_CALLS_SECONDS = 0.5
+"""What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
+
+
+Serve = Callable[[ServerStream], Awaitable[None]]
+"""Serves one stream to its end."""
+
+
+class StreamedServer(IServerConnection):
+    """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
+
+    A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.
+    """
+
+    pins_loop: ClassVar[bool] = True
+    """Whether the process cannot close its gRPC down for a fork while this server is bound."""
+
+    def __init__(
+        self,
+        thread: EventLoopThread,
+        topology: str,
+        port: int,
+        settings: TransportSettings,
+        callback: IConnectionCallback | None,
+    ) -> None:
+        """Begin to listen."""
+        self._thread = thread
+        self._port = port
+        self._status = ConnectionStatus.CONNECTING
+        self._addresses: list[str] = []
+        self._reception = Reception(self._opened)
+        self._silent = silent = SilentStreams()
+        self._send = SendService(topology, settings, silent, self._reception)
+        if callback is not None:
+            self.register_recv(callback)
+        self._handlers: dict[str, Serve] = {"Send": self._send.serve}
+        self._recv: RecvService | None = None
+        source: object = callback
+        if isinstance(source, ISubscriptionSource):
+            self._recv = RecvService(topology, settings, silent, source)
+            self._handlers["Recv"] = self._recv.serve
+        thread.run(self._start())
+
+    async def _start(self) -> None:
+        self._port = await self._bind()
+        self._thread.pinned += self.pins_loop
+        self._status = ConnectionStatus.READY
+
+    @abstractmethod
+    async def _bind(self) -> int:
+        """Listen, note the addresses, and return the port; BindError."""
+
+    @abstractmethod
+    async def _unbind(self, grace: float | None) -> None:
+        """Stop listening and end what is open; calls in progress get so many seconds."""
+
+    def _opened(self) -> None:
+        """Let come what waits: somebody takes messages now."""
+        self._thread.call(self._send.opened.set)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return self._addresses
+
+    @property
+    def status(self) -> ConnectionStatus:
+        return self._status
+
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        self._reception.register(callback)
+
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        return self._reception.pull(flags)
+
+    def _check_open(self) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
+
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        self._check_open()
+        loads = dict(loads)
+        self._thread.call(lambda: self._send.send_load(loads))
+
+    def send_backpressure_status(
+        self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
+    ) -> None:
+        self._check_open()
+        self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
+
+    def tell_departures(self, departures: Sequence[Departure]) -> None:
+        self._thread.call(lambda: self._send.tell_departures(departures))
+
+    def statistics(self) -> ServerStatistics:
+        streams = Counter(self._send.refused_streams)
+        if self._recv is not None:
+            streams.update(self._recv.refused_streams)
+        leases, reception = self._send.leases, self._reception
+        sharing = leases.sharing
+        return ServerStatistics(
+            received=reception.counts(),
+            sessions=sharing,
+            resumable_sessions=len(leases) - sharing,
+            refused_streams=dict(streams),
+            refused_messages=dict(reception.refused_messages),
+            silent_streams=len(self._silent),
+            smallest_window=leases.shares.smallest.messages,
+            identities=leases.identities(),
+        )
+
+    def sessions(self) -> Sequence[SessionSnapshot]:
+        return self._send.leases.sessions()
+
+    @property
+    def exhausted(self) -> Collection[int]:
+        return self._send.exhausted.tasks.keys()
+
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+        """See IServerConnection. Ends Send streams; consumers go on."""
+        self._thread.run(self.stop_intake_async(intake))
+
+    async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
+        await self._send.drain(intake)
+
+    def close(self, timeout: float = 10.0) -> None:
+        if self._status is not ConnectionStatus.CLOSED:
+            self._thread.run(self.close_async(timeout))
+
+    async def close_async(self, timeout: float = 10.0) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            return
+        self._status = ConnectionStatus.CLOSED
+        if self._recv is not None:
+            self._recv.draining = True
+        async with asyncio.timeout(timeout):
+            await self._send.drain(Intake.NOBODY)
+            await self._send.end()
+        await self._stop(_LAST_CALLS_SECONDS)
+
+    def abort(self) -> None:
+        if self._status is not ConnectionStatus.CLOSED:
+            self._status = ConnectionStatus.CLOSED
+            self._thread.run(self._stop(None))
+
+    async def _stop(self, grace: float | None) -> None:
+        self._reception.close()
+        await self._unbind(grace)
+        self._thread.pinned -= self.pins_loop
+
+
+class StreamedContext(TransportContext):
+    """Binds and connects; a transport says how (_serve, _dial).
+
+    Not for use on the messaging loop itself: bind, close and term wait for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connections = 0
+        self._start = uuid.uuid4().hex[:16]
+
+    @abstractmethod
+    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> StreamedServer:
+        """Return a server that is bound; BindError."""
+
+    @abstractmethod
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        """Return what opens streams to a worker; an IPv6 host has brackets."""
+
+    def bind(
+        self, topology_id: str, port: int, callback: IConnectionCallback | None = None
+    ) -> StreamedServer:
+        """See IContext. Raises BindError when the port is in use."""
+        return self._keep(self._serve(topology_id, port, callback))
+
+    def connect(self, topology_id: str, host: str, port: int) -> RelayClient:
+        """See IContext. Each connection is a session of its own."""
+        settings = self._settings
+        host = bracketed(host)
+        self._connections += 1
+        identity = Identity(
+            topology_id,
+            # A worker that starts again may have an earlier clock; its own incarnation must not keep it out.
+            f"{settings.worker_id or uuid.uuid4()}/{self._start}.{self._connections}",
+            settings.incarnation,
+            worker=bool(settings.worker_id),
+        )
+        dial, thread = self._dial(topology_id, host, port), messaging_loop()
+        return self._keep(RelayClient(thread, f"{host}:{port}", identity, settings.session, dial))

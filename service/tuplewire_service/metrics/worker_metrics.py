@@ -1,0 +1,398 @@
+"""Prometheus metrics, read from a snapshot of the worker at each scrape.
+
+The data plane only counts in plain numbers; nothing is paid for metrics between scrapes.
+docs/reference/metrics.md has all of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import add
+
+import grpc
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+import tuplewire
+from tuplewire.session.ledger import DropReason
+from tuplewire.settings.settings import settings_of
+from tuplewire.wire import messaging_pb2
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.messaging.base import ReceiveCount
+from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
+from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.messaging.server_stream import MAX_SILENT_STREAMS
+from tuplewire_service.metrics.families import counter, counters, gauge, gauges, histogram, info
+from tuplewire_service.metrics.series import Names, Totals
+from tuplewire_service.worker.worker_snapshot import (
+    PeerSnapshot,
+    SinkSnapshot,
+    TapSnapshot,
+    TaskSnapshot,
+    Timings,
+    WorkerSnapshot,
+)
+
+_CODES = [
+    name.removeprefix("ERROR_CODE_")
+    for name, number in messaging_pb2.ErrorCode.items()
+    if number != messaging_pb2.ERROR_CODE_UNSPECIFIED
+]
+_MEASURES = ("COUNT", "SIZE", "SECONDS")
+_CONFIG_SHOWN = [
+    "transport",
+    *(name for name, each in settings_of(WorkerConfig).items() if each.kind.metavar in _MEASURES),
+]
+"""What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
+
+
+class WorkerCollector(Collector):
+    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own.
+
+    read: returns a snapshot, from any thread; what it raises fails the scrape. assignment_errors: how often
+    the assignment file could not be used.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], WorkerSnapshot],
+        config: WorkerConfig,
+        memory_limit: int,
+    ) -> None:
+        """Tell what read() returns. memory_limit: what the process may have, in bytes."""
+        self._read = read
+        self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
+        self._memory_limit = memory_limit
+        self._lock = threading.Lock()
+        most = config.metrics_series
+        self._tasks = Names(most)
+        self._peers = Names(most)
+        # Everybody may read the metrics. Where there are rules, an identity is for itself and operators.
+        self._identities = Names(0 if config.permissions_file else most)
+        self._losers = Names(most, always=(OTHER,))
+        self._sources = Names(most, always=(CLIENT_SOURCE, OTHER))
+        self._sent = Totals()
+        self._received = Totals()
+        self._through = Totals()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every family, all of them from one snapshot; from any thread."""
+        with self._lock:
+            return list(self._families(self._read()))
+
+    def _families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
+        yield info(
+            "build",
+            "What runs here.",
+            {
+                "version": tuplewire.__version__,
+                "python": platform.python_version(),
+                "grpc": grpc.__version__,
+                "worker_id": snapshot.worker_id,
+                "topology": snapshot.topology,
+            },
+        )
+        yield info(
+            "config", "The settings in force that say how much is held, and for how long.", self._config
+        )
+        yield gauge("ready", "1 when the worker is ready, else 0.", int(not snapshot.not_ready_because))
+        yield gauge(
+            "assignment_version",
+            "Version of the assignment in force; 0: none yet.",
+            snapshot.assignment_version,
+        )
+        yield gauge(
+            "newest_assignment_version",
+            "Newest assignment version known, of this worker or another; above the one in force: it lags.",
+            snapshot.newest_version,
+        )
+        yield gauge(
+            "assignment_refused",
+            "1 while what the assignment file has is not in force, as it could not be read or used, else 0.",
+            int(snapshot.assignment_refused),
+        )
+        yield from self._received_families(snapshot.servers.received)
+        yield gauges(
+            "sessions",
+            "Senders by state: connected, with a share of the queues, or gone and resumable, without one.",
+            "state",
+            {
+                "connected": snapshot.servers.sessions,
+                "resumable": snapshot.servers.resumable_sessions,
+            }.items(),
+        )
+        yield self._identity_family(snapshot.servers.identities)
+        yield gauge(
+            "memory_limit_bytes",
+            "Memory that the process may have: the limit of its control groups, or what the machine has.",
+            self._memory_limit,
+        )
+        if snapshot.servers.smallest_window is not None:
+            yield gauge(
+                "smallest_window_messages",
+                "How many messages each sender may have outstanding to the task that is most crowded.",
+                snapshot.servers.smallest_window,
+            )
+        yield gauge(
+            "silent_streams",
+            f"Streams that have not said hello yet; beyond {MAX_SILENT_STREAMS:,}, the oldest is refused.",
+            snapshot.servers.silent_streams,
+        )
+        yield counter(
+            "server_restarts",
+            "How often gRPC's server has ended by itself, and was started again at the same addresses.",
+            snapshot.servers.restarts,
+        )
+        yield counters(
+            "refused_streams",
+            "Streams refused to whoever opened them, or ended with an error, by the code of the error.",
+            "code",
+            _with_zeros(_CODES, snapshot.servers.refused_streams).items(),
+        )
+        yield counters(
+            "refused_messages",
+            "Messages refused to their sender one by one, by the code of the error.",
+            "code",
+            _with_zeros(_CODES, snapshot.servers.refused_messages).items(),
+        )
+        yield from _ledger(snapshot)
+        yield from self._lost_families(snapshot)
+        yield from self._peer_families(snapshot.peers)
+        yield from self._task_families(snapshot.tasks)
+        yield from _sinks(snapshot.sinks)
+        yield from _taps(snapshot.taps)
+        yield from _times(snapshot.timings)
+
+    def _identity_family(self, identities: Mapping[str, tuple[int, int]]) -> Metric:
+        names = self._identities.of(identities)
+        family = GaugeMetricFamily("tuplewire_identity_sessions", _IDENTITIES, labels=["identity", "state"])
+        for column, state in enumerate(("connected", "resumable")):
+            sums = Counter[str]()
+            for who, counts in identities.items():
+                sums[names[who]] += counts[column]
+            for name, count in sums.items():
+                family.add_metric([name, state], count)
+        return family
+
+    def _received_families(self, received: Sequence[ReceiveCount]) -> Iterator[Metric]:
+        names = self._sources.of(count.source for count in received)
+        by_name = self._received.add_up(
+            {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
+        )
+        yield from _columns(counters, _RECEIVED, "source", by_name)
+
+    def _lost_families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
+        names = self._losers.of(snapshot.perhaps_lost)
+        by_name: dict[str, int] = {}
+        for worker_id, lost in snapshot.perhaps_lost.items():
+            by_name[names[worker_id]] = by_name.get(names[worker_id], 0) + lost
+        yield counters(
+            "peer_perhaps_lost_messages",
+            "Messages that another worker had acknowledged and that may have died with it: at most so many.",
+            "peer",
+            by_name.items(),
+        )
+        yield gauge(
+            "predecessor_perhaps_lost_messages",
+            "Messages that may have died with the process before this one: at most so many.",
+            snapshot.predecessor_lost,
+        )
+
+    def _peer_families(self, peers: Sequence[PeerSnapshot]) -> Iterator[Metric]:
+        names = self._peers.of(peer.worker_id for peer in peers)
+        rows: dict[Hashable, tuple[str, Sequence[int]]] = {}
+        pending: dict[str, int] = {}
+        up: dict[str, int] = {}
+        for peer in peers:
+            counts, ledger = peer.statistics, peer.statistics.ledger
+            name = names[peer.worker_id]
+            sent = (counts.sent_messages, counts.sent_batches, counts.sent_bytes, counts.reconnects)
+            settled = (ledger.acknowledged, sum(ledger.dropped.values()))
+            rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
+            pending[name] = pending.get(name, 0) + ledger.pending
+            up[name] = min(up.get(name, 1), int(peer.connected))
+        by_name = self._sent.add_up(rows)
+        yield from _columns(counters, _SENT, "peer", by_name)
+        yield gauges(
+            "pending_messages",
+            "Messages for another worker that it has not acknowledged yet.",
+            "peer",
+            pending.items(),
+        )
+        yield gauges(
+            "connection_up",
+            "1 while the session with another worker is established, else 0; of `other`: with all of them.",
+            "peer",
+            up.items(),
+        )
+
+    def _task_families(self, tasks: Sequence[TaskSnapshot]) -> Iterator[Metric]:
+        names = self._tasks.of([str(task.task) for task in tasks])
+        sums: dict[str, list[int]] = {}
+        oldest: dict[str, float] = {}
+        through: dict[Hashable, tuple[str, Sequence[int]]] = {}
+        for name, task in zip(names.values(), tasks, strict=True):
+            row = (task.queued_messages, task.queued_bytes, task.capacity_messages, int(task.subscribed))
+            before = sums.get(name)
+            # Counts add up; of subscriptions, whether all have one.
+            sums[name] = [*map(add, before[:3], row[:3]), min(before[3], row[3])] if before else list(row)
+            oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
+            # A task that comes back begins anew.
+            at = task.task, task.begin_sequence
+            through[at] = name, (task.received_messages, task.acknowledged_messages)
+        yield from _columns(gauges, _QUEUE, "task", sums)
+        yield gauges("queue_oldest_seconds", _OLDEST, "task", oldest.items())
+        yield from _columns(counters, _THROUGH, "task", self._through.add_up(through))
+        yield gauge(
+            "fullest_queue_ratio",
+            "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
+            max((task.load for task in tasks), default=0.0),
+        )
+
+
+_IDENTITIES = "Senders by who they are, by token or certificate, and by state; see tuplewire_sessions."
+_OLDEST = "Age of the oldest message in a task's receive queue since its sender accepted it; 0: it is empty."
+_THROUGH = (
+    ("task_received_messages", "Messages that came to a task."),
+    ("task_acknowledged_messages", "Messages that a task's consumer has acknowledged."),
+)
+_SOURCE = "by source: a worker's id, client for all programs, or executors for its own."
+_RECEIVED = (
+    ("received_messages", f"Messages received, {_SOURCE}"),
+    ("received_batches", f"Batches received, {_SOURCE}"),
+    ("received_bytes", f"Payload bytes received, {_SOURCE}"),
+)
+_SENT = (
+    ("sent_messages", "Messages sent to another worker."),
+    ("sent_batches", "Batches sent to another worker."),
+    ("sent_bytes", "Payload bytes sent to another worker."),
+    ("reconnects", "How often the connection to another worker was made again."),
+    ("peer_accepted_messages", "Messages taken over for another worker."),
+    ("peer_acknowledged_messages", "Messages that another worker has acknowledged."),
+    ("peer_dropped_messages", "Messages for another worker that were given up."),
+)
+_QUEUE = (
+    ("queue_messages", "Messages in a task's receive queue: waiting, or delivered and not acknowledged."),
+    ("queue_bytes", "Payload bytes in a task's receive queue."),
+    ("queue_capacity_messages", "Bound of a task's receive queue."),
+    ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; of `other`: to all of them."),
+)
+
+
+def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
+    ledger = snapshot.ledger
+    yield counter("accepted_messages", "Messages taken over from clients and peers.", ledger.accepted)
+    yield counter(
+        "acknowledged_messages",
+        "Messages forwarded or delivered, and acknowledged by whoever took them.",
+        ledger.acknowledged,
+    )
+    yield counters(
+        "dropped_messages",
+        "Accepted messages that were given up, by reason.",
+        "reason",
+        _with_zeros(DropReason, ledger.dropped).items(),
+    )
+    yield gauge(
+        "worker_pending_messages",
+        "Messages accepted, and neither acknowledged nor dropped yet, in the whole worker.",
+        ledger.pending,
+    )
+    yield counter(
+        "rejections", "How many times consumers have rejected a message.", snapshot.rejected.rejections
+    )
+    yield gauge(
+        "rejected_waiting_messages",
+        "Copies of rejected messages that wait until they are due, or until somebody has their task.",
+        snapshot.rejected.waiting,
+    )
+    yield counter(
+        "redelivered_messages",
+        "Messages handed to a consumer that another one may have had before.",
+        snapshot.redelivered_messages,
+    )
+
+
+def _sinks(sinks: SinkSnapshot) -> Iterator[Metric]:
+    yield gauges(
+        "staged_bytes",
+        "What Spark's sinks have staged, or published without room in the queues, by place: memory or disk.",
+        "place",
+        {"memory": sinks.memory_bytes, "disk": sinks.disk_bytes}.items(),
+    )
+    yield gauge(
+        "publishing_messages",
+        "Messages that Spark's sinks have published, and that wait for room in their tasks' queues.",
+        sinks.waiting_messages,
+    )
+    yield counter(
+        "staging_waits",
+        "How often Spark's sinks have found no room to stage; they ask again within two seconds.",
+        sinks.waits,
+    )
+
+
+def _taps(taps: TapSnapshot) -> Iterator[Metric]:
+    yield gauge("taps", "How many look at messages as they pass, by tuplewire tap.", taps.open)
+    yield counter("tapped_messages", "Messages of which a copy was shown to somebody.", taps.shown)
+    yield counter(
+        "tap_left_out_messages",
+        "Messages over the rate, or the bounds, of a tap that was to show them; they went on all the same.",
+        taps.left_out,
+    )
+
+
+def _times(timings: Timings) -> Iterator[Metric]:
+    yield counters(
+        "state_seconds",
+        "Time that the worker has spent in each state; all states together are its age.",
+        "state",
+        timings.state_seconds.items(),
+    )
+    blocking = CounterMetricFamily(
+        "tuplewire_blocking_seconds",
+        "For how long a task has held others up; where: local, or the worker that takes nothing for it.",
+        labels=["task", "where"],
+    )
+    for (task, where), seconds in timings.blocking_seconds.items():
+        blocking.add_metric([task, where], seconds)
+    yield blocking
+    yield histogram(
+        "queue_wait_seconds",
+        "Time that messages wait in a receive queue until a consumer first gets them.",
+        timings.queue_wait,
+    )
+    yield histogram(
+        "send_to_ack_seconds",
+        "Time from sending messages to another worker to its acknowledgement.",
+        timings.send_to_ack,
+    )
+    yield histogram(
+        "end_to_end_seconds",
+        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
+        timings.end_to_end,
+    )
+    yield histogram(
+        "event_loop_lag_seconds",
+        "How late the event loop was for a probe that is due four times a second.",
+        timings.loop_lag,
+    )
+
+
+def _columns(
+    make: Callable[[str, str, str, Iterable[tuple[str, float]]], Metric],
+    families: Iterable[tuple[str, str]],
+    label: str,
+    rows: Mapping[str, Sequence[int]],
+) -> Iterator[Metric]:
+    for column, (family, help_text) in enumerate(families):
+        yield make(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
+
+
+def _with_zeros(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts with a 0 for every name that never occurred, so that a first increase is seen."""
+    return {**dict.fromkeys(map(str, names), 0), **counts}

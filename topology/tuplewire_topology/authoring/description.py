@@ -1,0 +1,291 @@
+"""What a topology is made of, as data: components, streams, inputs, tasks. Source: Storm's `StormTopology`.
+
+It does not travel, as the user's own spouts and bolts do not: every process that runs some of them builds the
+same topology from the same program.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tuplewire.errors import MAX_TASK, TopologyError
+from tuplewire.text.html_table import html_table
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.authoring.tuples import (
+    ACK_STREAM,
+    DEFAULT_STREAM,
+    FAIL_STREAM,
+    INIT_STREAM,
+    Stream,
+    TupleSource,
+    check_name,
+)
+
+FIRST_TASK = 1
+SYSTEM_PREFIX = "__"
+"""Names that begin so are Storm's and ours; no component or stream of a user's may."""
+ACKER_COMPONENT = "__acker"
+_SYSTEM_NAMES = frozenset({ACKER_COMPONENT, INIT_STREAM, ACK_STREAM, FAIL_STREAM})
+
+
+class ComponentKind(StrEnum):
+    """The two kinds of component."""
+
+    SPOUT = "spout"
+    BOLT = "bolt"
+
+
+class GroupingType(StrEnum):
+    """How a stream's tuples are divided among the tasks of a bolt; `grouping.py` says what each does."""
+
+    SHUFFLE = "shuffle"
+    FIELDS = "fields"
+    ALL = "all"
+    GLOBAL = "global"
+    DIRECT = "direct"
+    LOCAL_OR_SHUFFLE = "local_or_shuffle"
+    PARTIAL_KEY = "partial_key"
+    LOAD_AWARE_SHUFFLE = "load_aware_shuffle"
+    NONE = "none"
+    CUSTOM = "custom"
+
+
+KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
+"""The groupings that look at fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A bolt's subscription to a stream. Source: Storm's `GlobalStreamId` with its `Grouping`.
+
+    fields: those that the grouping looks at. custom: the user's object.
+    """
+
+    component: str
+    stream: str = DEFAULT_STREAM
+    grouping: GroupingType = GroupingType.SHUFFLE
+    fields: tuple[str, ...] = ()
+    custom: Any = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"stream {self.stream!r} of {self.component!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A spout or a bolt, and how many there are of it. Source: Storm's `ComponentCommon`.
+
+    parallelism: its executors. n_tasks: its tasks, divided among the executors. configuration: settings of
+    its own, by their keys. template: the user's object, of which each task gets a copy.
+    """
+
+    id: str
+    kind: ComponentKind
+    streams: tuple[Stream, ...] = ()
+    inputs: tuple[Input, ...] = ()
+    parallelism: int = 1
+    n_tasks: int = 1
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    template: Any = field(default=None, compare=False, repr=False)
+
+    def stream(self, name: str) -> Stream:
+        """Return one of its streams; TopologyError for another."""
+        for stream in self.streams:
+            if stream.name == name:
+                return stream
+        known = ", ".join(repr(stream.name) for stream in self.streams) or "none"
+        raise TopologyError(f"{self.id!r} has no stream {name!r}; it declares {known}")
+
+
+class Topology:
+    """A validated graph of components, with task ids: a contiguous range for each component.
+
+    Ids start at 1, and are given in the order of the components' ids, the acker's last. So they depend on
+    the topology alone, and not on the order in which a program builds it. Raises TopologyError for a
+    component, stream or field that is named and not there, and for what does not fit together. Cycles are
+    allowed.
+    """
+
+    def __init__(self, components: Iterable[Component]) -> None:
+        self.components: dict[str, Component] = {}
+        for component in sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id)):
+            if component.id in self.components:
+                raise TopologyError(f"two components have the id {component.id!r}")
+            self.components[component.id] = component
+        for component in self.components.values():
+            _check_component(component)
+            for subscription in component.inputs:
+                self._check_input(component, subscription)
+        if not any(component.kind is ComponentKind.SPOUT for component in self.components.values()):
+            raise TopologyError("a topology needs at least one spout")
+        self._ids = list(self.components)
+        self._starts = list(
+            accumulate((component.n_tasks for component in self.components.values()), initial=FIRST_TASK)
+        )
+        if self._starts[-1] > MAX_TASK:
+            raise TopologyError(f"{self._starts[-1] - FIRST_TASK} tasks are more than there are task ids")
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{each.kind} {each.id} x{each.n_tasks}" for each in self.components.values())
+        return f"<Topology {parts}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the components, for notebooks."""
+        rows = []
+        for each in self.components.values():
+            tasks = self.tasks_of(each.id)
+            inputs = ", ".join(
+                f"{source.component}.{source.stream} by {source.grouping} {', '.join(source.fields)}".rstrip()
+                for source in each.inputs
+            )
+            named = f"{tasks[0]}-{tasks[-1]}" if len(tasks) > 1 else tasks[0]
+            rows.append((each.id, each.kind, each.parallelism, named, inputs))
+        title = f"{len(self.components)} components, {len(self.tasks)} tasks"
+        return html_table(title, ("component", "kind", "executors", "tasks", "inputs"), rows)
+
+    def _check_input(self, bolt: Component, subscription: Input) -> None:
+        source = self.components.get(subscription.component)
+        if source is None:
+            known = ", ".join(map(repr, self.components))
+            raise TopologyError(
+                f"{bolt.id!r} subscribes to {subscription.component!r}, which is no component; "
+                f"known are {known}"
+            )
+        stream = source.stream(subscription.stream)
+        stream.positions(subscription.fields)
+        if stream.direct != (subscription.grouping is GroupingType.DIRECT):
+            raise TopologyError(
+                f"{bolt.id!r} subscribes to {subscription} with the {subscription.grouping} grouping, "
+                f"but the stream is {'direct' if stream.direct else 'not direct'}: "
+                "a direct stream takes the direct grouping, and no other does"
+            )
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> range:
+        """The ids of all tasks."""
+        return range(self._starts[0], self._starts[-1])
+
+    def component(self, component: str) -> Component:
+        """Return a component by its id; TopologyError for another."""
+        if component not in self.components:
+            known = ", ".join(map(repr, self.components))
+            raise TopologyError(f"{component!r} is no component; known are {known}")
+        return self.components[component]
+
+    def tasks_of(self, component: str) -> range:
+        """Return the ids of a component's tasks; TopologyError when there is no such component."""
+        start = self._starts[self._ids.index(self.component(component).id)]
+        return range(start, start + self.components[component].n_tasks)
+
+    def component_of(self, task: int) -> Component:
+        """Return the component that a task is one of; TopologyError when the task is none."""
+        if task not in self.tasks:
+            raise TopologyError(
+                f"task {task} is none of this topology's, {self.tasks[0]} to {self.tasks[-1]}"
+            )
+        return self.components[self._ids[bisect_right(self._starts, task) - 1]]
+
+    def executors_of(self, component: str) -> list[range]:
+        """Return the tasks of each executor of a component; the numbers of tasks differ by one at most."""
+        tasks, count = self.tasks_of(component), self.components[component].parallelism
+        ends = [len(tasks) * number // count for number in range(count + 1)]
+        return [tasks[begin:end] for begin, end in pairwise(ends)]
+
+    def targets_of(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[str, Input]]:
+        """Return the bolts that subscribe to a stream, and how; TopologyError for an unknown stream."""
+        self.component(component).stream(stream)
+        return [
+            (bolt.id, subscription)
+            for bolt in self.components.values()
+            for subscription in bolt.inputs
+            if (subscription.component, subscription.stream) == (component, stream)
+        ]
+
+    def tick_levels(self, conf: Mapping[str, Any]) -> list[list[str]]:
+        """Return the bolts that get ticks, in levels: what one emits goes to later levels, or in a cycle.
+
+        The bolts of a cycle are in one level. conf: the topology's settings, by Storm's keys.
+        """
+        levels: dict[int, list[str]] = {}
+        for name, bolt in self.components.items():
+            settings = TopologySettings.from_conf({**conf, **bolt.configuration})
+            if settings.tick_seconds and bolt.kind is ComponentKind.BOLT and name != ACKER_COMPONENT:
+                levels.setdefault(len(self._upstream(name)), []).append(name)
+        return [levels[depth] for depth in sorted(levels)]
+
+    def _upstream(self, component: str) -> set[str]:
+        """Return a component and all that leads to it: a later one has more, those of a cycle the same."""
+        found: set[str] = set()
+        left = [component]
+        while left:
+            name = left.pop()
+            if name not in found and name != ACKER_COMPONENT:
+                found.add(name)
+                left += [subscription.component for subscription in self.components[name].inputs]
+        return found
+
+    def source(self, task: int, stream: str) -> TupleSource:
+        """Return what tuples of a task's stream come from; TopologyError for an unknown task or stream."""
+        component = self.component_of(task)
+        return TupleSource(component.id, task, component.stream(stream))
+
+
+def check_reserved(component: Component, but: Collection[str] = ()) -> None:
+    """Raise TopologyError for a component, or a stream of one, that has a name of the system's."""
+    for name in (component.id, *(stream.name for stream in component.streams)):
+        if name.startswith(SYSTEM_PREFIX) and name not in but:
+            raise TopologyError(
+                f"{component.kind} {component.id!r}: the name {name!r} is reserved, "
+                f"as all that begin with {SYSTEM_PREFIX!r}"
+            )
+
+
+def _check_component(component: Component) -> None:
+    """Raise TopologyError for what is wrong with a component, whatever the others are."""
+    check_name(component.id, "a component's id")
+    what = f"{component.kind} {component.id!r}"
+    names = [stream.name for stream in component.streams]
+    check_reserved(component, _SYSTEM_NAMES)
+    if len(set(names)) < len(names):
+        raise TopologyError(f"{what} declares the stream {max(names, key=names.count)!r} twice")
+    for name, number in (("parallelism", component.parallelism), ("number of tasks", component.n_tasks)):
+        if type(number) is not int or number < 1:
+            raise TopologyError(f"{what} has the {name} {number!r}; it is an integer from 1")
+    if component.parallelism > component.n_tasks:
+        raise TopologyError(
+            f"{what} has {component.parallelism} executors for {component.n_tasks} task(s); "
+            "every executor runs at least one"
+        )
+    if component.kind is ComponentKind.SPOUT:
+        for subscription in component.inputs:
+            if subscription.component != ACKER_COMPONENT:
+                raise TopologyError(f"{what} subscribes to {subscription}; only bolts do")
+    sources = [(subscription.component, subscription.stream) for subscription in component.inputs]
+    for subscription, source in zip(component.inputs, sources, strict=True):
+        if sources.count(source) > 1:
+            raise TopologyError(f"{what} subscribes to {subscription} twice")
+        if (subscription.grouping in KEYED) != bool(subscription.fields):
+            raise TopologyError(
+                f"{what} subscribes to {subscription} with the {subscription.grouping} grouping "
+                f"and {len(subscription.fields)} field(s): "
+                "the fields and the partial key grouping look at one or more, and no other does"
+            )
+
+
+def shares_of(topology: Topology, workers: int) -> list[list[int]]:
+    """Deal the executors out to workers in turn, of which there are no more than executors.
+
+    Source: Storm's `EvenScheduler`.
+    """
+    executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
+    shares: list[list[int]] = [[] for _ in range(min(workers, len(executors)))]
+    for number, tasks in enumerate(executors):
+        shares[number % len(shares)] += tasks
+    return shares

@@ -1,0 +1,142 @@
+"""The settings of a running topology, by Storm's keys. Source: Storm's `Config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import (
+    FLAG,
+    SECONDS,
+    SECONDS_OR_ZERO,
+    Settings,
+    choice,
+    count,
+    nested,
+    setting,
+    storms,
+)
+from tuplewire_topology.authoring.user_metrics import MOST_SERIES
+
+LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
+"""Those that only whoever starts processes reads."""
+TICK_KEY = "topology.tick.tuple.freq.secs"
+_WORKER_KEYS = ("topology.name",)
+"""Those that only a worker reads."""
+
+
+class ErrorPolicy(StrEnum):
+    """What happens when a spout or bolt raises."""
+
+    FAIL = "fail"
+    """The worker fails."""
+    SKIP = "skip"
+    """The tuple is failed, the error counted and told, and the task goes on."""
+    DEAD_LETTER = "dead_letter"
+    """The tuple goes with its error to the worker's dead-letter task, or to who runs it, and is processed.
+
+    Where nobody takes it, as skip.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySettings(Settings):
+    """What the executors of a topology go by; a component's own configuration comes before the topology's.
+
+    Each field says what it does, and has Storm's key; that of the error policy is ours, since Storm has none:
+    there the worker fails. Times are in seconds here, and as the key says in a configuration. Keys that
+    begin with neither `topology.` nor `tuplewire.` are the user's own, for spouts and bolts to read.
+
+    session: how the sessions between its workers behave.
+    """
+
+    REFUSED = ("topology.",)
+    PASSED = (*LAUNCHER_KEYS, *_WORKER_KEYS)
+
+    session: SessionSettings = nested(SessionSettings)
+    workers: int = storms("topology.workers", count(), 1, "how many workers share the tasks out")
+    receive_queue_tuples: int = storms(
+        "topology.executor.receive.buffer.size",
+        count(),
+        32_768,
+        "the capacity of an executor's receive queue",
+    )
+    max_spout_pending: int = storms(
+        "topology.max.spout.pending",
+        count(0),
+        0,
+        "tuples with a message id that a spout's task may have on the way; 0: any number",
+    )
+    tick_seconds: float = storms(
+        TICK_KEY, SECONDS_OR_ZERO, 0.0, "how often a bolt gets a tick tuple; 0: never"
+    )
+    spout_wait_seconds: float = storms(
+        "topology.sleep.spout.wait.strategy.time.ms",
+        SECONDS_OR_ZERO,
+        0.001,
+        "how long a spout that has emitted nothing is left alone",
+    )
+    always_serialize: bool = storms(
+        "topology.testing.always.try.serialize",
+        FLAG,
+        False,
+        "serialize tuples within a worker as well, so that a test finds values that do not travel, or that "
+        "change after emit",
+    )
+    size_metrics: bool = storms(
+        "topology.serialized.message.size.metrics",
+        FLAG,
+        False,
+        "count bytes from other processes by component",
+    )
+    metrics_series: int = setting(
+        count(0),
+        MOST_SERIES,
+        "so many series of metrics that spouts and bolts register are told by a process; the others are left "
+        "out, and counted",
+        key="topology.user.metrics.series",
+    )
+    message_timeout_seconds: float = storms(
+        "topology.message.timeout.secs",
+        SECONDS_OR_ZERO,
+        30.0,
+        "how long a spout's tuple may take, where acker tasks follow it, before it has failed; 0: any time",
+    )
+    acker_executors: int | None = storms(
+        "topology.acker.executors",
+        count(0),
+        None,
+        "the tasks that follow tuples where a topology runs in several processes (default: one for each "
+        "worker); 0: nobody does",
+    )
+    heartbeat_seconds: float = storms(
+        "worker.heartbeat.frequency.secs",
+        SECONDS,
+        1.0,
+        "how often a worker looks at its executors and says that it is alive",
+    )
+    task_timeout_seconds: float = storms(
+        "nimbus.task.timeout.secs",
+        SECONDS,
+        30.0,
+        "how long one call of a spout or bolt may take before its executor counts as stuck",
+    )
+    error_tries: int = setting(
+        count(),
+        1,
+        "how often a bolt is given a tuple at which it raises, before the policy says what happens",
+        key="topology.error.tries",
+    )
+    error_policy: ErrorPolicy = setting(
+        choice(ErrorPolicy),
+        ErrorPolicy.FAIL,
+        "what an exception of a spout or bolt does: end the worker (fail), fail the tuple and count (skip), "
+        "or keep the tuple with its error, as processed (dead_letter)",
+        key="topology.error.policy",
+    )
+
+    @property
+    def ackers(self) -> int:
+        """How many acker tasks follow tuples between processes."""
+        return self.workers if self.acker_executors is None else self.acker_executors

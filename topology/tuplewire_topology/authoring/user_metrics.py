@@ -1,0 +1,226 @@
+"""What spouts and bolts count by names of their own, told beside a worker's metrics.
+
+Source: Storm's `registerCounter`, `registerGauge` and `registerHistogram` of `TopologyContext`, whose names
+stand for metrics of Dropwizard's library there, and for Prometheus' here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tuplewire.errors import TopologyError
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+
+logger = event_logger(__name__)
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of a histogram that names none: they suit seconds."""
+MOST_SERIES = 1000
+_MOST_LEFT_OUT = 10_000
+"""Of a task so many are remembered, and counted."""
+_MOST_NAME = 100
+_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+
+
+class MetricKind(StrEnum):
+    """What a metric is."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class UserSample(NamedTuple):
+    """A metric of a task, as it is. Of a histogram, value is the sum, and counts has one for each bucket."""
+
+    task: int
+    name: str
+    kind: str
+    value: float
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+class CounterMetric:
+    """A number that grows; for the thread of its task. Source: Dropwizard's `Counter` and `Meter`."""
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def inc(self, by: float = 1) -> None:
+        """Add to it; ValueError for less than 0."""
+        if by < 0:
+            raise ValueError(f"a counter only grows, and {by!r} is less than 0: use a gauge")
+        self.value += by
+
+
+class HistogramMetric:
+    """How often values lie below each bound; for the thread of its task. Source: Dropwizard's `Histogram`."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum: float = 0.0
+
+    def update(self, value: float) -> None:
+        """Count a value."""
+        self.sum += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+
+
+class _Registered(NamedTuple):
+    kind: MetricKind
+    metric: CounterMetric | HistogramMetric | Callable[[], float]
+    series: int
+
+
+class UserMetrics:
+    """Those of one process, bounded in series: first come, first kept. Thread-safe.
+
+    What is registered beyond the bound works, and is not told; how many these are, is.
+    """
+
+    def __init__(self, most_series: int = MOST_SERIES) -> None:
+        """Begin without any."""
+        self._most = most_series
+        self._lock = threading.Lock()
+        self._series = 0
+        self._kinds: dict[str, MetricKind] = {}
+        self._tasks: dict[int, dict[str, _Registered]] = {}
+        self._left_out: dict[int, set[str]] = {}
+        self._log_rate = LogRate()
+
+    def counter(self, task: int, name: str) -> CounterMetric:
+        """Return a task's counter of a name, the same each time; TopologyError as register says."""
+        found = self._register(task, name, MetricKind.COUNTER, CounterMetric, 1)
+        assert isinstance(found, CounterMetric)  # noqa: S101 - it is of its kind
+        return found
+
+    def histogram(self, task: int, name: str, buckets: Iterable[float]) -> HistogramMetric:
+        """Return a task's histogram of a name, the same each time; TopologyError as register says."""
+        bounds = tuple(map(float, buckets))
+        growing = all(before < after for before, after in pairwise(bounds))
+        if not (bounds and growing and all(map(math.isfinite, bounds))):
+            raise TopologyError(f"the buckets of {name!r} are finite bounds that grow, not {bounds!r}")
+        series = len(bounds) + len(_OF_HISTOGRAMS)
+        found = self._register(task, name, MetricKind.HISTOGRAM, lambda: HistogramMetric(bounds), series)
+        assert isinstance(found, HistogramMetric)  # noqa: S101 - it is of its kind
+        return found
+
+    def gauge(self, task: int, name: str, read: Callable[[], float]) -> None:
+        """Have a task's gauge read whenever somebody looks, from any thread; it replaces one of its name."""
+        if not callable(read):
+            raise TopologyError(f"the gauge {name!r} needs a function that returns its value, not {read!r}")
+        self._register(task, name, MetricKind.GAUGE, lambda: read, 1, anew=True)
+
+    def _register(
+        self,
+        task: int,
+        name: str,
+        kind: MetricKind,
+        make: Callable[[], Any],
+        series: int,
+        *,
+        anew: bool = False,
+    ) -> Any:
+        """Return the metric; TopologyError for a name that is none, or that means another kind."""
+        told = _told(name)
+        with self._lock:
+            self._check(name, told, kind)
+            mine = self._tasks.setdefault(task, {})
+            known = mine.get(told)
+            if known is not None and not anew:
+                return known.metric
+            metric = make()
+            left_out = known is None and self._series + series > self._most
+            if left_out:
+                self._leave_out(task, told)
+            else:
+                if known is None:
+                    self._series += series
+                    self._kinds[told] = kind
+                mine[told] = _Registered(kind, metric, series)
+        if left_out and self._log_rate.due("left_out"):
+            extra = {"task": task, "metric": name, "most_series": self._most}
+            logger.warning("metric.left_out", extra={**extra, "setting": "topology.user.metrics.series"})
+        return metric
+
+    def _check(self, name: str, told: str, kind: MetricKind) -> None:
+        parts = [told + end for end in _OF_HISTOGRAMS] if kind is MetricKind.HISTOGRAM else []
+        whole = [told.removesuffix(end) for end in _OF_HISTOGRAMS if told.endswith(end)]
+        taken = next((each for each in parts if each in self._kinds), None) or next(
+            (each for each in whole if self._kinds.get(each) is MetricKind.HISTOGRAM), None
+        )
+        if self._kinds.get(told, kind) is not kind:
+            taken = told
+        if taken is not None:
+            raise TopologyError(
+                f"the {kind} {name!r} and the {self._kinds[taken]} {taken!r} would have the same name in "
+                "/metrics: choose another"
+            )
+
+    def _leave_out(self, task: int, told: str) -> None:
+        left_out = self._left_out.setdefault(task, set())
+        if len(left_out) < _MOST_LEFT_OUT:
+            left_out.add(told)
+
+    def forget(self, tasks: Iterable[int]) -> None:
+        """Tell no more of tasks that are not here any more."""
+        with self._lock:
+            for task in tasks:
+                self._series -= sum(each.series for each in self._tasks.pop(task, {}).values())
+                self._left_out.pop(task, None)
+
+    def left_out(self, tasks: Iterable[int]) -> int:
+        """Return how many metrics of some tasks are not told."""
+        with self._lock:
+            return sum(len(self._left_out.get(task, ())) for task in tasks)
+
+    def samples(self, tasks: Iterable[int]) -> Sequence[UserSample]:
+        """Return what some tasks have registered; a gauge that raises is left out, and logged."""
+        with self._lock:
+            registered = [(task, dict(self._tasks.get(task, {}))) for task in tasks]
+        found = []
+        for task, named in registered:
+            for name, each in named.items():
+                metric = each.metric
+                if isinstance(metric, CounterMetric):
+                    found.append(UserSample(task, name, each.kind.value, metric.value))
+                elif isinstance(metric, HistogramMetric):
+                    found.append(
+                        UserSample(
+                            task, name, each.kind.value, metric.sum, metric.bounds, tuple(metric.counts)
+                        )
+                    )
+                elif (value := self._read(task, name, metric)) is not None:
+                    found.append(UserSample(task, name, each.kind.value, value))
+        return found
+
+    def _read(self, task: int, name: str, read: Callable[[], float]) -> float | None:
+        try:
+            return float(read())
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
+            if self._log_rate.due((task, name)):
+                extra = {"task": task, "metric": name, "reason": f"{type(error).__name__}: {error}"}
+                logger.warning("metric.failed", extra=extra)
+            return None
+
+
+def _told(name: str) -> str:
+    """Return how a name is told: letters, digits and `_`; TopologyError for what is none."""
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
+        raise TopologyError(f"a metric's name is text of 1 to {_MOST_NAME} characters, not {name!r:.200}")
+    told = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")
+    if not told.strip("_"):
+        raise TopologyError(f"a metric's name has a letter or a digit, and {name!r} has none")
+    return told

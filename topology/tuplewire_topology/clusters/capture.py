@@ -1,0 +1,156 @@
+"""For tests of a topology: spouts that emit what a test says, and what components emitted and received.
+
+Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Self
+
+from tuplewire.errors import TopologyError
+from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.component import Spout
+from tuplewire_topology.authoring.description import ComponentKind, Topology
+from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
+
+
+class FeederSpout(Spout):
+    """Emits what it is fed, also while the topology runs; every task takes from the same feed.
+
+    outputs: as of any spout. acked, failed: the message ids that it was told.
+    """
+
+    def __init__(self, outputs: Sequence[str] | Sequence[Stream]) -> None:
+        self.outputs = outputs
+        self.acked: list[Any] = []
+        self.failed: list[Any] = []
+        self._feed: deque[tuple[str, Sequence[Any], Any]] = deque()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return copy(self)  # with the same feed
+
+    def feed(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
+        """Have a tuple emitted; from any thread."""
+        self._feed.append((stream, values, message_id))
+
+    def next_tuple(self) -> None:
+        """Emit what comes next, if there is something."""
+        try:
+            stream, values, message_id = self._feed.popleft()
+        except IndexError:
+            return
+        self.collector.emit(values, stream=stream, message_id=message_id)
+
+    def ack(self, message_id: Any) -> None:
+        """Note it."""
+        self.acked.append(message_id)
+
+    def fail(self, message_id: Any) -> None:
+        """Note it."""
+        self.failed.append(message_id)
+
+
+class FixedTupleSpout(Spout):
+    """Emits given tuples on the stream "default", each until it is processed; then it is exhausted.
+
+    Of several tasks the first emits them.
+    """
+
+    def __init__(self, tuples: Sequence[Sequence[Any]]) -> None:
+        self._left = deque(enumerate(tuples))
+        self._on_the_way: dict[int, Sequence[Any]] = {}
+
+    def next_tuple(self) -> None:
+        """Emit the next one."""
+        number, values = self._left.popleft()
+        self._on_the_way[number] = values
+        self.collector.emit(values, message_id=number)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all have been emitted."""
+        return self.context.task_index > 0 or not self._left
+
+    def ack(self, message_id: Any) -> None:
+        """Forget a tuple that is processed."""
+        del self._on_the_way[message_id]
+
+    def fail(self, message_id: Any) -> None:
+        """Emit a tuple again that has failed."""
+        self._left.append((message_id, self._on_the_way[message_id]))
+
+
+def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any]]]) -> Topology:
+    """Return a topology whose spouts emit given tuples; each name in `sources` is that of a spout.
+
+    Source: Storm's `MockedSources`.
+    """
+    components = dict(topology.components)
+    for name, tuples in sources.items():
+        component = topology.component(name)
+        if component.kind is not ComponentKind.SPOUT:
+            raise TopologyError(f"{name!r} is a {component.kind}; only a spout's tuples can be given")
+        components[name] = replace(component, template=FixedTupleSpout(tuples))
+    return Topology(components.values())
+
+
+class Captured:
+    """Everything that the components of a topology emitted and received; thread-safe.
+
+    It grows for as long as the topology runs. components: those whose tuples are kept; None: all.
+    """
+
+    def __init__(self, components: Collection[str] | None = None) -> None:
+        self._components = components
+        self._lock = threading.Lock()
+        self._emitted: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
+        self._received: defaultdict[str, list[Tuple]] = defaultdict(list)
+
+    def add(self, runs: Sequence[Emitted]) -> None:
+        """Take in what a task has emitted."""
+        with self._lock:
+            for run in runs:
+                if self._components is not None and run.source.component not in self._components:
+                    continue
+                key = (run.source.component, run.source.stream.name)
+                self._emitted[key] += [message.values for message in run.tuples]
+
+    def receive(self, component: str, tuples: Sequence[Tuple]) -> None:
+        """Take in what a component is given."""
+        with self._lock:
+            self._received[component] += tuples
+
+    def add_values(self, component: str, stream: str, values: Iterable[Sequence[Any]]) -> None:
+        """Take in the values of tuples that a component emitted elsewhere."""
+        with self._lock:
+            self._emitted[component, stream] += map(tuple, values)
+
+    def streams(self) -> list[tuple[str, str]]:
+        """Return each component and stream that something was emitted on."""
+        with self._lock:
+            return list(self._emitted)
+
+    def tuples(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[Any, ...]]:
+        """Return the values of what a component emitted on a stream, in order for each task.
+
+        Source: Storm's `Testing.readTuples`.
+        """
+        with self._lock:
+            return list(self._emitted[component, stream])
+
+    def received(self, component: str) -> list[Tuple]:
+        """Return what a bolt was given, in order for each of its tasks; without ticks."""
+        with self._lock:
+            return [message for message in self._received[component] if not message.is_tick]
+
+    def clear(self) -> Self:
+        """Forget everything so far."""
+        with self._lock:
+            self._emitted.clear()
+            self._received.clear()
+        return self

@@ -1,0 +1,278 @@
+"""A topology of which each worker is a process of this machine. Source: Storm's distributed mode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tuplewire.errors import ConfigError, TopologyError, TuplewireError
+from tuplewire.processes.child import Command, directory_for, private_directory, write_private
+from tuplewire.processes.worker_processes import worker_words
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.addresses import join_host_port, split_host_port
+from tuplewire_service.config.config_sources import settings_in
+from tuplewire_service.messaging.factory import TRANSPORT_KEY
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.local_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
+from tuplewire_topology.clusters.reference import SUFFIX, load_topology, save_topology
+from tuplewire_topology.clusters.worker_process import WorkerProcess
+from tuplewire_topology.coordination.termination import Termination
+from tuplewire_topology.running.heartbeat import ExecutorBeat
+
+_FIRST_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.1
+_QUIET_SECONDS = 1.0
+"""How long nothing must have happened, once a process has been started again."""
+
+
+class DistributedTopology:
+    """A topology that runs in processes. Made by DistributedCluster.submit.
+
+    captured: what the components that are collected have emitted, once finish() has returned.
+    """
+
+    def __init__(
+        self, name: str, conf: Mapping[str, Any], topology: Topology | str, collect: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.captured = Captured()
+        self.exit_codes: list[int] = []
+        self._active = self._failed = False
+        self._conf = conf
+        self._settings = LaunchSettings.from_conf(conf)
+        if conf.get(TRANSPORT_KEY) == "local":
+            raise ConfigError(
+                f"{TRANSPORT_KEY} 'local' joins workers of one process only: take another, such as 'grpc'"
+            )
+        given = settings_in(conf)  # what is wrong with them is an error here
+        self._host = split_host_port(given.get("listen", "127.0.0.1:0"))[0]
+        self._version = 0
+        self._workers: list[WorkerProcess] = []
+        self._temporary = private_directory()
+        user = self._settings.run_as
+        directory = directory_for(Path(self._temporary), user)
+        self.log_dir = directory_for(Path(self._settings.log_dir or directory), user)
+        try:
+            self._launch(dict(conf), topology, collect, directory)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _launch(
+        self, conf: dict[str, Any], topology: Topology | str, collect: Sequence[str], directory: Path
+    ) -> None:
+        reference = topology
+        if isinstance(reference, Topology):
+            reference = save_topology(reference, directory / f"topology{SUFFIX}", self._settings.run_as)
+        if isinstance(topology, str):
+            topology = load_topology(topology)
+        for component in collect:
+            topology.component(component)
+        running = TopologySettings.from_conf(conf)
+        self.topology = with_ackers(topology, running.ackers)
+        portions = shares_of(self.topology, running.workers)
+        write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
+        for index in range(len(portions)):
+            port = self._settings.port_of(index)
+            worker_id = f"{self.name}-worker-{index}"
+            state = [] if self._settings.run_as else [f"--state-file={directory / f'{worker_id}.state'}"]
+            words = worker_words(
+                worker_id,
+                self.name,
+                self._settings.stop_seconds,
+                f"--program={reference}",
+                f"--program-conf={directory / 'conf.json'}",
+                *state,
+                *(f"--collect={component}" for component in collect),
+                options=self._settings.interpreter_options(
+                    port=port, worker_id=worker_id, topology_id=self.name
+                ),
+            )
+            command = Command(
+                name=worker_id,
+                words=words,
+                log=self.log_dir / f"{worker_id}.log",
+                environment=self._settings.environment,
+                user=self._settings.run_as,
+            )
+            self._workers.append(WorkerProcess(command, self._settings, join_host_port(self._host, port)))
+        for worker in self._workers:
+            worker.await_bound()
+        self._tasks = [list(share) for share in portions]
+        self._assign()
+
+    def _assign(self) -> None:
+        """Tell every worker who has which tasks, and wait until it runs its own."""
+        self._version += 1
+        workers = (
+            AssignedWorker(worker.name, worker.address, tuple(tasks), peer_address=worker.peer_address)
+            for worker, tasks in zip(self._workers, self._tasks, strict=True)
+        )
+        assignment = Assignment(self._version, self.name, tuple(workers))
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            list(pool.map(lambda worker: worker.follow(assignment), self._workers))
+
+    def log_of(self, index: int) -> Path:
+        """Return the file that has the output of a worker."""
+        return self.log_dir / f"{self.name}-worker-{index}.log"
+
+    @property
+    def addresses(self) -> list[str]:
+        """The workers' addresses: for `tuplewire status`, or a program that is not in the topology."""
+        return [worker.address for worker in self._workers]
+
+    @property
+    def metrics_urls(self) -> list[str]:
+        """Where the workers' metrics are."""
+        return [worker.metrics_url for worker in self._workers]
+
+    @property
+    def restarts(self) -> int:
+        """How often a process was started again."""
+        return sum(worker.starts - 1 for worker in self._workers)
+
+    def activate(self) -> None:
+        """Have the spouts asked for tuples. Source: Storm's `activate`."""
+        self._switch(active=True)
+
+    def deactivate(self) -> None:
+        """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
+        self._switch(active=False)
+
+    def _switch(self, *, active: bool) -> None:
+        self._active = active
+        for worker in self._workers:
+            worker.switch(active=active)
+
+    def wait(self, timeout: float = WAIT_SECONDS) -> None:
+        """Wait until it is over: all spouts are exhausted, or inactive, and no tuple is on the way.
+
+        Raises ProcessFailedError, with the traceback of the user's code, or LaunchError, when a process has
+        failed for good, and TimeoutError after so many seconds. Where a process was started again, what was
+        in it is lost, and the counts do not add up any more: then it is over when for a second all were at
+        rest and nothing came or went.
+        """
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_POLL_SECONDS
+        termination = self._termination()
+        while True:
+            wave = termination.wave
+            with self._noting_failure():
+                for worker in self._workers:
+                    report = worker.report(wave)
+                    if report is not None:
+                        termination.take(worker.name, wave, report)
+            if self.restarts and termination.exact:
+                termination = self._termination()
+            if termination.over:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"topology {self.name!r} was not over after {timeout} s")
+            pause = min(2 * pause, _POLL_SECONDS) if termination.exact else _QUIET_SECONDS
+            threading.Event().wait(pause)
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except TuplewireError:
+            self._failed = True
+            raise
+
+    def _termination(self) -> Termination:
+        return Termination((worker.name for worker in self._workers), exact=not self.restarts)
+
+    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
+        """Wait until it is over, give bolts that get ticks their last one, wait, and return what was kept.
+
+        So a bolt that adds up emits what it has on a tick, and once more at the end. A bolt after it gets its
+        last tick when all that has arrived; the bolts of a cycle get theirs together. Raises as wait() does,
+        and ProcessFailedError where a component that is collected has emitted what no message can carry.
+        """
+        self.wait(timeout)
+        for level in self.topology.tick_levels(self._conf):
+            for worker in self._workers:
+                worker.tell("tick", *level)
+            self.wait(timeout)
+        with self._noting_failure():
+            for worker in self._workers:
+                worker.collect(self.captured)
+        return self.captured
+
+    def worker_of(self, task: int) -> int:
+        """Return the number, from 0, of the worker that has a task; TopologyError for an unknown task."""
+        self.topology.component_of(task)
+        return next(number for number, tasks in enumerate(self._tasks) if task in tasks)
+
+    def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
+        """Move the executor of a task to another worker, as LocalTopology.move_task does.
+
+        Raises TopologyError for an unknown task or worker, and as wait() does: nothing has moved then.
+        """
+        source = self._tasks[self.worker_of(task)]
+        if not 0 <= worker < len(self._tasks):
+            raise TopologyError(
+                f"there is no worker {worker}: topology {self.name!r} has {len(self._tasks)}, from 0"
+            )
+        executors = self.topology.executors_of(self.topology.component_of(task).id)
+        tasks = next(each for each in executors if task in each)
+        active = self._active
+        self.deactivate()
+        try:
+            self.wait(timeout)
+            source[:] = [each for each in source if each not in tasks]
+            self._tasks[worker] += tasks
+            self._assign()
+        finally:
+            self._switch(active=active)
+
+    def status(self) -> TopologyStatus:
+        """Return a snapshot."""
+        state = "ACTIVE" if self._active else "INACTIVE"
+        executors = [each for worker in self._workers for each in worker.statistics()]
+        return TopologyStatus(self.name, state, executors)
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what every executor was doing at its worker's last heartbeat; `stuck` says which hang."""
+        return [each for worker in self._workers for each in worker.beats()]
+
+    def ledgers(self) -> dict[str, LedgerSnapshot]:
+        """Return each worker's balance, in messages."""
+        return {worker.name: worker.ledger() for worker in self._workers}
+
+    def close(self, timeout: float = KILL_SECONDS) -> None:
+        """Deactivate it, let what is on the way finish, at most so many seconds, and end every process.
+
+        Each then sees off what it has sent, and only then closes its connections. A topology that has failed
+        is ended at once, and a process that does not end is killed. Does nothing the second time.
+        """
+        deadline = time.monotonic() + timeout
+        if timeout and not self._failed:
+            with contextlib.suppress(TuplewireError, TimeoutError):
+                self.deactivate()
+                self.wait(timeout)
+        workers, self._workers = self._workers, []
+        if workers:
+            seconds = 0.0 if self._failed else max(0.0, deadline - time.monotonic())
+            with ThreadPoolExecutor(len(workers)) as pool:
+                self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _as_json(conf: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(conf, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the settings cannot be written for other processes: {error}") from error

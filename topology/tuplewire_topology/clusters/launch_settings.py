@@ -1,0 +1,148 @@
+"""How worker processes are started, by Storm's keys. Source: Storm's `Config` and `DaemonConfig`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tuplewire.errors import ConfigError
+from tuplewire.settings.settings import (
+    ANY_TEXT,
+    FLAG,
+    SECONDS,
+    Kind,
+    Settings,
+    choice,
+    count,
+    setting,
+    several,
+    storms,
+    text,
+)
+
+_MAX_PORT = 65_535
+_PORTS = several(count(0, _MAX_PORT), "PORTS", f"a list of ports from 0 to {_MAX_PORT}, 0 for any free one")
+
+
+class ClusterMode(StrEnum):
+    """Where the workers of a topology run."""
+
+    LOCAL = "local"
+    """All in this process."""
+    DISTRIBUTED = "distributed"
+    """Each in a process of its own."""
+
+
+def _words(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        return tuple(map(text().check, value))
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ConfigError(f"{value!r} is no command line: {error}") from error
+
+
+def _variables(value: Mapping[str, str]) -> Mapping[str, str]:
+    return {ANY_TEXT.check(name): ANY_TEXT.check(content) for name, content in value.items()}
+
+
+_OPTIONS = Kind("OPTIONS", "a text, or a list of words", (str, list, tuple), _words, plain=list)
+_VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _variables, plain=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings(Settings):
+    """How worker processes are started. Each field says what it does, and has Storm's key.
+
+    That of restarts is ours, since Storm's supervisor starts a worker again without end.
+    """
+
+    REFUSED = ("storm.cluster.", "supervisor.", "worker.")
+    PASSED = ("worker.heartbeat.frequency.secs",)
+
+    mode: ClusterMode = storms(
+        "storm.cluster.mode",
+        choice(ClusterMode),
+        ClusterMode.LOCAL,
+        "workers in this process (local), or a process for each (distributed)",
+    )
+    ports: tuple[int, ...] = storms(
+        "supervisor.slots.ports",
+        _PORTS,
+        (),
+        "the port of each worker, in turn; 0: any free one (default: for all)",
+    )
+    options: tuple[str, ...] = storms(
+        "worker.childopts",
+        _OPTIONS,
+        (),
+        "options of the Python interpreter, as Storm's are of the JVM; %ID% (the port), %WORKER-ID% and "
+        "%TOPOLOGY-ID% in them are replaced",
+    )
+    topology_options: tuple[str, ...] = storms(
+        "topology.worker.childopts", _OPTIONS, (), "further ones, for one topology"
+    )
+    environment: Mapping[str, str] = storms(
+        "topology.environment",
+        _VARIABLES,
+        {},
+        "variables that a worker gets besides those of this process",
+        secret=True,
+    )
+    as_user: bool = storms(
+        "supervisor.run.worker.as.user", FLAG, False, "run workers as another user, which only root may"
+    )
+    user: str | None = storms("topology.submitter.user", text(), None, "the name of that user")
+    log_dir: str | None = storms(
+        "storm.log.dir",
+        text(),
+        None,
+        "where the log of each worker goes (default: a directory that is removed at the end)",
+    )
+    restarts: int = setting(
+        count(0),
+        0,
+        "how often a worker that fails is started again, at growing intervals",
+        key="supervisor.worker.restarts",
+    )
+    start_seconds: float = storms(
+        "supervisor.worker.start.timeout.secs", SECONDS, 60.0, "how long a worker may take to start"
+    )
+    stop_seconds: float = storms(
+        "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "how long it may take to end by itself"
+    )
+
+    def _check(self) -> None:
+        if self.as_user and self.user is None:
+            raise ConfigError(
+                "supervisor.run.worker.as.user needs the name of a user: set topology.submitter.user"
+            )
+        fixed = [port for port in self.ports if port]
+        if len(set(fixed)) < len(fixed):
+            raise ConfigError(f"supervisor.slots.ports names a port twice: {self.ports}")
+
+    @property
+    def run_as(self) -> str | None:
+        """The user to run as; None: the one of this process."""
+        return self.user if self.as_user else None
+
+    def port_of(self, index: int) -> int:
+        """Return the port of a worker; ConfigError when fewer are named than there are workers."""
+        if not self.ports:
+            return 0
+        if index >= len(self.ports):
+            raise ConfigError(
+                f"supervisor.slots.ports names {len(self.ports)} port(s), and worker {index + 1} has none: "
+                "name more, or run fewer workers"
+            )
+        return self.ports[index]
+
+    def interpreter_options(self, *, port: int, worker_id: str, topology_id: str) -> list[str]:
+        """Return the options of a worker's interpreter, with its names in place."""
+        names = {"%ID%": str(port), "%WORKER-ID%": worker_id, "%TOPOLOGY-ID%": topology_id}
+        words = [*self.options, *self.topology_options]
+        for name, value in names.items():
+            words = [word.replace(name, value) for word in words]
+        return words

@@ -1,0 +1,357 @@
+"""A topology of a local cluster: its workers, all in this process. Source: Storm's `ILocalTopology`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuplewire.errors import ClosedError, TopologyError, TuplewireError
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.text.events import event_logger
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_topology.acking.acker import Acker, Root
+from tuplewire_topology.authoring.component import DeadLetter, TaskError
+from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.local_worker import (
+    HostedWorker,
+    LocalWorker,
+    config_of,
+    context_of,
+    rests,
+)
+from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.running.executor import Executor
+from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.receive_queue import AddressedTuples
+from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.timer import SimulatedTimer
+
+logger = event_logger(__name__)
+
+WAIT_SECONDS = 60.0
+KILL_SECONDS = 10.0
+_USER_CODE_SECONDS = 1.0
+"""How long a killed worker's executors may take to come back from the user's code."""
+
+_LOOK_SECONDS = 0.005
+"""How often somebody who waits looks whether connections have news, which they do not tell."""
+
+_REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyStatus:
+    """A snapshot of a topology. state: ACTIVE, INACTIVE or FAILED, as Storm's."""
+
+    name: str
+    state: str
+    executors: Sequence[ExecutorStatistics]
+
+
+class LocalTopology:
+    """A topology that runs. Made by LocalCluster.submit.
+
+    captured: all that its components emitted and received; only what some emitted, where these are named
+    to be collected.
+    errors, dead_letters: the last thousand of each. topology: what runs. timer: of simulated time, if any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        conf: Mapping[str, Any],
+        topology: Topology,
+        timer: SimulatedTimer | None,
+        collect: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.topology = topology
+        self.captured = Captured(collect)
+        self._collects_all = collect is None
+        self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
+        self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
+        self._conf = conf
+        self.timer = timer
+        self._active = False
+        self._moved = threading.Condition()
+        self._changing = threading.RLock()
+        self._changes = 0
+        self._version = 0
+        self._acker = Acker(self._tell)
+        self._workers: list[LocalWorker] = []
+        self._worker_of: dict[int, LocalWorker] = {}
+        self._dead: list[Executor[Any]] = []
+        try:
+            portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
+            # What is wrong with a transport's settings is an error of one worker alone, too.
+            context_of(conf, config_of(conf, name, name)).term()
+            self._several = len(portions) > 1
+            for number, portion in enumerate(portions):
+                self._workers.append(self._make_worker(number, portion))
+            self._assign()
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def __repr__(self) -> str:
+        state = "active" if self._active else "inactive"
+        return f"<LocalTopology {self.name} {state} workers={len(self._workers)} {self.topology!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the topology's table, for notebooks."""
+        return self.topology._repr_html_()
+
+    def _make_worker(self, number: int, tasks: Collection[int]) -> LocalWorker:
+        worker_id = f"{self.name}-worker-{number}"
+        return LocalWorker(
+            self.topology,
+            tasks,
+            HostedWorker(worker_id, self.name, self.topology, self._conf) if self._several else None,
+            self._moved,
+            topology_id=self.name,
+            conf=self._conf,
+            timer=self.timer,
+            acker=self._acker,
+            error=self.errors.append,
+            dead_letter=self.dead_letters.append,
+            emitted=self.captured.add,
+            received=self.captured.receive if self._collects_all else None,
+        )
+
+    def _assign(self) -> None:
+        """Tell every worker where the tasks are; one alone need not be told."""
+        self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
+        if self._several:
+            self._version += 1
+            shares = [AssignedWorker(*each.peer, tuple(sorted(tasks))) for each, tasks in self._hosted()]
+            assignment = Assignment(self._version, self.name, tuple(shares))
+            dead = [worker.hosted.peer for worker in self._workers if worker.hosted and worker.dead]
+            for hosted, _ in self._hosted():
+                hosted.assign(assignment, dead)
+
+    def _hosted(self) -> Iterator[tuple[HostedWorker, Collection[int]]]:
+        """Yield what is around each of several workers that live, with its tasks."""
+        for worker in self._living():
+            if worker.hosted is not None:
+                yield worker.hosted, worker.tasks
+
+    def _tell(self, column: AddressedTuples) -> None:
+        worker = self._worker_of[column.task]
+        try:
+            worker.transfer.tell(column)
+        except ClosedError:
+            if not worker.dead:
+                raise
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open every task, then have the spouts asked; the TaskError of what cannot be opened."""
+        try:
+            for worker in self._workers:
+                worker.start()
+        except BaseException:
+            self.close(0.0)
+            raise
+        self.activate()
+
+    def activate(self) -> None:
+        """Have the spouts asked for tuples. Source: Storm's `activate`."""
+        with self._changing:
+            self._active = True
+            for worker in self._workers:
+                worker.activate()
+
+    def deactivate(self) -> None:
+        """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
+        with self._changing:
+            self._active = False
+            for worker in self._workers:
+                worker.deactivate()
+
+    def wait(self, timeout: float = WAIT_SECONDS) -> None:
+        """Wait until nothing is left to do: no tuple is on the way, and no spout has another now.
+
+        Raises the TaskError by which the topology has failed, and TimeoutError after so many seconds.
+        """
+        self._rest(timeout, changes=0)
+
+    def _rest(self, timeout: float, changes: int) -> None:
+        idle = self._wait_idle(timeout, changes)
+        if self.failure is not None:
+            raise self.failure
+        if not idle:
+            raise TimeoutError(f"topology {self.name!r} still had something to do after {timeout} s")
+
+    def _wait_idle(self, timeout: float, changes: int = 0) -> bool:
+        """Wait until all is idle or has failed; False when the time is over first.
+
+        changes: how many may be under way; a topology that is paused for one is not idle for others.
+        """
+        deadline = time.monotonic() + timeout
+        epochs: dict[LocalWorker, int] = {}
+        with self._moved:
+            while True:
+                for worker in self._living():
+                    if worker not in epochs:
+                        epochs[worker] = worker.idle.new_epoch()
+                if self.failure is not None or (self._changes <= changes and rests(epochs)):
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._moved.wait(min(left, _LOOK_SECONDS))
+
+    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
+        """Wait until it is idle, give bolts that get ticks their last one, wait, and return what was kept.
+
+        So a bolt that adds up emits what it has on a tick, and once more at the end. A bolt after it gets its
+        last tick when all that has arrived; the bolts of a cycle get theirs together. Raises as wait() does.
+        """
+        self.wait(timeout)
+        for level in self.topology.tick_levels(self._conf):
+            for worker in self._living():
+                worker.tick(level)
+            self.wait(timeout)
+        return self.captured
+
+    @property
+    def failure(self) -> TuplewireError | None:
+        """The error by which it has failed, if it has."""
+        failures = (worker.failure for worker in self._living())
+        return next((failure for failure in failures if failure is not None), None)
+
+    def status(self) -> TopologyStatus:
+        """Return a snapshot."""
+        state = "FAILED" if self.failure is not None else "ACTIVE" if self._active else "INACTIVE"
+        return TopologyStatus(
+            self.name, state, [each for worker in self._workers for each in worker.statistics()]
+        )
+
+    def ledgers(self) -> dict[str, LedgerSnapshot]:
+        """Return, for each of several workers, its balance in messages."""
+        return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what every executor was doing at its worker's last heartbeat."""
+        return [beat for worker in self._living() for beat in worker.heartbeat.executors]
+
+    def metrics(self) -> list[pb.MetricFamily]:
+        """Return the metrics of all executors, for a ProgramCollector in a registry of prometheus_client."""
+        return metric_families(self.status().executors, self.beats())
+
+    def close(self, timeout: float = KILL_SECONDS) -> None:
+        """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.
+
+        A topology that has failed is ended at once. Does nothing the second time.
+        """
+        deadline = time.monotonic() + timeout
+        self.deactivate()
+        self._wait_idle(timeout)
+        with contextlib.ExitStack() as stack:
+            if self.timer is not None:
+                stack.callback(self.timer.close)
+            for worker in self._workers:
+                rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
+                stack.callback(worker.close, rest)
+            for executor in self._dead:
+                stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
+
+    # --- what happens to workers ------------------------------------------------------------------------
+
+    def worker_of(self, task: int) -> int:
+        """Return the number, from 0, of the worker that has a task; TopologyError for an unknown task."""
+        self.topology.component_of(task)
+        return self._workers.index(self._worker_of[task])
+
+    def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
+        """Move the executor of a task to another worker, while tuples flow. Source: Storm's `rebalance`.
+
+        Spouts are deactivated, as Storm's are, until all that is on the way is executed. Then the executor's
+        tasks are closed there and opened anew here, and everything goes on. So nothing is lost, doubled or
+        overtaken. What a bolt keeps without having acked it goes with it: its spout hears that it has failed.
+        A spout that moves begins anew, and hears no more of what it had on the way.
+
+        Raises TopologyError for an unknown task or worker, TimeoutError when something is still on the way
+        after so many seconds, and nothing has moved then; the TaskError of a task that cannot be opened.
+        """
+        component = self.topology.component_of(task)
+        tasks = next(each for each in self.topology.executors_of(component.id) if task in each)
+        target = self._worker(worker)
+        with self._changing, self._paused(timeout):
+            source = self._worker_of[task]
+            if source is target:
+                return
+            source.remove(tasks, timeout)
+            self._settle(tasks)
+            target.tasks |= frozenset(tasks)
+            self._assign()
+            target.add(tasks)
+
+    def kill_worker(self, worker: int, timeout: float = WAIT_SECONDS) -> None:
+        """End a worker as in a crash, then start it anew, as Storm's supervisor does; tuples flow meanwhile.
+
+        Its executors end where they are, its spouts and bolts are not told, and what is in its queues and
+        connections is lost. The spouts of other workers hear at once that the tuples of which anything was
+        lost have failed, and of no others; Storm's hear so after topology.message.timeout.secs. Its own begin
+        anew, and hear no more of what they had on the way.
+
+        Raises TopologyError for an unknown worker, and the TaskError of a task that cannot be opened. Raises
+        TimeoutError when something is on the way still after so many seconds; the topology then goes on
+        without the worker, until it is killed again.
+        """
+        dead = self._worker(worker)
+        with self._changing:
+            self._dead += dead.kill(_USER_CODE_SECONDS)
+            self._assign()
+            with self._paused(timeout):
+                self._settle(())
+                self._workers[worker] = self._make_worker(worker, dead.tasks)
+                self._assign()
+                self._workers[worker].start()
+
+    def _worker(self, number: int) -> LocalWorker:
+        if not 0 <= number < len(self._workers):
+            raise TopologyError(
+                f"there is no worker {number}: topology {self.name!r} has {len(self._workers)}, from 0; "
+                "topology.workers says how many"
+            )
+        return self._workers[number]
+
+    @contextlib.contextmanager
+    def _paused(self, timeout: float) -> Iterator[None]:
+        """Have nothing on the way while something changes; see wait() for what is raised."""
+        self._changes += 1
+        with contextlib.ExitStack() as stack:
+            for worker in self._living():
+                worker.pause()
+                stack.callback(worker.resume)
+            stack.callback(self._go_on)
+            self._rest(timeout, self._changes)
+            yield
+
+    def _go_on(self) -> None:
+        self._changes -= 1
+        if self._active:
+            self.activate()
+
+    def _living(self) -> list[LocalWorker]:
+        return [worker for worker in self._workers if not worker.dead]
+
+    def _settle(self, gone: Collection[int]) -> None:
+        """Have the spouts hear of what is lost, while nothing is on the way. gone: tasks that have moved."""
+        dead = {task for worker in self._workers if worker.dead for task in worker.tasks}
+        spouts = dead.union(gone)
+        held: Counter[Root] = Counter()
+        for worker in self._living():
+            for bolt in worker.bolts:
+                held += bolt.held(spouts)
+        self._acker.lose(held, spouts)

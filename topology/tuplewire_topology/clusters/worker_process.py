@@ -1,0 +1,243 @@
+"""The process of one worker, as whoever started it sees it, and the channel between the two.
+
+Source: Storm's `Container` and `Slot`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
+from tuplewire.packing.packing import FAULTS, pack_values, read_value
+from tuplewire.processes.child import Child, Command, LaunchError
+from tuplewire.processes.supervisor import Supervisor
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.addresses import join_host_port, split_host_port
+from tuplewire_service.worker.assignment import Assignment
+from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.coordination.termination import Failure, ProcessFailedError, ProcessReport, to_report
+from tuplewire_topology.running.heartbeat import ExecutorBeat, to_beat
+from tuplewire_topology.running.statistics import ExecutorStatistics, to_statistics
+
+_MOST_BYTES = 256 * 1024 * 1024
+
+
+class Channel:
+    """One end of a socket pair; used from one thread at a time.
+
+    A message is a kind and values, in the form of a tuple's values (MessagePack), which runs nothing when it
+    is read: the two processes may be of different users. Raises UnreachableError once the other end is gone.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+
+    def send(self, kind: str, *values: Any) -> None:
+        """Send a message."""
+        try:
+            self._connection.send_bytes(pack_values([kind, *values]))
+        except OSError as error:
+            raise UnreachableError("the process at the other end of the channel is gone") from error
+
+    def receive(self, timeout: float | None) -> tuple[str, list[Any]] | None:
+        """Return the next message as its kind and values; None when there is none in so many seconds.
+
+        Raises MalformedError for what is no message.
+        """
+        try:
+            if not self._connection.poll(timeout):
+                return None
+            payload = self._connection.recv_bytes(_MOST_BYTES)
+        except (EOFError, OSError) as error:
+            raise UnreachableError("the process at the other end of the channel is gone") from error
+        try:
+            (kind, *values), _ = read_value(payload, 0)
+        except (*FAULTS, TypeError) as error:
+            raise MalformedError(f"{len(payload)} bytes on the channel are no message: {error}") from error
+        if not isinstance(kind, str):
+            raise MalformedError(f"a message on the channel is of the kind {kind!r}")
+        return kind, values
+
+    def close(self) -> None:
+        """End it; does nothing the second time."""
+        self._connection.close()
+
+
+_ANSWER_SECONDS = 30.0
+_STOP_MARGIN_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """Started, started again where that is wanted, asked, and ended; thread-safe.
+
+    command: what is run; its address and channel are added. listen: the address to bind, port 0 for any free
+    one; a process that is started again keeps the one that it had.
+    """
+
+    def __init__(self, command: Command, settings: LaunchSettings, listen: str) -> None:
+        self.name = command.name
+        self.address = ""
+        self.peer_address = self.metrics_url = ""
+        self.starts = 0
+        self.failure: TuplewireError | None = None
+        self.given_up: TuplewireError | None = None
+        self.active = False
+        self._command = command
+        self._host, self._port = split_host_port(listen)
+        self._settings = settings
+        self._assignment: Assignment | None = None
+        self._channel: Channel
+        self._lock = threading.RLock()
+        self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
+
+    def _start(self) -> Child:
+        """Start the process; at a restart also bring it to where it was."""
+        with self._lock:
+            if self.starts:
+                self._channel.close()
+            ours, theirs = socket.socketpair()
+            self._channel = Channel(ours.detach())
+            with theirs:  # for the process to inherit
+                words = [*self._command.words, f"--listen={join_host_port(self._host, self._port)}"]
+                words.append(f"--control={theirs.fileno()}")
+                child = Child(replace(self._command, words=words, descriptors=[theirs.fileno()]))
+            self.starts += 1
+            if self.starts > 1:
+                try:
+                    self.await_bound(child)
+                    self._follow()
+                    if self.active:
+                        self.tell("activate")
+                except TuplewireError:
+                    child.end(time.monotonic())
+                    raise
+            return child
+
+    def _give_up(self, error: TuplewireError) -> None:
+        self.given_up = self.failure or error
+
+    def await_bound(self, child: Child | None = None) -> None:
+        """Wait until it has bound its port; LaunchError, with its last words, when it does not."""
+        child = child or self._supervisor.child
+        try:
+            _, bound = self._receive("bound", self._settings.start_seconds)
+            self.address, self.peer_address, self.metrics_url = bound
+            self._port = split_host_port(self.address)[1]
+        except UnreachableError as error:
+            code = child.wait(self._settings.stop_seconds)
+            raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
+
+    def follow(self, assignment: Assignment) -> None:
+        """Have it run what an assignment gives to it, and watch it from the first one on."""
+        first = self._assignment is None
+        with self._lock:
+            self._assignment = assignment
+            self._follow()
+        if first:
+            self._supervisor.watch()
+
+    def _follow(self) -> None:
+        if self._assignment is not None:
+            self.tell("assign", self._assignment.to_json())
+            self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
+
+    def switch(self, *, active: bool) -> None:
+        """Have its spouts asked for tuples, or not; also once it is started again."""
+        with self._lock:
+            self.active = active
+            with contextlib.suppress(UnreachableError):  # whoever asks for its report will hear
+                self.tell("activate" if active else "deactivate")
+
+    def tell(self, kind: str, *values: Any) -> None:
+        """Send it a message; UnreachableError when it is gone."""
+        with self._lock:
+            self._channel.send(kind, *values)
+
+    def _ask(self, kind: str, *values: Any) -> list[Any]:
+        """Send it a message, and return the values of the answer, which is of the same kind."""
+        with self._lock:
+            self.tell(kind, *values)
+            return self._receive(kind, _ANSWER_SECONDS)[1]
+
+    def _receive(self, wanted: str, timeout: float, otherwise: str = "") -> tuple[str, list[Any]]:
+        """Return the next message, of the kind that is wanted, or otherwise possible.
+
+        Raises the failure that it tells, and LaunchError where another comes or none.
+        """
+        message = self._channel.receive(timeout)
+        if message is None:
+            raise LaunchError(
+                f"{self.name} has not answered for {timeout:g} s\n{self._supervisor.child.last_words()}"
+            )
+        if message[0] == "failed":
+            self.failure = ProcessFailedError(self.name, Failure(*message[1]))
+            raise self.failure
+        if message[0] not in {wanted, otherwise}:
+            raise LaunchError(
+                f"{self.name} answers {message[0]!r} where {wanted!r} was to come: two releases?"
+            )
+        return message
+
+    def report(self, wave: int) -> ProcessReport | None:
+        """Return what it has to say; None while it is being started again.
+
+        Raises the error by which it has failed for good.
+        """
+        try:
+            return to_report(self._ask("report", wave)[1:])
+        except (UnreachableError, ProcessFailedError):
+            self.check()
+            return None
+
+    def check(self) -> None:
+        """Raise the error by which it has failed for good, if it has."""
+        if self.failure is not None and not self._settings.restarts:
+            raise self.failure
+        if self.given_up is not None:
+            raise self.given_up
+
+    def statistics(self) -> list[ExecutorStatistics]:
+        """Return a snapshot of its executors."""
+        return list(map(to_statistics, self._ask("statistics")))
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what its executors were doing at its last heartbeat."""
+        return list(map(to_beat, self._ask("beats")))
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return its balance."""
+        return LedgerSnapshot(*self._ask("ledger"))
+
+    def collect(self, captured: Captured) -> None:
+        """Take over what it has kept of the tuples that its components emitted.
+
+        Raises ProcessFailedError where a value cannot leave its process.
+        """
+        with self._lock:
+            self.tell("collect")
+            while True:
+                kind, values = self._receive("rows", _ANSWER_SECONDS, otherwise="collected")
+                if kind == "collected":
+                    return
+                try:
+                    component, stream, rows = values
+                    captured.add_values(component, stream, [read_value(row, 0)[0] for row in rows])
+                except (*FAULTS, TypeError) as error:
+                    raise LaunchError(f"{self.name} hands over what is no result: {error}") from error
+
+    def stop(self, seconds: float) -> int:
+        """End it, in so many seconds in good order; kill it some seconds later. Returns its exit code."""
+        self._supervisor.no_more()
+        with contextlib.suppress(UnreachableError):
+            self.tell("close", seconds)
+        self._supervisor.child.wait(seconds + _STOP_MARGIN_SECONDS)
+        code = self._supervisor.stop(time.monotonic() + _STOP_MARGIN_SECONDS)
+        self._channel.close()
+        return code

@@ -1,0 +1,1 @@
+"""What the processes of a topology tell each other."""

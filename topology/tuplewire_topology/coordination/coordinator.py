@@ -1,0 +1,159 @@
+"""The coordinator of a topology on Spark, in the first of its PySpark tasks. Pure: mail in, orders out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from tuplewire.errors import TuplewireError
+from tuplewire_topology.coordination.mail import Mail, MailKind
+from tuplewire_topology.coordination.termination import ProcessFailedError, Termination, to_report
+
+_FIRST_PAUSE_SECONDS = 0.005
+_PAUSE_SECONDS = 0.1
+_PROGRESS_SECONDS = 1.0
+SILENCE_SECONDS = 120.0
+"""How long a PySpark task may leave a question open; its user's code may hold the interpreter."""
+
+
+class SilentError(TuplewireError):
+    """A PySpark task of a topology does not answer; Spark is to run the stage again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is told to every PySpark task; PROGRESS is for the submitter alone."""
+
+    kind: MailKind
+    values: tuple[Any, ...] = ()
+
+
+class _Phase(Enum):
+    OPENING = auto()
+    RUNNING = auto()
+    OVER = auto()
+
+
+class Coordinator:
+    """Brings a topology from its opening to its end. Not thread-safe; times are monotonic, in seconds.
+
+    ranks: how many PySpark tasks there are. tick_levels: the topology's. It activates the spouts once all are
+    ready, and asks all of them in waves until the topology is over (see Termination). Then it gives the bolts
+    of each level in turn their last tick, asks again, and closes. A stop deactivates the spouts, and then
+    everything is as if they were exhausted. A failure ends everything at once.
+    """
+
+    def __init__(self, ranks: int, now: float, tick_levels: Iterable[Sequence[str]] = ()) -> None:
+        self._ranks = ranks
+        self._tick_levels = iter(tick_levels)
+        self._phase = _Phase.OPENING
+        self._ready: set[int] = set()
+        self._termination = self._asking()
+        self._asked = 0
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._ask_at = now
+        self._heard = now
+        self._told = now
+        self._stop: bool | None = None
+        self._switched = False
+        self._failure: ProcessFailedError | None = None
+        self._counts: dict[int, tuple[int, int, int]] = {}
+
+    def _asking(self) -> Termination:
+        return Termination(map(_name, range(self._ranks)))
+
+    @property
+    def over(self) -> bool:
+        """Whether all has been said."""
+        return self._phase is _Phase.OVER
+
+    def take(self, mail: Mail, now: float) -> None:
+        """Take in a mail to the coordinator."""
+        match mail.kind:
+            case MailKind.READY:
+                self._ready.add(mail.rank)
+                self._heard = now
+            case MailKind.REPORT:
+                self._take_report(mail, now)
+            case MailKind.STOP:
+                (output_wanted,) = mail.values
+                self._stop = bool(output_wanted) and self._stop is not False
+                self._pause = _FIRST_PAUSE_SECONDS
+            case _:
+                raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
+
+    def _take_report(self, mail: Mail, now: float) -> None:
+        wave, report, emitted, executed, dead_letters = mail.values
+        self._counts[mail.rank] = (emitted, executed, dead_letters)
+        before = self._termination.wave
+        try:
+            self._termination.take(_name(mail.rank), wave, to_report(report))
+        except ProcessFailedError as error:
+            self._failure = self._failure or error
+        if self._termination.wave > before:
+            self._heard = now
+            self._ask_at = now + self._pause
+            self._pause = min(2 * self._pause, _PAUSE_SECONDS)
+
+    def orders(self, now: float) -> list[Order]:
+        """Return what is to be told now, in order.
+
+        Raises SilentError when a PySpark task has not answered for SILENCE_SECONDS.
+        """
+        orders: list[Order] = []
+        if self.over:
+            return orders
+        if self._failure is not None:
+            self._phase = _Phase.OVER
+            return [Order(MailKind.ABORT)]
+        if self._phase is _Phase.OPENING and len(self._ready) == self._ranks:
+            self._phase = _Phase.RUNNING
+            if self._stop is None:
+                orders.append(Order(MailKind.ACTIVATE))
+        if self._phase is not _Phase.OPENING:
+            orders += self._go_on(now)
+        if not self.over and now - self._heard > SILENCE_SECONDS:
+            missing = self._termination.missing()
+            if self._phase is _Phase.OPENING:
+                missing = [_name(rank) for rank in range(self._ranks) if rank not in self._ready]
+            raise SilentError(
+                f"{', '.join(missing)} has not answered for {SILENCE_SECONDS:g} s; see its executor's log"
+            )
+        return orders
+
+    def _go_on(self, now: float) -> list[Order]:
+        orders = []
+        if self._stop is not None and not self._switched:
+            self._switched = True
+            orders.append(Order(MailKind.DEACTIVATE, (self._stop,)))
+        if self._termination.over:
+            level = next(self._tick_levels, None)
+            if level is None:
+                self._phase = _Phase.OVER
+                return [*orders, self._progress(), Order(MailKind.CLOSE)]
+            self._termination, self._asked = self._asking(), 0
+            self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
+            orders.append(Order(MailKind.TICK, tuple(level)))
+        if self._asked < self._termination.wave and now >= self._ask_at:
+            self._asked = self._termination.wave
+            orders.append(Order(MailKind.ASK, (self._asked,)))
+        if now - self._told >= _PROGRESS_SECONDS:
+            self._told = now
+            orders.append(self._progress())
+        return orders
+
+    def _progress(self) -> Order:
+        counts = self._counts.values()
+        return Order(MailKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
+
+    def wait_seconds(self, now: float) -> float:
+        """Return how long there is nothing to do without mail."""
+        if self._phase is _Phase.RUNNING and self._asked < self._termination.wave:
+            return max(0.0, self._ask_at - now)
+        return _PROGRESS_SECONDS
+
+
+def _name(rank: int) -> str:
+    return f"PySpark task {rank}"

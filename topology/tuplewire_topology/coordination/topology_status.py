@@ -1,0 +1,61 @@
+"""The topology that a process runs, as a part of its worker's status."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.running.statistics import ExecutorStatistics
+
+
+def component_statuses(
+    topology: Topology, executors: Iterable[ExecutorStatistics], first_task: int = 0
+) -> list[pb.ComponentStatus]:
+    """Return the components of a topology, each with its executors here.
+
+    first_task: what the worker adds to the topology's own task ids.
+    """
+    by_component: defaultdict[str, list[ExecutorStatistics]] = defaultdict(list)
+    for each in executors:
+        by_component[each.component].append(each)
+    statuses = []
+    for name, component in topology.components.items():
+        here, tasks = by_component[name], topology.tasks_of(name)
+        status = pb.ComponentStatus(
+            component=name,
+            kind=component.kind,
+            first_task=first_task + tasks[0],
+            tasks=len(tasks),
+            inputs=[
+                pb.InputStatus(
+                    component=source.component,
+                    stream=source.stream,
+                    grouping=source.grouping,
+                    executed=sum(
+                        each.at_work.executed_by.get((source.component, source.stream), 0) for each in here
+                    ),
+                )
+                for source in component.inputs
+            ],
+            executors=[_executor(each, first_task) for each in here],
+        )
+        statuses.append(status)
+    return statuses
+
+
+def _executor(executor: ExecutorStatistics, first_task: int) -> pb.ExecutorStatus:
+    return pb.ExecutorStatus(
+        first_task=first_task + executor.tasks[0],
+        tasks=len(executor.tasks),
+        emitted=executor.counts.emitted,
+        executed=sum(executor.at_work.executed_by.values()),
+        failed=executor.counts.failed,
+        errors=executor.counts.errors,
+        busy_seconds=executor.at_work.busy_seconds,
+        sending_seconds=executor.at_work.sending_seconds,
+        queued_tuples=executor.queue.population,
+        queue_capacity=executor.queue.capacity,
+        pending=executor.pending,
+    )

@@ -1,0 +1,243 @@
+"""The executor of spouts. Source: Storm's `SpoutExecutor`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tuplewire.errors import MalformedTupleError
+from tuplewire_topology.acking.acker import keys_of
+from tuplewire_topology.acking.acker_tasks import RotatingMap
+from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
+from tuplewire_topology.authoring.component import Spout
+from tuplewire_topology.authoring.tuples import ACK_STREAM, TupleSource
+from tuplewire_topology.running.executor import BATCH, Executor, Surroundings, Task
+from tuplewire_topology.running.receive_queue import AddressedTuples
+from tuplewire_topology.running.statistics import Doing
+from tuplewire_topology.running.tuple_observer import TaskObserver
+
+_ROUND_SECONDS = 0.001
+"""How long a task may go on emitting before what it has emitted goes out."""
+
+_READY_SECONDS = 0.01
+"""How soon it looks again whether it may become active."""
+
+_BUSY = -1
+_FOR_GOOD = sys.maxsize
+
+
+Pending = tuple[Any, TupleSource, float]
+"""The message id of a tuple on the way, its stream, and when it was emitted, by the pulse's clock."""
+
+
+@dataclass(slots=True, eq=False)
+class SpoutTask(Task):
+    """A task of a spout. pending: what it has on the way, by the tracker's keys."""
+
+    spout: Spout = field(kw_only=True)
+    pending: RotatingMap[Any, Pending] = field(default_factory=RotatingMap)
+
+
+class SpoutExecutor(Executor[SpoutTask]):
+    """Asks spouts for tuples while it is active, and tells them what has become of theirs.
+
+    Backpressure: transfer waits for room, and a task with as many tuples on the way as it may have is not
+    asked. Where no task can be asked, and while inactive, it waits on its queue; where none has anything, it
+    looks again after the time that the settings say. It becomes active once its surroundings are ready.
+    """
+
+    opening = Doing.OPEN
+    closing = Doing.CLOSE
+
+    def __init__(self, tasks: range, surroundings: Surroundings) -> None:
+        super().__init__(tasks, surroundings)
+        self._wanted = False
+        self._active = False
+        self._emitted = False
+        self._rested = _BUSY
+        self._all_done = False
+
+    @property
+    def pending(self) -> int:
+        """Tuples with a message id that are on the way."""
+        return sum(len(task.pending) for task in list(self._tasks.values()))
+
+    def activate(self) -> None:
+        """Have the spouts asked for tuples. From any thread."""
+        self._wanted = True
+        self.queue.wake()
+
+    def deactivate(self) -> None:
+        """Have them asked no longer. From any thread."""
+        self._wanted = False
+        self.queue.wake()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will emit nothing more by itself: it is inactive, or every task is exhausted.
+
+        An exhausted task that waits for the fate of tuples may emit again, where they fail after some time.
+        """
+        return (not self._wanted and not self._active) or (self._all_done and self._active)
+
+    def at_rest(self, epoch: int) -> bool:
+        """Whether it is inactive, or has found nothing to emit in a round that began in this epoch or later.
+
+        From any thread.
+        """
+        if not self._wanted:
+            return not self._active
+        return self._active and self._rested >= epoch
+
+    def _open(self, task: int) -> SpoutTask:
+        opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
+        if (tracing := self._surroundings.tracing) is not None:
+            opened.outbox.observe = TaskObserver(tracing, self.component, task).emitted
+        collector = SpoutOutputCollector(opened.outbox, partial(self._told, task))
+        opened.spout.open(self.conf, self._surroundings.context(task), collector)
+        return opened
+
+    def _close(self, task: SpoutTask) -> None:
+        task.spout.close()
+
+    def _turn(self) -> None:
+        super()._turn()
+        if self._active != self._wanted and (self._active or self._surroundings.ready()):
+            self._switch()
+        if self._active and not self._stopping:
+            self._round()
+
+    def _patience(self) -> float | None:
+        if self._active and self._emitted:
+            return 0.0
+        if self._active and self._rested != _FOR_GOOD:
+            return self.settings.spout_wait_seconds
+        return _READY_SECONDS if self._wanted and not self._active else None
+
+    def _switch(self) -> None:
+        wanted = self._wanted
+        for task in self._tasks.values():
+            self.pulse.enter(task.id, Doing.ACTIVATE if wanted else Doing.DEACTIVATE)
+            self._always(task.id, task.spout.activate if wanted else task.spout.deactivate)
+        self._rested = _BUSY
+        self._active = wanted
+        self._surroundings.idle.changed()
+
+    def _take(self, column: AddressedTuples) -> None:
+        """Tell a spout what has become of its tuples."""
+        task = self._tasks[column.task]
+        now = self.pulse.clock()
+        self.pulse.task = task.id
+        for fate in column.tuples:
+            try:
+                keys = keys_of(fate)
+            except MalformedTupleError as error:
+                self._told(task.id, error)
+                continue
+            processed = fate.source_stream == ACK_STREAM
+            for key in keys:
+                pending = task.pending.pop(key)
+                if pending is not None:
+                    self._tell_one(task, pending, now, processed=processed)
+        self._go_on(task)
+        self._finished(column)
+
+    def _go_on(self, task: SpoutTask) -> None:
+        """Send on what a spout has emitted when it was told; it may have something again."""
+        self._rested = _BUSY
+        self._all_done = False
+        self._send(task)
+
+    def _tell_one(self, task: SpoutTask, pending: Pending, now: float, *, processed: bool) -> None:
+        message_id, source, since = pending
+        tally, pulse = self.tally, self.pulse
+        pulse.doing = Doing.ACK if processed else Doing.FAIL
+        pulse.calls += 1
+        try:
+            if processed:
+                tally.just_acked.append(source)
+                tally.complete_count += 1
+                tally.complete_seconds += now - since
+                task.spout.ack(message_id)
+            else:
+                tally.failed[source] += 1
+                task.spout.fail(message_id)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            self._raised(task.id, error)
+
+    def _rotate(self) -> None:
+        """Tell spouts that what took too long has failed."""
+        for task in self._tasks.values():
+            expired = task.pending.rotate()
+            self.pulse.task = task.id
+            for pending in expired.values():
+                self._tell_one(task, pending, self.pulse.clock(), processed=False)
+            if expired:
+                self._go_on(task)
+
+    def _round(self) -> None:
+        """Ask each task that may be asked, for a moment."""
+        epoch = self._surroundings.idle.epoch
+        self._emitted = False
+        askable = False
+        for task in self._tasks.values():
+            askable |= self._ask(task)
+            if len(task.outbox):
+                self._emitted = True
+                self._rested = _BUSY  # before what it has emitted can be done with
+                self._send(task)
+        rested = _BUSY if self._emitted else epoch if askable else _FOR_GOOD
+        self._all_done = rested == _FOR_GOOD and all(map(self._done, self._tasks.values()))
+        if rested != self._rested:
+            self._rested = rested
+            self._surroundings.idle.changed()
+
+    def _done(self, task: SpoutTask) -> bool:
+        """Whether a task will not emit by itself: it is exhausted, and no tuple of its can fail by time."""
+        waits = len(task.pending) and self.settings.message_timeout_seconds
+        return task.spout.exhausted and not waits
+
+    def _ask(self, task: SpoutTask) -> bool:
+        """Have a task emit until it has nothing more, its bound or a moment is over; False if it may not."""
+        deadline = time.monotonic() + _ROUND_SECONDS
+        bound = self.settings.max_spout_pending or sys.maxsize
+        outbox, pulse = task.outbox, self.pulse
+        asked = False
+        pulse.enter(task.id, Doing.NEXT_TUPLE)
+        try:
+            while len(task.pending) + len(outbox) < bound and not task.spout.exhausted:
+                asked = True
+                before = len(outbox)
+                pulse.calls += 1
+                task.spout.next_tuple()
+                if len(outbox) == before or len(outbox) >= BATCH or time.monotonic() >= deadline:
+                    break
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            self._raised(task.id, error)
+        return asked
+
+    def _send(self, task: SpoutTask) -> None:
+        """Send on what a task has emitted; where nobody follows it, it counts as processed with that."""
+        runs = self._flush(task)
+        if task.tracker is None:
+            for run in runs:
+                for message in run.tuples:
+                    for _, message_id in message.message_id:
+                        self.tally.acked[run.source] += 1
+                        self.pulse.enter(task.id, Doing.ACK)
+                        self._always(task.id, partial(task.spout.ack, message_id))
+
+    def _began(self, task: SpoutTask, runs: Sequence[Emitted]) -> list[Any]:
+        if task.tracker is None:
+            return []
+        sources = [run.source for run in runs for message in run.tuples if message.message_id]
+        began = task.tracker.begin(runs)
+        now = self.pulse.clock()
+        for (key, message_id), source in zip(began, sources, strict=True):
+            task.pending.put(key, (message_id, source, now))
+        return [key for key, _ in began]

@@ -1,0 +1,81 @@
+"""The spans of tuples: `emit` at a spout, `execute` at bolts.
+
+A tuple that belongs to a trace carries the context of what has emitted it. Within a process that is an
+attribute; between processes it is a header of its message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tuplewire.tracing.context import MARK, TraceParent, context_of, entry_for, traceparent_of, with_headers
+from tuplewire.values.group import TaskGroup
+from tuplewire_topology.authoring.description import Component, ComponentKind
+from tuplewire_topology.authoring.tuples import Tuple
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Attributes, Tracing
+
+
+class TaskObserver:
+    """Makes the spans of a task. A spout's tuples begin traces, a bolt's belong to the trace of its input."""
+
+    def __init__(self, tracing: Tracing, component: Component, task: int) -> None:
+        self._tracing = tracing
+        self._component = component
+        self._task = task
+        self._context: TraceParent | None = None
+        """Of what the task does now."""
+
+    def emitted(self, stream: str, message: Tuple) -> None:
+        """Give a tuple its context, where it belongs to a trace."""
+        context = self._context
+        if self._component.kind is ComponentKind.SPOUT and self._tracing.samples():
+            about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
+            span = self._tracing.begin("emit", self._component.id, about)
+            span.end()
+            context = traceparent_of(span)
+        if context is not None:
+            message.trace = context, time.time_ns()
+
+    def around(self, execute: Callable[[Tuple], None]) -> Callable[[Tuple], None]:
+        """Return a function that executes a tuple, in a span of its own if it belongs to a trace."""
+
+        def execute_observed(message: Tuple) -> None:
+            if message.trace is None:
+                execute(message)
+                return
+            context, since_ns = message.trace
+            about: Attributes = {
+                "tuplewire.task": self._task,
+                "tuplewire.source": message.source.key,
+                "tuplewire.waited_seconds": (time.time_ns() - since_ns) / 1e9,
+            }
+            span = self._tracing.begin("execute", self._component.id, about, parent=context)
+            with self._tracing.around(span):
+                self._context = traceparent_of(span)
+                try:
+                    execute(message)
+                finally:
+                    self._context = None
+
+        return execute_observed
+
+
+def with_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
+    """Return the messages of tuples with their contexts as headers."""
+    entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
+    # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
+    return with_headers(group, entries) if any(entries) and len(group) == len(entries) else group
+
+
+def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
+    """Give tuples the contexts that their messages have."""
+    encoded = group.encoded_headers() if MARK in group.header_data else None
+    if encoded is None or len(encoded) != len(tuples):
+        return
+    for message, headers in zip(tuples, encoded, strict=True):
+        if (context := context_of(headers)) is not None:
+            message.trace = context, time.time_ns()

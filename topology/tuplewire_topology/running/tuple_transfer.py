@@ -1,0 +1,170 @@
+"""What executors send, and what arrives for them. Source: Storm's `WorkerTransfer` and `transferLocal`.
+
+Tuples for tasks of this process pass by reference. Others are serialized, each once, whichever number of
+tasks it goes to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
+from tuplewire_topology.acking.acker_tasks import check_id
+from tuplewire_topology.authoring.description import ACKER_COMPONENT
+from tuplewire_topology.authoring.tuples import Tuple
+from tuplewire_topology.coordination.termination import IdleWatch
+from tuplewire_topology.running.executor import Undeliverable
+from tuplewire_topology.running.link import Done, Link
+from tuplewire_topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire_topology.running.tuple_observer import take_contexts, with_contexts
+from tuplewire_topology.serial.serializer import TupleSerializer
+
+logger = event_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Sends columns to queues of this process or over the link, and queues what comes back; thread-safe.
+
+    queues: by task; those of this process. link: None where there are no others. always_serialize: also
+    within the process. `idle` counts what goes out and comes in. ackers: the acker tasks whose message ids
+    tuples carry; None where there are none. size_metrics: whether to count bytes for each pair of tasks.
+    traced: whether tracing is on. malformed: how many messages were no tuples; they are logged, and what
+    comes with them is not held up.
+    """
+
+    queues: Mapping[int, ReceiveQueue]
+    serializer: TupleSerializer
+    link: Link | None
+    idle: IdleWatch
+    always_serialize: bool = field(kw_only=True)
+    ackers: range | None = field(kw_only=True)
+    size_metrics: bool = field(kw_only=True)
+    traced: bool = field(kw_only=True)
+    malformed: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
+
+    def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
+        """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
+
+        A column holds tuples of one source. An executor does not wait for room in its own queue, as nobody
+        else could make it, nor the acker in a spout's, which may be waiting for the acker. Raises ClosedError
+        when a task's executor has ended.
+        """
+        known: dict[Tuple, bytes] = {}
+        remote: list[TaskGroup] = []
+        for column in columns:
+            queue = self.queues.get(column.task)
+            if queue is None:
+                remote += self._group(column, known, undeliverable)
+                continue
+            if self.always_serialize:
+                payloads = self._payloads(column, known, undeliverable)
+                column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
+            self.idle.sent(len(column.tuples))
+            if column.tuples and (
+                queue is self.queues.get(column.tuples[0].source_task)
+                or column.tuples[0].source_component == ACKER_COMPONENT
+            ):
+                queue.publish_to_overflow(column)
+            else:
+                try:
+                    queue.publish(column)
+                except ClosedError:
+                    if self.queues.get(column.task) is queue:
+                        raise
+                    self.idle.executed(len(column.tuples))  # its executor has left: nobody here does
+                    remote += self._group(column, known, undeliverable)
+        if remote:
+            self.idle.handed(sum(map(len, remote)))
+            if self.link is None:
+                raise MessageError(
+                    f"task {remote[0].task} is not in this process, which has no link to others"
+                )
+            self.link.send(remote)
+
+    def _group(
+        self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
+    ) -> list[TaskGroup]:
+        payloads = self._payloads(column, known, undeliverable)
+        if not payloads:
+            return []
+        group = TaskGroup.joined(column.task, column.tuples[0].source_task, payloads)
+        return [with_contexts(group, column.tuples) if self.traced else group]
+
+    def _payloads(
+        self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
+    ) -> list[bytes]:
+        payloads = []
+        for message in column.tuples:
+            payload = known.get(message)
+            if payload is None:
+                try:
+                    payload = known[message] = self.serializer.serialize(message)
+                except MessageError as error:
+                    undeliverable(message, error)
+                    continue
+            payloads.append(payload)
+        return payloads
+
+    def tell(self, column: AddressedTuples) -> None:
+        """Queue what no component has emitted, ticks and fates, without waiting."""
+        self.idle.sent(len(column.tuples))
+        self.queues[column.task].publish_to_overflow(column)
+
+    def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
+        """Queue what comes from outside without waiting; its sender's credit bounds it.
+
+        `done` is called for each group once its tuples are processed. Raises ClosedError where the executor
+        of a task has ended. Source: Storm's `DeserializingConnectionCallback`.
+        """
+        for group in groups:
+            if self.size_metrics:
+                with self._lock:
+                    self._sizes[group.source, group.task] += len(group.data)
+            if tuples := self._tuples(group):
+                queue = self.queues.get(group.task)
+                if queue is None:
+                    raise ClosedError(f"task {group.task} has no executor here any more")
+                self.idle.taken(len(tuples))
+                queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
+            else:
+                done(group)
+
+    def _tuples(self, group: TaskGroup) -> list[Tuple]:
+        """Return what can be read of a group."""
+        tuples = []
+        for payload in group.payloads():
+            try:
+                message = self.serializer.deserialize(payload)
+                if message.message_id and self.ackers is not None:
+                    check_id(message.message_id, self.ackers)
+                tuples.append(message)
+            except MalformedTupleError as error:
+                self._malformed(group, error)
+        if self.traced:
+            take_contexts(group, tuples)
+        return tuples
+
+    def _malformed(self, group: TaskGroup, error: MalformedTupleError) -> None:
+        with self._lock:
+            self.malformed += 1
+        logger.warning(
+            "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
+        )
+        self.idle.taken(1, lost=True)
+
+    def sizes(self) -> dict[tuple[int | None, int], int]:
+        """Return the payload bytes that came from each source task of other processes to each task here.
+
+        Source: Storm's `topology.serialized.message.size.metrics`.
+        """
+        with self._lock:
+            return dict(self._sizes)

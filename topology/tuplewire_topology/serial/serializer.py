@@ -1,0 +1,161 @@
+"""Tuples to bytes and back. Source: Storm's `KryoTupleSerializer` and `KryoTupleDeserializer`."""
+
+from __future__ import annotations
+
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from tuplewire.errors import MalformedTupleError, UnsupportedValueError
+from tuplewire.packing.packing import FAULTS, pack_values, read_array_size, read_items, read_value
+from tuplewire.values.group import check_task
+from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.authoring.tuples import UNANCHORED, MessageId, Tuple, TupleSource
+
+
+class TupleSerializer(ABC):
+    """How tuples become messages. Made with the topology; one object serves all threads of a worker."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+    @abstractmethod
+    def serialize(self, message: Tuple) -> bytes:
+        """Return a tuple as bytes; UnsupportedValueError, naming the field, for a value that has no form."""
+
+    @abstractmethod
+    def deserialize(self, payload: bytes) -> Tuple:
+        """Return a tuple from untrusted bytes; MalformedTupleError, and no other error, for what is none."""
+
+
+class MessagePackTupleSerializer(TupleSerializer):
+    """The default: a MessagePack array of source, message id and values, so that other languages can read it.
+
+    The source is text, "task:component:stream". The message id is a flat array of its pairs, and the values
+    are an array. Values are None, bool, int, float, str, bytes, list, tuple, dict, Decimal, UUID, datetime,
+    date, time, timedelta, and numpy's arrays and scalars; each arrives as what it was. `packing.py` has the
+    details. Reading allocates in proportion to the payload, whatever that claims, and runs nothing from it.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology)
+        self._heads: dict[str, bytes] = {}
+        # What came last, as neighbours share it: replaced as a whole, for other threads.
+        self._written: tuple[MessageId, bytes] = (UNANCHORED, _NO_ID)
+        self._read: tuple[bytes, TupleSource, MessageId] | None = None
+        # Bounded: an source is kept only if the topology has it.
+        self._sources: dict[str, TupleSource] = {}
+
+    def serialize(self, message: Tuple) -> bytes:
+        key = message.source.key
+        try:
+            head = self._heads.get(key)
+            if head is None:
+                head = self._heads[key] = _HEAD + pack_values([key])[1:]
+            message_id, packed = self._written
+            if message.message_id is not message_id:
+                message_id = message.message_id
+                packed = pack_values([part for root in message_id for part in root])
+                self._written = message_id, packed
+            return head + packed + pack_values(message.values)
+        except (TypeError, ValueError) as error:
+            raise UnsupportedValueError(
+                f"a tuple from {key} cannot be sent: {_unpackable(message)}"
+            ) from error
+
+    def deserialize(self, payload: bytes) -> Tuple:
+        where = "its source"
+        try:
+            known = self._read
+            if known is not None and payload.startswith(known[0]):  # no value's bytes begin another's
+                begin, source, message_id = known
+                at = len(begin)
+            else:
+                if payload[:1] != _HEAD:
+                    raise ValueError("does not begin as a tuple does")
+                key, at = read_value(payload, 1)
+                source = self._source(key)
+                where = "its message id"
+                size, at = read_array_size(payload, at)
+                message_id = UNANCHORED
+                if size:
+                    flat, at = read_items(payload, at, size, 1)
+                    message_id = _message_id(flat)
+                if at <= _KEPT_BYTES:
+                    self._read = payload[:at], source, message_id
+            where = "its values"
+            size, at = read_array_size(payload, at)
+            fields = source.stream.fields
+            if size != len(fields):
+                raise ValueError(f"{size} of them, where the stream has {len(fields)} field(s)")
+            where = _FIELDS
+            start = at
+            values, at = read_items(payload, start, size, 1)
+            where = "its end"
+            if at != len(payload):
+                raise ValueError(f"{len(payload) - at} byte(s) too many")
+        except FAULTS as error:
+            if where is _FIELDS:
+                where = _first_fault(payload, start, fields)
+            problem = str(error) if isinstance(error, ValueError) else "ends too early"
+            raise MalformedTupleError(f"{len(payload)} bytes are no tuple: {where}: {problem}") from error
+        return Tuple(values, source, message_id)
+
+    def _source(self, key: Any) -> TupleSource:
+        if type(key) is not str:
+            raise ValueError(f"{type(key).__name__} in place of text")
+        source = self._sources.get(key)
+        if source is None:
+            task, _, _ = key.partition(":")
+            if not (task.isascii() and task.isdecimal() and len(task) <= _MAX_TASK_DIGITS):
+                raise ValueError(f"{reprlib.repr(key)} does not begin with a task")
+            component = self.topology.component_of(int(task))
+            stream = key[len(task) + len(component.id) + 2 :]
+            source = self.topology.source(int(task), stream)
+            if source.key != key:
+                raise ValueError(f"{reprlib.repr(key)}, but task {task} is one of {component.id!r}")
+            self._sources[key] = source
+        return source
+
+
+def _message_id(flat: list[Any]) -> MessageId:
+    tasks, ids = flat[::2], flat[1::2]
+    if len(tasks) != len(ids) or not all(type(task) is int for task in tasks):
+        raise ValueError("no pairs of a task and an id")
+    try:
+        hash(tuple(ids))
+    except TypeError as error:
+        raise ValueError(f"an id that cannot be looked up: {error}") from error
+    return tuple(zip(map(check_task, tasks), ids, strict=True))
+
+
+def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:
+    """Say which field cannot be read, now that one of them cannot."""
+    for number, field in enumerate(fields, 1):
+        try:
+            _, at = read_items(payload, at, 1, 1)
+        except FAULTS:
+            return f"field {field!r} ({number} of {len(fields)}, at byte {at})"
+    raise AssertionError("every field can be read alone")
+
+
+def _unpackable(message: Tuple) -> str:
+    """Say which part of a tuple cannot be packed, now that one of them cannot."""
+    parts = [
+        (f"field {field!r}", value) for field, value in zip(message.fields, message.values, strict=False)
+    ]
+    for name, part in [("its message id", message.message_id), *parts]:
+        try:
+            pack_values([part])
+        except (TypeError, ValueError) as error:
+            return f"{name}: {error}"
+    raise AssertionError("every part can be packed alone")
+
+
+_HEAD = b"\x93"  # an array of three
+_NO_ID = b"\x90"
+_MAX_TASK_DIGITS = 10
+_KEPT_BYTES = 256
+"""Of a message no more is kept, so that no sender decides on the memory."""
+_FIELDS = "its fields"

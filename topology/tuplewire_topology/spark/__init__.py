@@ -1,0 +1,18 @@
+"""Topologies run by Spark: `run_topology`, `submit_topology`, and `Rows`, a spout for a DataFrame's rows."""
+
+from __future__ import annotations
+
+from tuplewire_topology.spark.rows import GivenUp, Rows
+from tuplewire_topology.spark.running import JobError, SparkTopology, TopologyProgress, TopologyResult
+from tuplewire_topology.spark.submit import run_topology, submit_topology
+
+__all__ = [
+    "GivenUp",
+    "JobError",
+    "Rows",
+    "SparkTopology",
+    "TopologyProgress",
+    "TopologyResult",
+    "run_topology",
+    "submit_topology",
+]

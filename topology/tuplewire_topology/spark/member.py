@@ -1,0 +1,339 @@
+"""One PySpark task of a topology: it joins the others, runs its executors, and hands out what they put out.
+
+It is a task of a barrier stage, so that all of them run at the same time, and are started again together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.client import Client
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.spark.shipped import Shipped
+from tuplewire.wire import control_pb2
+from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.component import DeadLetter
+from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.coordination.coordinator import Coordinator, Order
+from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind, Post
+from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
+from tuplewire_topology.coordination.termination import Failure, ProcessReport, from_report
+from tuplewire_topology.coordination.topology_status import component_statuses
+from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.link import ClientLink
+from tuplewire_topology.spark.letters import LETTERS, as_output
+from tuplewire_topology.spark.nearest import RunKey, RunToken, nearest_worker
+from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire_topology.spark.rows import ROWS_KEY, GivenUp, Output, Writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+START_SECONDS = 60.0
+_CLOSE_SECONDS = 30.0
+_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Submitted(Shipped):
+    """A topology that is to run, as it travels to the PySpark tasks; called in each, by mapInArrow.
+
+    run: names this run, so that two on the same workers do not take each other for a restart. n_members: how
+    many PySpark tasks there are. workers: addresses, taken in turn; none: each takes the worker beside it.
+    has_rows: whether the input is for a Rows spout. token: what workers that are started for it ask for.
+    """
+
+    name: str
+    run: str
+    topology: Topology
+    conf: Mapping[str, Any]
+    n_members: int
+    output: Output
+    workers: Sequence[str] = ()
+    submitter: Place | None = None
+    has_rows: bool = False
+    token: RunToken = field(default_factory=RunToken)
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run as a PySpark task; yields rows of Output.stage_schema()."""
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        if not self.has_rows:
+            for _ in rows:
+                pass
+        with ExitStack() as stack:
+            key = stack.enter_context(self.token.kept())
+            try:
+                plan = self._join(stack, context, rank, key)
+            except TuplewireError as error:
+                yield Writer(self.output).failure(rank, error)
+                return
+            if plan is not None:
+                yield from _TopologyMember(self, plan, rank, key).run(rows)
+
+    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int, key: RunKey) -> Plan | None:
+        """Agree with the others, by one message through Spark; None where another says why not.
+
+        Raises the error for which this one cannot take part.
+        """
+        place, problem, version = None, None, 0
+        infos = context.getTaskInfos()
+        try:
+            if len(infos) != self.n_members:
+                raise ConfigError(
+                    f"Spark has made {len(infos)} PySpark tasks of {self.n_members} partitions: "
+                    "leave the number of partitions alone"
+                )
+            host = infos[rank].address.rpartition(":")[0]
+            address = self.workers[rank % len(self.workers)] if self.workers else None
+            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, key))
+            if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
+                version = self._submitter_version(self.submitter, key)
+        except TuplewireError as error:
+            problem = error
+        own = Joined(context.taskAttemptId(), place, version)
+        joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
+        if problem is not None:
+            raise problem
+        if any(each.place is None for each in joined):
+            return None
+        try:
+            return Plan(self.topology, self.run, joined, self.submitter)
+        except ConfigError:
+            if rank == 0:
+                raise
+            return None
+
+    @staticmethod
+    def _submitter_version(submitter: Place, key: RunKey) -> int:
+        """Ask the submitter's worker for the version of its assignment: each generation gives it another."""
+        with ControlClient(submitter.peer_address, START_SECONDS, credentials=key.to(submitter)) as control:
+            return control.status().assignment_version
+
+
+class _TopologyMember:
+    """What one PySpark task does, once all have joined.
+
+    Raises UnreachableError or RefusedError where a worker does not take the assignment.
+    """
+
+    def __init__(self, submitted: Submitted, plan: Plan, rank: int, key: RunKey) -> None:
+        self._submitted = submitted
+        self._key = key
+        self._plan = plan
+        self._rank = rank
+        self._writer = Writer(submitted.output)
+        self._inbox = Mailbox()
+        self._given_up = GivenUp()
+        self._problem: Exception | None = None
+        self._worker: ExecutorWorker | None = None
+        self._ends = False
+        self._aborted = False
+        self._push_assignment()
+        client, mailbox = self._client("mail"), plan.mailbox(rank)
+        self._post = Post(client, submitted.run, mailbox, self._receive, self._inbox.fail)
+
+    def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the executors until the coordinator, or an error, ends it; the user's error comes out as a row.
+
+        What is raised is for Spark, which then runs the whole stage again.
+        """
+        with self._post, self._reporter():
+            coordinator = None
+            if self._rank == 0:
+                levels = self._submitted.topology.tick_levels(self._submitted.conf)
+                coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
+                self._to_submitter(MailKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
+            try:
+                self._start(rows)
+                self._send(self._plan.mailbox(0), MailKind.READY)
+            except (TuplewireError, TimeoutError) as error:
+                self._note(error)
+                self._report(0)
+            yield from self._loop(coordinator)
+            yield from self._end()
+            self._to_submitter(MailKind.CLOSED)
+
+    def _client(self, purpose: str, **session: Any) -> Client:
+        place = self._plan.places[self._rank]
+        return Client(
+            place.address,
+            topology=self._plan.topology,
+            worker_id=place.worker_id,
+            client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
+            incarnation=self._plan.generation + 1,
+            credentials=self._key.to(place),
+            **session,
+        )
+
+    def _reporter(self) -> ProgramReporter:
+        """Return what reports the executors here to the worker, for its status and metrics."""
+        place = self._plan.places[self._rank]
+        control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.to(place))
+        return ProgramReporter(control, self._program_report)
+
+    def _program_report(self) -> control_pb2.ReportProgramRequest | None:
+        """Return a report of the executors; None before there are any. From any thread."""
+        if self._worker is None:
+            return None
+        plan, statistics = self._plan, self._worker.statistics()
+        return control_pb2.ReportProgramRequest(
+            topology=plan.topology,
+            receiver_id=plan.places[self._rank].worker_id,
+            program=f"{self._submitted.run}-{self._rank}",
+            assignment_version=plan.version,
+            components=component_statuses(self._submitted.topology, statistics, plan.first_task),
+            metrics=metric_families(statistics, self._worker.heartbeat.executors),
+        )
+
+    def _push_assignment(self) -> None:
+        with ExitStack() as stack:
+            controls = [
+                stack.enter_context(ControlClient(address, credentials=self._key.to(place)))
+                for address, place in self._plan.told(self._rank)
+            ]
+            for control in controls:
+                control.update_assignment(self._plan.assignment())
+            for control in controls:
+                control.wait_ready(START_SECONDS)
+
+    def _start(self, rows: Iterator[pa.RecordBatch]) -> None:
+        conf = dict(self._submitted.conf)
+        session = asdict(TopologySettings.from_conf(conf).session)
+        if self._submitted.has_rows:
+            conf[ROWS_KEY] = (rows, self._given_up, self._bury)
+        self._worker = ExecutorWorker(
+            self._submitted.topology,
+            self._plan.shares[self._rank],
+            topology_id=self._submitted.name,
+            conf=conf,
+            link=ClientLink(self._client("tuples", **session), self._plan.first_task),
+            error=self._given_up.add_error,
+            dead_letter=self._bury,
+            emitted=self._put_out,
+        )
+        self._worker.start(START_SECONDS)
+
+    def _put_out(self, runs: Sequence[Emitted]) -> None:
+        wanted = list(filter(self._submitted.output.wants, runs))
+        if wanted:
+            self._inbox.put_runs(wanted)
+
+    def _bury(self, letter: DeadLetter) -> bool:
+        """Put a dead letter out, waiting for room; in an executor's thread.
+
+        Returns False for what could not be sent: it has failed, and whoever emitted it may do so again.
+        """
+        if letter.tries:
+            self._inbox.put_runs([as_output(letter)])
+        return letter.tries > 0
+
+    # --- mail -------------------------------------------------------------------------------------------
+
+    def _receive(self, mail: Mail) -> None:
+        if mail.generation == self._plan.generation:
+            self._inbox.put_mail(mail)
+
+    def _note(self, error: Exception) -> None:
+        """Note a problem; what has ended the executors is the cause of those that come after it."""
+        cause = self._worker.failure if self._worker is not None else None
+        self._problem = self._problem or cause or error
+
+    def _send(self, mailbox: int, kind: MailKind, *values: Any) -> None:
+        mail = Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
+        self._post.send(mailbox, mail)
+
+    def _to_submitter(self, kind: MailKind, *values: Any) -> None:
+        if self._submitted.submitter is not None:
+            self._send(SUBMITTER_TASK, kind, *values)
+
+    def _report(self, wave: int) -> None:
+        """Say how far this one is, or by what it has failed."""
+        emitted = executed = 0
+        report = ProcessReport(at_rest=False, sent=0, taken=0)
+        if self._worker is not None:
+            report = self._worker.report()
+            tallies = [each.tally.snapshot() for each in self._worker.executors]
+            emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
+            self._problem = self._problem or self._worker.failure
+        if self._problem is not None:
+            report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
+        counts = emitted, executed, self._given_up.dead_letters
+        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, from_report(report), *counts)
+
+    # --- what happens -------------------------------------------------------------------------------------
+
+    def _loop(self, coordinator: Coordinator | None) -> Iterator[pa.RecordBatch]:
+        while not self._ends:
+            if coordinator is not None:
+                for order in coordinator.orders(time.monotonic()):
+                    self._tell(order)
+            seconds = _WAIT_SECONDS if coordinator is None else coordinator.wait_seconds(time.monotonic())
+            mail, runs = self._inbox.take(seconds)
+            yield from self._batches(runs)
+            for each in mail:
+                if coordinator is not None and each.kind in {MailKind.READY, MailKind.REPORT, MailKind.STOP}:
+                    coordinator.take(each, time.monotonic())
+                else:
+                    self._obey(each)
+
+    def _tell(self, order: Order) -> None:
+        if order.kind is MailKind.PROGRESS:
+            self._to_submitter(order.kind, *order.values)
+            return
+        for rank in range(self._submitted.n_members):
+            self._send(self._plan.mailbox(rank), order.kind, *order.values)
+
+    def _obey(self, mail: Mail) -> None:
+        if mail.kind is MailKind.ASK:
+            (wave,) = mail.values
+            self._report(wave)
+        elif mail.kind in {MailKind.CLOSE, MailKind.ABORT}:
+            self._ends = True
+            self._aborted = mail.kind is MailKind.ABORT
+        elif self._worker is not None:
+            if mail.kind is MailKind.ACTIVATE:
+                self._worker.activate()
+            elif mail.kind is MailKind.TICK:
+                self._worker.tick(mail.values)
+            elif mail.kind is MailKind.DEACTIVATE:
+                (output_wanted,) = mail.values
+                if not output_wanted:
+                    self._inbox.discard()
+                self._worker.deactivate()
+
+    def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
+        self._given_up.dead_letters += sum(run.source.component == LETTERS for run in runs)
+        try:
+            yield from self._writer.batches(runs)
+        except TuplewireError as error:
+            self._note(error)
+            self._inbox.discard()
+
+    def _end(self) -> Iterator[pa.RecordBatch]:
+        """End the executors, and hand out the last rows: what is left, the report, or the failure."""
+        if self._aborted:
+            self._inbox.discard()
+        if self._worker is not None:
+            try:
+                self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
+                self._worker.check()
+            except (TuplewireError, TimeoutError) as error:
+                if not self._aborted:  # else it is what the failure elsewhere has led to
+                    self._note(error)
+        _, runs = self._inbox.take(0.0)
+        yield from self._batches(runs)
+        if self._problem is not None:
+            yield self._writer.failure(self._rank, self._problem)
+        elif self._worker is not None:
+            yield self._writer.report(self._worker.statistics(), self._given_up)

@@ -1,0 +1,345 @@
+"""Rows into a topology on Spark, by a spout, and out of it: rows of bolts, reports, and a failure.
+
+A stage has one result, so each bolt's rows are a column of structs there, null where the row is another's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import reprlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from tuplewire.errors import ConfigError, MessageError, TopologyError
+from tuplewire.spark.releases import arrow_schema, parse_schema
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
+from tuplewire_topology.authoring.component import Spout, TaskError, TopologyContext
+from tuplewire_topology.authoring.description import ComponentKind, Topology
+from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
+from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Tuple
+from tuplewire_topology.coordination.termination import Failure, ProcessFailedError
+from tuplewire_topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
+from tuplewire_topology.spark.letters import LETTERS, letters_schema, row_letter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+logger = event_logger(__name__)
+
+ROWS_KEY = "tuplewire.spark.rows"
+"""The setting under which a PySpark task hands the spout its batches of rows, a GivenUp, and what takes a
+dead letter."""
+REPORT = "report"
+FAILURE = "failure"
+_BEGIN = "A topology has failed. "
+_SEPARATOR = "\n-- its traceback:\n"
+_END = "\n-- end of the traceback"
+_ROWS = 10_000
+_EXAMPLES = 5
+_ERROR_CHARACTERS = 1000
+_log_rate = LogRate()
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """What a Rows spout has given up. rows: how many.
+
+    examples: the first few of each PySpark task, as text. errors: the first few that its spouts and bolts
+    have raised or reported. A row without an error was failed by a bolt, or took too long. dead_letters: how
+    many rows and other tuples are in TopologyResult.dead_letters.
+    """
+
+    rows: int = 0
+    examples: list[str] = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
+    dead_letters: int = 0
+
+    def add_error(self, error: TaskError) -> None:
+        """Note an error of a spout or bolt."""
+        if len(self.errors) < _EXAMPLES:
+            self.errors.append(str(error)[:_ERROR_CHARACTERS])
+
+
+class Rows(Spout):
+    """Emits the rows of the DataFrame that run_topology gets; its fields are columns of that, by name.
+
+    Each PySpark task has one task of it, which reads the rows that Spark gives to that PySpark task. A row
+    that has failed is emitted again, `attempts` times in all. Then it is given up, logged, and told in the
+    TopologyResult; a row that was only late may be processed all the same. With topology.error.policy
+    `dead_letter` it is a dead letter, too.
+    """
+
+    def __init__(self, *columns: str, attempts: int = 3) -> None:
+        if not columns:
+            raise TopologyError("a Rows spout needs the names of the columns that it emits")
+        if type(attempts) is not int or attempts < 1:
+            raise TopologyError(f"a Rows spout emits a row at least once: attempts cannot be {attempts!r}")
+        self.outputs = columns
+        self.attempts = attempts
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        """Take the rows over; ConfigError where there are none, outside Spark."""
+        super().open(conf, context, collector)
+        if ROWS_KEY not in conf:
+            raise ConfigError(
+                "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
+                "or build the topology with another spout"
+            )
+        self.batches, self.given_up, self.bury = conf[ROWS_KEY]
+        self.buries = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
+        self.source = context.topology.source(context.task, DEFAULT_STREAM)
+        self.rows: Iterator[tuple[Any, ...]] = iter(())
+        self.ended = False
+        self.emitted = 0
+        self.on_the_way: dict[int, tuple[Any, ...]] = {}
+        self.again: list[int] = []
+        self.failures: Counter[int] = Counter()
+
+    def next_tuple(self) -> None:
+        """Emit a row that has failed, or the next one."""
+        if self.again:
+            number = self.again.pop()
+            self.collector.emit(self.on_the_way[number], message_id=number)
+            return
+        while (row := next(self.rows, None)) is None:
+            batch = next(self.batches, None)
+            if batch is None:
+                self.ended = True
+                return
+            columns = [batch.column(name).to_pylist() for name in self.outputs]
+            self.rows = zip(*columns, strict=True)
+        self.emitted += 1
+        self.on_the_way[self.emitted] = row
+        self.collector.emit(row, message_id=self.emitted)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all rows have been emitted, and none is to be emitted again."""
+        return self.ended and not self.again
+
+    def ack(self, message_id: Any) -> None:
+        """Forget a row that is processed."""
+        del self.on_the_way[message_id]
+        self.failures.pop(message_id, None)
+
+    def fail(self, message_id: Any) -> None:
+        """Have a row emitted again that has failed, or give it up."""
+        self.failures[message_id] += 1
+        if self.failures[message_id] < self.attempts:
+            self.again.append(message_id)
+            return
+        del self.failures[message_id]
+        values = self.on_the_way.pop(message_id)
+        if self.buries:
+            self.bury(row_letter(Tuple(values, self.source), self.attempts))
+        shown = map(reprlib.repr, values)
+        row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
+        self.given_up.rows += 1
+        if self.given_up.rows <= _EXAMPLES:
+            self.given_up.examples.append(row)
+        if count := _log_rate.due("rows given up"):
+            extra = {"rows": count, "attempts": self.attempts, "last": row}
+            logger.warning("spark.rows_given_up", extra=extra)
+
+
+def rows_spout(topology: Topology) -> str | None:
+    """Return the component that emits rows of a DataFrame; TopologyError where there are several."""
+    found = [each.id for each in topology.components.values() if isinstance(each.template, Rows)]
+    if len(found) > 1:
+        raise TopologyError(
+            f"{' and '.join(map(repr, found))} are Rows spouts, and a topology on Spark has one DataFrame: "
+            "unite them, with a column that tells them apart"
+        )
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Output:
+    """The bolts whose default stream comes back, and the schema of each; dead letters are one of them.
+
+    texts: the bolts without a schema of the user's: their fields come back as strings.
+    """
+
+    schemas: Mapping[str, StructType]
+    texts: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        topology: Topology,
+        outputs: Mapping[str, str | StructType | None] | None,
+        *,
+        letters: bool = False,
+    ) -> Self:
+        """Check what the user asks for; by default the fields of each bolt that nobody subscribes to.
+
+        letters: whether there may be dead letters.
+
+        Raises TopologyError for an unknown component, or a schema with another number of columns.
+        """
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        if outputs is None:
+            outputs = dict.fromkeys(_terminal_bolts(topology))
+        schemas: dict[str, StructType] = {}
+        for name, wanted in outputs.items():
+            fields = topology.component(name).stream(DEFAULT_STREAM).fields
+            if wanted is None:
+                schema = StructType([StructField(field, StringType()) for field in fields])
+            else:
+                schema = parse_schema(wanted) if isinstance(wanted, str) else wanted
+            if len(schema.fields) != len(fields):
+                raise TopologyError(
+                    f"the schema for {name!r} has the columns {', '.join(schema.names)}, and its tuples have "
+                    f"the fields {', '.join(fields)}: name a column for each field, in their order"
+                )
+            schemas[name] = StructType([StructField(each.name, each.dataType) for each in schema.fields])
+        if letters:
+            schemas[LETTERS] = letters_schema()
+        return cls(schemas, frozenset(name for name, wanted in outputs.items() if wanted is None))
+
+    def stage_schema(self) -> StructType:
+        """Return the schema of the stage's result."""
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        columns = [StructField(_column(place), schema) for place, schema in enumerate(self.schemas.values())]
+        return StructType([*columns, StructField(REPORT, StringType()), StructField(FAILURE, StringType())])
+
+    def checked(self, stage: DataFrame) -> DataFrame:
+        """Return the stage's result behind a shuffle, as a job that fails where there is a failure in it.
+
+        The shuffle has Spark run the whole stage again when a process of it is lost; a failure of the user's
+        code is told only behind it, since that would happen again.
+        """
+        from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+        fails = F.when(F.col(FAILURE).isNotNull(), F.raise_error(F.col(FAILURE)).isNull())
+        # What depends on the partition cannot be moved before the shuffle.
+        return stage.where(fails.otherwise(F.spark_partition_id() >= 0))
+
+    def frames(self, result: DataFrame) -> dict[str, DataFrame]:
+        """Return each bolt's rows, and LETTERS where there may be any."""
+        return {
+            name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
+            for place, name in enumerate(self.schemas)
+        }
+
+    def wants(self, run: Emitted) -> bool:
+        """Whether tuples are among what comes back."""
+        return run.source.stream.name == DEFAULT_STREAM and run.source.component in self.schemas
+
+
+def _column(place: int) -> str:
+    return f"output_{place}"
+
+
+def _terminal_bolts(topology: Topology) -> list[str]:
+    return [
+        component.id
+        for component in topology.components.values()
+        if component.kind is ComponentKind.BOLT
+        and any(stream.name == DEFAULT_STREAM for stream in component.streams)
+        and not topology.targets_of(component.id)
+    ]
+
+
+def failure_text(process: str, failure: Failure) -> str:
+    """Return a failure as the text by which the job fails, for people and for failure_in()."""
+    return f"{_BEGIN}{process}: {failure.summary}{_SEPARATOR}{failure.traceback.rstrip()}{_END}"
+
+
+def failure_in(text: str, topology: str) -> ProcessFailedError | None:
+    """Return the failure that failure_text() has put into a Spark error; None where there is none."""
+    _, begun, rest = text.partition(_BEGIN)
+    process, colon, rest = rest.partition(": ")
+    summary, separated, rest = rest.partition(_SEPARATOR)
+    traceback, ended, _ = rest.partition(_END)
+    if not (begun and colon and separated and ended):
+        return None
+    return ProcessFailedError(f"{process} of topology {topology!r}", Failure(summary, traceback))
+
+
+def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
+    """Return what the executors of all PySpark tasks have done, and what was given up in all of them."""
+    executors: list[ExecutorStatistics] = []
+    given_up = GivenUp()
+    for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
+        statistics, (rows, examples, errors, letters) = json.loads(row[REPORT])
+        executors += map(to_statistics, statistics)
+        given_up.rows += rows
+        given_up.examples += examples
+        given_up.errors += errors
+        given_up.dead_letters += letters
+    return executors, given_up
+
+
+class Writer:
+    """Makes record batches of Output.stage_schema()."""
+
+    def __init__(self, output: Output) -> None:
+        self._texts = output.texts
+        self._schema = arrow_schema(output.stage_schema())
+        self._names = [*output.schemas, REPORT, FAILURE]
+        self._fields = {name: arrow_schema(schema) for name, schema in output.schemas.items()}
+
+    def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
+        """Return tuples as record batches; MessageError for a value that its column cannot hold."""
+        rows: dict[str, list[Sequence[Any]]] = {}
+        for run in runs:
+            rows.setdefault(run.source.component, []).extend(message.values for message in run.tuples)
+        for component, column in rows.items():
+            for begin in range(0, len(column), _ROWS):
+                values = self._struct(component, column[begin : begin + _ROWS])
+                yield self._batch({component: values}, len(values))
+
+    def report(self, statistics: Sequence[ExecutorStatistics], given_up: GivenUp) -> pa.RecordBatch:
+        """Return what a PySpark task's executors have done, and what was given up, as its last row."""
+        return self._batch(
+            {REPORT: json.dumps([list(map(from_statistics, statistics)), dataclasses.astuple(given_up)])}, 1
+        )
+
+    def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
+        """Return an error as the row that fails the job."""
+        return self._batch({FAILURE: failure_text(f"PySpark task {rank}", Failure.of(error))}, 1)
+
+    def _batch(self, columns: Mapping[str, Any], n_rows: int) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        arrays = []
+        for name, field in zip(self._names, self._schema, strict=True):
+            value = columns.get(name)
+            if isinstance(value, str):
+                value = pa.array([value], field.type)
+            arrays.append(pa.nulls(n_rows, field.type) if value is None else value)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
+        import pyarrow as pa
+
+        schema = self._fields[component]
+        arrays = []
+        for field, column in zip(schema, zip(*rows, strict=True), strict=True):
+            try:
+                values = list(map(_as_text, column)) if component in self._texts else column
+                arrays.append(pa.array(values, field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise MessageError(
+                    f"the output of {component!r}: column {field.name!r} is {field.type} and cannot hold "
+                    f"what the bolt has emitted ({error}); give a schema that fits, or emit what does"
+                ) from error
+        return pa.StructArray.from_arrays(arrays, fields=list(schema))
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        raise TypeError("bytes have no form as text")
+    return value if value is None or isinstance(value, str) else str(value)

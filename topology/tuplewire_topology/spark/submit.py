@@ -1,0 +1,180 @@
+"""A topology on Spark, as the program sees it that submits one. Source: Storm's `StormSubmitter`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.errors import TopologyError
+from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.settings import OUR_PREFIX, keys_of, unknown
+from tuplewire.spark.releases import check_topology_session, is_remote
+from tuplewire.spark.slots import check_slots
+from tuplewire.text.events import event_logger
+from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.spark.letters import keeps_letters
+from tuplewire_topology.spark.member import START_SECONDS, Submitted
+from tuplewire_topology.spark.nearest import RunToken, nearest_worker
+from tuplewire_topology.spark.rows import Output, rows_spout
+from tuplewire_topology.spark.running import (
+    Job,
+    ProgressLine,
+    SparkTopology,
+    TopologyProgress,
+    TopologyResult,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+logger = event_logger(__name__)
+
+_CANCEL_SECONDS = 15.0
+
+
+def submit_topology(
+    spark: SparkSession,
+    topology: Topology,
+    *,
+    conf: Mapping[str, Any] | None = None,
+    outputs: Mapping[str, str | StructType | None] | None = None,
+    rows: DataFrame | None = None,
+    workers: Sequence[str] = (),
+    name: str = "topology",
+) -> SparkTopology:
+    """Run a topology as a Spark job of `topology.workers` PySpark tasks, and return at once.
+
+    conf: settings by Storm's keys, and the user's own. outputs: the bolts whose default stream comes back,
+    each with a schema for its fields, or None for strings; by default all bolts that nobody subscribes to.
+    rows: what a Rows spout of the topology emits. workers: addresses that Spark's executors and this program
+    reach, and that serve this topology alone meanwhile; by default everybody takes the worker of its
+    TUPLEWIRE_ADDRESS, and starts one where there is none. Workers that are started ask for a token of this
+    run, which only its PySpark tasks and this program have.
+
+    Guarantee: the result is that of one generation. When a process is lost, Spark runs all PySpark tasks
+    again (at most spark.stage.maxConsecutiveAttempts times), from the beginning of the spouts, and nothing of
+    an earlier generation comes to the later, nor into the result. What bolts have done to the outside world
+    is done twice then. The user's own errors are final.
+
+    Raises ConfigError where Spark has fewer slots than that, and for settings that are wrong; TopologyError
+    for a schema or rows that do not fit the topology; NeedsSparkError over Spark Connect before 4.0.
+    """
+    conf = dict(conf or {})
+    settings = TopologySettings.from_conf(conf)
+    for key in conf:  # ours are of no use on Spark, where messages go over sidecars, but for sessions
+        if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
+            raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
+    full = with_ackers(topology, settings.ackers)
+    members = len(shares_of(full, settings.workers))
+    check_topology_session(spark, remote=is_remote(spark))
+    output = Output.of(topology, outputs, letters=keeps_letters(topology, conf))
+    source = _input(spark, topology, rows, members)
+    check_slots(spark, members, f"topology {name!r}")
+    run = uuid.uuid4().hex
+    token = RunToken()
+    with ExitStack() as stack:
+        place = None
+        run_key = stack.enter_context(token.kept())
+        if workers or not is_remote(spark):
+            address = workers[0] if workers else None
+            host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
+            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, run_key))
+        submitted = Submitted(
+            name,
+            run,
+            full,
+            conf,
+            members,
+            output,
+            tuple(workers),
+            place,
+            has_rows=rows is not None,
+            token=token,
+        )
+        _check_travels(submitted)
+        stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
+        checked = output.checked(stage.repartition(members))
+        job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
+        credentials = None if place is None else run_key.to(place)
+        running = SparkTopology(submitted, job, place, stack.pop_all(), credentials)
+        if running.watch_command:
+            logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
+        return running
+
+
+def run_topology(
+    spark: SparkSession,
+    topology: Topology,
+    *,
+    conf: Mapping[str, Any] | None = None,
+    outputs: Mapping[str, str | StructType | None] | None = None,
+    rows: DataFrame | None = None,
+    workers: Sequence[str] = (),
+    name: str = "topology",
+    progress: Callable[[TopologyProgress], None] | None = None,
+) -> TopologyResult:
+    """Run a topology to its end, as submit_topology does, and return what it has left.
+
+    progress: called with each news; by default a line is written to standard error, and one at first with the
+    command that shows more. Over Spark Connect there are no news without `workers` that this program reaches:
+    ConfigError where they are asked for.
+
+    Where this is interrupted (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
+    """
+    running = submit_topology(
+        spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
+    )
+    try:
+        if progress is not None or running.reaches_worker:
+            running.listen(progress or ProgressLine(name, running.watch_command))
+        return running.result()
+    except BaseException:
+        if not running.done:
+            running.cancel()
+            running.wait(_CANCEL_SECONDS)
+        raise
+
+
+def _check_travels(submitted: Submitted) -> None:
+    """Raise TopologyError for a spout or bolt that cannot be sent to Spark's executors."""
+    from pyspark import cloudpickle
+
+    for component in submitted.topology.components.values():
+        try:
+            cloudpickle.dumps(component)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise TopologyError(
+                f"{component.id!r} cannot be sent to Spark's executors: {error}; "
+                "make in open() or prepare() what a spout or bolt cannot take along"
+            ) from error
+
+
+def _input(spark: SparkSession, topology: Topology, rows: DataFrame | None, members: int) -> DataFrame:
+    """Return a DataFrame with a partition for each PySpark task."""
+    spout = rows_spout(topology)
+    if (spout is None) != (rows is None):
+        raise TopologyError(
+            "rows=... is for a Rows spout, and the topology has none"
+            if spout is None
+            else f"{spout!r} emits the rows of a DataFrame: give it, as rows=..."
+        )
+    if rows is None or spout is None:
+        return spark.range(0, members, 1, members)
+    component = topology.component(spout)
+    if not component.parallelism == component.n_tasks == members:
+        raise TopologyError(
+            f"{spout!r} has {component.n_tasks} tasks in {component.parallelism} executors, and there are "
+            f"{members} PySpark tasks: give it an executor for each, as many as topology.workers"
+        )
+    wanted = component.template.outputs
+    missing = [column for column in wanted if column not in rows.columns]
+    if missing:
+        raise TopologyError(
+            f"{spout!r} emits {', '.join(missing)}, and the DataFrame has only {', '.join(rows.columns)}"
+        )
+    return rows.select(*wanted).repartition(members)
