@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError, StaleAssignmentError, WrongTopologyError
-from tuplewire_service.worker.assignment import MAX_VERSION, AssignedWorker, Assignment, load_assignment
+from tuplewire_service.worker.assignment import (
+    MAX_VERSION,
+    MOST_AHEAD,
+    AssignedWorker,
+    Assignment,
+    load_assignment,
+)
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
 TWO = AssignedWorker("two", "[::1]:6701", (1,))
@@ -159,3 +165,14 @@ def test_a_task_id_is_a_number(task: Any, tmp_path: Path) -> None:
     path.write_text(json.dumps(form))
     with pytest.raises(ConfigError, match="task id"):
         load_assignment(path)
+
+
+def test_how_far_a_version_may_be_ahead() -> None:
+    """By so many, and a worker without an assignment takes all but the last ones."""
+    in_force = Assignment(7, "t", (ONE,))
+    Assignment(7 + MOST_AHEAD, "t", (ONE,)).succeeds(in_force, "t")
+    with pytest.raises(ConfigError, match="is too far ahead \\(in force: 7;"):
+        Assignment(8 + MOST_AHEAD, "t", (ONE,)).succeeds(in_force, "t")
+    Assignment(MAX_VERSION - MOST_AHEAD, "t", (ONE,)).succeeds(None, "t")
+    with pytest.raises(ConfigError, match="is too far ahead \\(in force: none;"):
+        Assignment(MAX_VERSION - MOST_AHEAD + 1, "t", (ONE,)).succeeds(None, "t")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
+from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
 from tuplewire.session.delivery import Delivery
 from tuplewire.values.group import TaskGroup
 
@@ -177,3 +177,20 @@ def test_half_of_the_bytes_are_told_of_at_once() -> None:
     """The room in bytes counts as that in messages does."""
     window = opened(1, size_bytes=4)
     assert [arrive(window, number, "x").asks for number in range(1, 4)] == [False, True, True]
+
+
+def test_what_subscribing_says_is_not_said_again() -> None:
+    """The cursors of a subscription leave nothing to tell."""
+    window = opened(1, 2)
+    window.acknowledge(arrive(window, 1, "abc"))
+    assert [cursor.task for cursor in window.all()] == [1, 2]
+    assert window.take_moved() == []
+
+
+def test_a_message_that_waits_holds_back_those_after_it() -> None:
+    """A rejected message that keeps its place is not acknowledged; those before it are."""
+    window = opened(1)
+    arrived = arrive(window, 1, "abcd")
+    window.acknowledge(arrived, [Rejected(2, 0.0, "", wait=True)])
+    (cursor,) = window.take_moved()
+    assert cursor.acknowledged == 2

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tuplewire.errors import MalformedError
+from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import codec
+from tuplewire.wire.codec import groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 _VARINT_BITS = 7
 
@@ -29,3 +33,14 @@ def test_one_frame_is_cut_out(size: int) -> None:
 def test_anything_else_is_left_to_protobuf(data: bytes) -> None:
     """Another field, a second one, a frame that is not whole, a size that is missing."""
     assert codec._frame_body(data) is None
+
+
+def test_a_frame_has_so_many_groups() -> None:
+    """The bound itself is read, and one group more is refused."""
+    frame = OpaqueFrame()
+    for _ in range(MAX_FRAME_GROUPS):
+        frame.groups.add(task=1, lengths=bytes(4))
+    assert len(groups_of(frame)) == MAX_FRAME_GROUPS
+    frame.groups.add(task=1, lengths=bytes(4))
+    with pytest.raises(MalformedError, match=f"a frame has {MAX_FRAME_GROUPS + 1} groups, and may have"):
+        groups_of(frame)

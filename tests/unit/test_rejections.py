@@ -14,7 +14,7 @@ from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.rejected_messages import RejectedMessages
+from tuplewire_service.worker.rejected_messages import GrownMessage, RejectedMessages
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -228,3 +228,64 @@ def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptu
 
     asyncio.run(main())
     assert caplog.messages == []
+
+
+async def rejections_of(settings: WorkerSettings) -> tuple[Rejections, DeliveryLog]:
+    """Return a worker's rejections, and a queue whose two messages were handed out."""
+    rejections = Rejections(settings, Ledger(), lambda _: None, lambda _: True)
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x", b"y"]), Sender())
+    log.take(10, MIB, MIB)
+    return rejections, log
+
+
+@pytest.mark.parametrize(("limit", "event"), [(1, "message.given_up"), (2, "message.rejected")])
+def test_the_log_tells_a_last_try_from_others(
+    limit: int, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the task, how many, and the reason."""
+
+    async def main() -> None:
+        rejections, log = await rejections_of(WorkerSettings(worker_id="w", topology="t", reject_limit=limit))
+        rejections.reject(1, log, Rejection(1, 1, 60.0, "no", wait=False))
+        rejections.close()
+
+    asyncio.run(main())
+    assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]
+
+
+def test_the_earliest_time_counts() -> None:
+    """A later wish does not put the next look off, an earlier one brings it forward; the end ends it."""
+
+    async def main() -> None:
+        rejections, _ = await rejections_of(WorkerSettings(worker_id="w", topology="t"))
+        looks: list[float] = []
+        loop, looked = asyncio.get_running_loop(), asyncio.Event()
+
+        def look() -> None:
+            looks.append(loop.time())
+            looked.set()
+
+        rejections.on_time = look
+        began = loop.time()
+        for seconds in (0.2, 60.0, 0.02, 0.2):
+            rejections.wake(began + seconds)
+        await looked.wait()
+        assert began + 0.02 <= looks[0] < began + 0.2
+        await asyncio.sleep(0.25)
+        assert len(looks) == 1
+        rejections.wake(loop.time() + 0.02)
+        rejections.close()
+        await asyncio.sleep(0.05)
+        assert len(looks) == 1
+
+    asyncio.run(main())
+
+
+def test_a_message_that_is_rejected_twice_keeps_its_origin() -> None:
+    """What a copy takes beside its payload is taken off again at each step of the way back."""
+    sender = Sender()
+    once = GrownMessage(sender, 10)
+    twice = GrownMessage(once, 10)
+    assert once.origin is sender
+    assert twice.origin is sender

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -442,6 +444,7 @@ def test_messages_by_a_newer_assignment_wait_for_it() -> None:
         assert router.version_received == 2
         assert list(batch.refusals) == []
         assert (router.connections.pending_messages, router.held_messages) == (0, 1)
+        assert router.moving_tasks == 1
 
     with_router(act)
 
@@ -470,3 +473,37 @@ def test_an_advertised_host_takes_the_first_port() -> None:
         ("10.0.0.1", 6701),
         ("host", 6700),
     ]
+
+
+def test_a_lost_connection_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker may have left: moves that wait for it must not wait for ever."""
+    looked: list[object] = []
+
+    async def act(router: Router) -> None:
+        monkeypatch.setattr(router, "_renew_ended", lambda: looked.append(router))
+        connection: Any = router.connections.get(THERE.peer)
+        connection._when_lost()
+        assert looked == []  # in a turn of its own
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert looked == [router]
+
+    with_router(act)
+
+
+def test_a_worker_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: moves that began less than three seconds ago wait."""
+
+    def act(router: Router) -> None:
+        asked: list[float] = []
+
+        def peers(since: float = math.inf) -> set[Any]:
+            asked.append(since)
+            return set()
+
+        monkeypatch.setattr(router._moves, "peers", peers)
+        router.refresh()
+        now = router._clock()
+        assert [since for since in asked if since != math.inf and now - 60 < since < now - 1] != []
+
+    with_router(act)

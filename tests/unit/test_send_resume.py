@@ -7,6 +7,7 @@ from helpers.sending import PLENTY, Sending, contents, groups, payloads
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.credit import Grant
+from tuplewire.values.group import TaskGroup
 
 
 def test_resume_sends_again_what_was_not_accepted() -> None:
@@ -163,3 +164,15 @@ def test_nothing_is_unreleased_once_all_is_released() -> None:
     sending.frames()
     sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
     assert [task for task, _ in sending.window.unreleased()] == [2]
+
+
+def test_the_last_message_that_is_unreleased_is_told() -> None:
+    """By its entry sequence, which begins anew once everything before was released."""
+    sending = Sending()
+    for first in (50, 3):
+        sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))
+        sending.frames()
+        assert list(sending.window.unreleased().values()) == [first + 1]
+        released = 2 if first == 50 else 4
+        sending.update(1 if first == 50 else 2, grants=(Grant(1, PLENTY, PLENTY, released),))
+        assert sending.window.unreleased() == {}

@@ -93,3 +93,16 @@ def test_what_a_closed_connection_does_not_take_is_counted() -> None:
     ledger = with_queue(connection, act)
     assert connection.sent == [([1], False)]
     assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2
+
+
+def test_what_follows_by_another_way_goes_after_what_waits() -> None:
+    """Messages that are sent at once do not overtake those that wait for the turn of the loop."""
+    connection = Connection()
+
+    def act(queue: TransferQueue) -> None:
+        queue.put(TaskGroup.of(1, [b"x"]), Program())
+        follower: Any = connection
+        queue.follow(follower, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
+
+    with_queue(connection, act)
+    assert connection.sent == [([1], False), ([2], False)]
