@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 from tuplewire.connection.control_client import ControlClient
@@ -56,3 +57,10 @@ def test_a_client_is_kept_while_its_worker_answers() -> None:
         clients.keep(["c:1"])
         assert made.open == ["c:1"]
     assert made.open == []
+
+
+def test_clients_travel_before_their_first_call() -> None:
+    """Spark pickles a reader with its clients: threads begin with the first call."""
+    clients = pickle.loads(pickle.dumps(ControlClients(ControlClient)))  # noqa: S301 - our own
+    assert clients.each([], ControlClient.status) == {}
+    clients.close()

@@ -23,7 +23,7 @@ class ControlClients(Generic[_Client]):
     def __init__(self, connect: Callable[[str], _Client]) -> None:
         self._connect = connect
         self._clients: dict[str, _Client] = {}
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "tuplewire-control")
+        self._pool: ThreadPoolExecutor | None = None  # only once it is needed: Spark pickles these
 
     def __enter__(self) -> Self:
         return self
@@ -49,6 +49,7 @@ class ControlClients(Generic[_Client]):
                 return error
 
         wanted = list(addresses)
+        self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "tuplewire-control")
         answers = dict(zip(wanted, self._pool.map(outcome, wanted), strict=True))
         for address, answer in answers.items():
             if isinstance(answer, UnreachableError):
@@ -68,4 +69,5 @@ class ControlClients(Generic[_Client]):
     def close(self) -> None:
         """Close all clients, which ends the calls that still run, and the threads."""
         self.keep(())
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
