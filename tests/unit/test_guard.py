@@ -338,7 +338,7 @@ def test_the_log_names_the_first_name() -> None:
 def test_a_tap_is_for_a_topology_with_rules() -> None:
     """Whom no rule of the topology names is told so, and not that the task is the problem."""
     guarded = guard(rules=[])
-    with pytest.raises(RefusedError, match="has no business in topology 'other'"):
+    with pytest.raises(RefusedError, match=r"^etl\.example has no business in topology 'other'"):
         guarded.admit(PROGRAM).tap("other", [1])
     assert reason(guarded) == "topology"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.errors import PermissionDeniedError, TooManyHopsError
+from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure
@@ -505,5 +505,19 @@ def test_a_worker_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPa
         router.refresh()
         now = router._clock()
         assert [since for since in asked if since != math.inf and now - 60 < since < now - 1] != []
+
+    with_router(act)
+
+
+@pytest.mark.parametrize(("version", "stale"), [(0, False), (1, True), (2, True), (3, False)])
+def test_programs_that_route_by_an_old_assignment_are_told(version: int, stale: bool) -> None:  # noqa: FBT001
+    """A program that names a version has routed by itself; one that names none leaves that to its worker."""
+
+    def act(router: Router) -> None:
+        router.update(replace(ASSIGNMENT, version=3))
+        batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program())
+        batch.assignment_version = version
+        router.recv(batch)
+        assert [type(error) for _, error in batch.refusals] == [StaleAssignmentError] * stale
 
     with_router(act)
