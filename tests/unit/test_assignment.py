@@ -176,3 +176,10 @@ def test_how_far_a_version_may_be_ahead() -> None:
     Assignment(MAX_VERSION - MOST_AHEAD, "t", (ONE,)).succeeds(None, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(in force: none;"):
         Assignment(MAX_VERSION - MOST_AHEAD + 1, "t", (ONE,)).succeeds(None, "t")
+
+
+def test_an_address_for_other_workers_is_written_where_there_is_one() -> None:
+    """Files of most topologies have none, and stay as short as they were."""
+    without, with_one = Assignment(1, "t", (ONE, THREE)).to_json()["workers"]
+    assert "peer_address" not in without
+    assert with_one["peer_address"] == "host-3:7700"
