@@ -89,7 +89,8 @@ def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
             f"{len(family.labels)}"
         )
     for name, value in zip(family.labels, sample.labels, strict=True):
-        check_id(name, value)
+        if value or name != "source":  # messages from outside a topology have no source
+            check_id(name, value)
     bounds, n_counts = sample.bounds, 0
     if family.kind == pb.METRIC_KIND_HISTOGRAM:
         n_counts = len(bounds) + 1
@@ -113,12 +114,9 @@ class _Program:
     until: float
     before: pb.ReportProgramRequest
     before_since: float
+    size: int
+    component_bytes: int
     series: int = 0
-
-    @property
-    def component_bytes(self) -> int:
-        """How much of the report is components."""
-        return sum(each.ByteSize() for each in self.report.components)
 
     def components(self, now: float) -> Iterator[pb.ComponentStatus]:
         """Yield the components as of one period before; none after the end."""
@@ -167,16 +165,17 @@ class ProgramReports:
                 f"a program reports again after less than {LEAST_SECONDS:g} s: report once a second"
             )
         others = [each for name, each in self._programs.items() if name != key]
-        self._check_room(report, others)
+        size, component_bytes = self._check_room(report, others)
         until = now + (ENDED_SECONDS if report.ended and report.metrics else SILENT_SECONDS)
         then, then_since = (report, now) if before is None else (before.report, before.since)
-        program = _Program(report, now, until, then, then_since)
+        program = _Program(report, now, until, then, then_since, size, component_bytes)
         self._fit(program, MOST_SERIES - sum(each.series for each in others))
         self._programs[key] = program
 
-    def _check_room(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> None:
+    def _check_room(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> tuple[int, int]:
+        """Return the size of a report and of its components, in bytes, if there is room beside the others."""
         size = report.ByteSize() + _OVERHEAD_BYTES
-        used = sum(each.report.ByteSize() + _OVERHEAD_BYTES for each in others)
+        used = sum(each.size for each in others)
         if used + size > MOST_BYTES:
             raise ResourceLimitError(
                 f"the report is {size} bytes, and those of other programs at this worker {used}, of "
@@ -188,6 +187,7 @@ class ProgramReports:
                 f"the programs of this worker report more than {MOST_COMPONENT_BYTES} bytes of components: "
                 "run fewer executors beside one worker"
             )
+        return size, components
 
     def _fit(self, program: _Program, room: int) -> None:
         """Remove the samples that there is no room for; they are counted, and logged once in a while."""
