@@ -11,6 +11,6 @@ def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:
     That is: no tuple is queued or being executed, and every spout has had nothing when it was asked since, or
     is inactive. Raises the TaskError by which the worker has failed.
     """
-    idle = worker.idle.wait(worker.at_rest, lambda: worker.failure is not None, timeout)
+    idle = worker.idle.wait(worker.finished, lambda: worker.failure is not None, timeout)
     worker.check()
     return idle

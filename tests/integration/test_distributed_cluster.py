@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from helpers import words
 from helpers.ports import free_ports
-from helpers.rolling_words import OMEGAS, rolling_top_words
 from helpers.tools import missing
 from helpers.words import EXPECTED, LINES, topology_of
 
@@ -74,15 +73,6 @@ def test_the_mode_decides_where_workers_run(mode: str) -> None:
     assert len(processes) == (1 if mode == "local" else 2)
 
 
-@pytest.mark.parametrize("mode", ["local", "distributed"])
-def test_last_ticks_come_in_the_order_of_the_graph(mode: str) -> None:
-    """A bolt that ranks on ticks gets its last one when the last counts of those before it have arrived."""
-    conf = {**CONF, "storm.cluster.mode": mode}
-    with cluster_of(conf) as cluster:
-        captured = cluster.submit("rolling", conf, rolling_top_words(), collect=["ranking"]).finish(SECONDS)
-    assert captured.tuples("ranking") == [("omega", OMEGAS)]
-
-
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
     """A spout hears of all its tuples across processes; every process ends with 0."""
@@ -93,17 +83,6 @@ def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
         acker_tasks = [each for each in topology.status().executors if each.component == "__acker"]
         assert len(acker_tasks) == 2
     assert topology.exit_codes == [0, 0]
-
-
-def test_killing_loses_nothing_that_is_on_the_way(tmp_path: Path) -> None:
-    """A topology that is killed while it works finishes what its spouts have emitted, everywhere."""
-    conf = {"storm.log.dir": str(tmp_path), "topology.max.spout.pending": 100}
-    with running(topology_of(LINES * 1000), **conf) as topology:
-        (spout,) = (each for each in topology.status().executors if each.component == "lines")
-        assert spout.counts.emitted < len(LINES) * 1000
-    assert topology.exit_codes == [0, 0]
-    for log in tmp_path.iterdir():
-        assert "messages.dropped" not in log.read_text()
 
 
 def test_an_error_comes_with_its_traceback() -> None:

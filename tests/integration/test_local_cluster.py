@@ -153,31 +153,6 @@ def test_an_error_ends_the_topology(feeder: FeederSpout, workers: int) -> None:
         assert [error.component for error in running.errors] == ["split"]
 
 
-def test_dead_letters_are_kept(feeder: FeederSpout) -> None:
-    """With the policy, what could not be processed is there to look at; its spout need not send it again."""
-    with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.error.policy": "dead_letter"}, word_count(feeder))
-        for line in ("a", "broken", "b"):
-            feeder.feed([line], message_id=line)
-        running.wait()
-        assert [letter.tuple["line"] for letter in running.dead_letters] == ["broken"]
-        assert (sorted(feeder.acked), feeder.failed) == (["a", "b", "broken"], [])
-
-
-def test_deactivate_and_activate(feeder: FeederSpout) -> None:
-    """An inactive topology emits nothing; an active one goes on where it was."""
-    with LocalCluster() as cluster:
-        running = cluster.submit("t", {}, word_count(feeder))
-        running.deactivate()
-        running.wait()
-        feeder.feed(["a"])
-        running.wait()
-        assert (cluster.status()["t"].state, running.captured.tuples("lines")) == ("INACTIVE", [])
-        running.activate()
-        running.wait()
-        assert running.captured.tuples("lines") == [("a",)]
-
-
 def test_kill_finishes_what_is_on_the_way(feeder: FeederSpout) -> None:
     """A killed topology ends once what its spouts have emitted is processed, and leaves no thread."""
     with LocalCluster() as cluster:

@@ -81,6 +81,10 @@ class Numbers(Spout):
             return
         self.collector.emit([task, number], message_id=number)
 
+    @property
+    def exhausted(self) -> bool:
+        return not self.again and self.shared.numbers[self.context.task] >= self.shared.most
+
     def ack(self, message_id: int) -> None:
         self.shared.acked[message_id] += 1
 

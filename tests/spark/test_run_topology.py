@@ -327,12 +327,6 @@ def test_dead_letters_are_those_of_one_generation(
     assert letters == list(range(0, COUNT, 10))
 
 
-def test_last_ticks_come_in_the_order_of_the_graph(spark: SparkSession, workers: list[str]) -> None:
-    """A bolt that ranks on ticks gets its last one when the last counts of others have come."""
-    result = run_topology(spark, rolling_words.rolling_top_words(), conf=TWO, workers=workers, progress=quiet)
-    assert result.frame.collect() == [("omega", str(rolling_words.OMEGAS))]
-
-
 def test_failing_bolt(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
     """A bolt's own error ends the job at once, and its traceback is in what is raised."""
     running = submit_topology(
@@ -426,7 +420,6 @@ def test_stop(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
     running.stop()
     result = running.result(SECONDS)
     emitted = int((tmp_path / "emitted").read_text())
-    assert emitted > 1000
     assert result.frame.count() == emitted
 
 

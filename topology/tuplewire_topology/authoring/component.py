@@ -106,7 +106,7 @@ class Spout(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether there will never be more; next_tuple() is then called no longer.
+        """Whether there is no more to come; next_tuple() is then not called. A topology ends when all are.
 
         Source: Storm's `CompletableSpout`.
         """

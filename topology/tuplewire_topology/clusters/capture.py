@@ -46,6 +46,11 @@ class FeederSpout(Spout):
             return
         self.collector.emit(values, stream=stream, message_id=message_id)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether all that it was fed has been emitted; it can be fed again."""
+        return not self._feed
+
     def ack(self, message_id: Any) -> None:
         """Note it."""
         self.acked.append(message_id)

@@ -178,9 +178,10 @@ class LocalTopology:
                 worker.deactivate()
 
     def wait(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until nothing is left to do: no tuple is on the way, and no spout has another now.
+        """Wait until it is over: all spouts are exhausted, or inactive, and no tuple is on the way.
 
-        Raises the TaskError by which the topology has failed, and TimeoutError after so many seconds.
+        Raises the TaskError by which the topology has failed, and TimeoutError after so many seconds, which
+        names the spouts that are not exhausted.
         """
         self._rest(timeout, changes=0)
 
@@ -189,7 +190,13 @@ class LocalTopology:
         if self.failure is not None:
             raise self.failure
         if not idle:
-            raise TimeoutError(f"topology {self.name!r} still had something to do after {timeout} s")
+            raise TimeoutError(self._unfinished(timeout))
+
+    def _unfinished(self, timeout: float) -> str:
+        spouts = [spout for worker in self._living() for spout in worker.spouts if not spout.finished()]
+        names = sorted({repr(spout.component.id) for spout in spouts})
+        why = f": {', '.join(names)} may emit more; let `exhausted` say so, or deactivate()" if names else ""
+        return f"topology {self.name!r} still had something to do after {timeout} s{why}"
 
     def _wait_idle(self, timeout: float, changes: int = 0) -> bool:
         """Wait until all is idle or has failed; False when the time is over first.
@@ -202,7 +209,7 @@ class LocalTopology:
             while True:
                 for worker in self._living():
                     if worker not in epochs:
-                        epochs[worker] = worker.idle.new_epoch()
+                        epochs[worker] = worker.new_epoch()
                 if self.failure is not None or (self._changes <= changes and rests(epochs)):
                     return True
                 left = deadline - time.monotonic()

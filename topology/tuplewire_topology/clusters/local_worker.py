@@ -153,7 +153,7 @@ def rests(epochs: Mapping[LocalWorker, int]) -> bool:
     living = [(worker, epoch) for worker, epoch in epochs.items() if not worker.dead]
     before = [worker.idle.begun for worker, _ in living]
     return (
-        all(worker.idle.empty and worker.at_rest(epoch) for worker, epoch in living)
+        all(worker.idle.empty and worker.finished(epoch) for worker, epoch in living)
         and not any(worker.pending for worker, _ in living)
         and before == [worker.idle.begun for worker, _ in living]
     )

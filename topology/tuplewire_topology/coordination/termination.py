@@ -21,7 +21,7 @@ from tuplewire.errors import ConfigError, TuplewireError
 class IdleWatch:
     """Counts the tuples that are in a queue of a worker, or being executed there; thread-safe.
 
-    A worker is idle when there are none, and every spout has been asked since and had nothing.
+    A worker is idle when there are none, and every spout is inactive or exhausted.
 
     moved: notified of every change that may matter; the watches of several workers may share it. While it is
     held, none of them counts anything. epoch: the number of times that somebody began to wait. begun:
@@ -83,27 +83,27 @@ class IdleWatch:
             if not lost:
                 self._present += tuples
 
-    def traffic(self, at_rest: Callable[[], bool]) -> tuple[bool, int, int]:
+    def traffic(self, finished: Callable[[], bool]) -> tuple[bool, int, int]:
         """Return whether nothing is left to do here, what went to other processes, and what came from them.
 
-        All three are of one moment. at_rest: whether the spouts have nothing, as finished() of each says.
+        All three are of one moment. finished: whether every spout is inactive or exhausted.
         """
         with self.moved:
-            return self._present == 0 and at_rest(), self._handed, self._taken
+            return self._present == 0 and finished(), self._handed, self._taken
 
     def changed(self) -> None:
         """Have those who wait look again, as a spout has come to rest, or something has failed."""
         with self.moved:
             self.moved.notify_all()
 
-    def wait(self, at_rest: Callable[[int], bool], over: Callable[[], bool], timeout: float | None) -> bool:
+    def wait(self, finished: Callable[[int], bool], over: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until the worker is idle or over; False when the time, in seconds, is over first.
 
-        at_rest: whether every spout has had nothing in a round that began in this epoch, or later.
+        finished: whether every spout is inactive, or was exhausted in a round of this epoch or later.
         """
         with self.moved:
             epoch = self.new_epoch()
-            return self.moved.wait_for(lambda: over() or (self.empty and at_rest(epoch)), timeout)
+            return self.moved.wait_for(lambda: over() or (self.empty and finished(epoch)), timeout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,13 +210,20 @@ class ExecutorWorker:
         topology = self._surroundings.topology
         self._ticks.give_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
-    def at_rest(self, epoch: int) -> bool:
-        """Whether every spout has had nothing in a round that began in this epoch or later."""
-        return all(spout.at_rest(epoch) for spout in self.spouts)
+    def finished(self, epoch: int = 0) -> bool:
+        """Whether every spout is inactive, or was exhausted in a round of this epoch or later."""
+        return all(spout.finished(epoch) for spout in self.spouts)
+
+    def new_epoch(self) -> int:
+        """Begin to wait: have exhausted spouts looked at again; returns the epoch for finished()."""
+        epoch = self.idle.new_epoch()
+        for spout in self.spouts:
+            spout.queue.wake()
+        return epoch
 
     def report(self) -> ProcessReport:
         """Return what this process has to say to who asks whether the topology is over."""
-        at_rest, sent, taken = self.idle.traffic(lambda: all(spout.finished for spout in self.spouts))
+        at_rest, sent, taken = self.idle.traffic(self.finished)
         lost = 0 if self._link is None else self._link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + lost, failure)
@@ -238,7 +245,7 @@ class ExecutorWorker:
             self._closed = True
         deadline = time.monotonic() + timeout
         self.deactivate()
-        self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
+        self.idle.wait(self.finished, lambda: self.failure is not None, timeout)
         self._end_timer()
         for executor in self.executors:
             executor.stop()

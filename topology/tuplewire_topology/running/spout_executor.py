@@ -15,6 +15,7 @@ from tuplewire_topology.acking.acker import keys_of
 from tuplewire_topology.acking.acker_tasks import RotatingMap
 from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Spout
+from tuplewire_topology.authoring.description import ACKER_COMPONENT
 from tuplewire_topology.authoring.tuples import ACK_STREAM, TupleSource
 from tuplewire_topology.running.executor import BATCH, Executor, Surroundings, Task
 from tuplewire_topology.running.receive_queue import AddressedTuples
@@ -27,9 +28,10 @@ _ROUND_SECONDS = 0.001
 _READY_SECONDS = 0.01
 """How soon it looks again whether it may become active."""
 
-_BUSY = -1
-_FOR_GOOD = sys.maxsize
+_EXHAUSTED_SECONDS = 0.05
+"""How soon an exhausted spout is looked at again: a FeederSpout may have been fed."""
 
+_BUSY = -1
 
 Pending = tuple[Any, TupleSource, float]
 """The message id of a tuple on the way, its stream, and when it was emitted, by the pulse's clock."""
@@ -59,8 +61,12 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._wanted = False
         self._active = False
         self._emitted = False
-        self._rested = _BUSY
-        self._all_done = False
+        self._askable = False
+        self._finished_in = _BUSY
+        """The epoch of the last round, if every task was exhausted in it."""
+        self._expires = bool(
+            ACKER_COMPONENT in surroundings.topology.components and self.settings.message_timeout_seconds
+        )
 
     @property
     def pending(self) -> int:
@@ -77,22 +83,15 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._wanted = False
         self.queue.wake()
 
-    @property
-    def finished(self) -> bool:
-        """Whether it will emit nothing more by itself: it is inactive, or every task is exhausted.
+    def finished(self, epoch: int = 0) -> bool:
+        """Whether it is inactive, or every task was exhausted in a round of this epoch or later.
 
-        An exhausted task that waits for the fate of tuples may emit again, where they fail after some time.
-        """
-        return (not self._wanted and not self._active) or (self._all_done and self._active)
-
-    def at_rest(self, epoch: int) -> bool:
-        """Whether it is inactive, or has found nothing to emit in a round that began in this epoch or later.
-
-        From any thread.
+        From any thread. An exhausted task that waits for the fate of tuples may emit again, where they fail
+        after some time.
         """
         if not self._wanted:
             return not self._active
-        return self._active and self._rested >= epoch
+        return self._active and self._finished_in >= epoch
 
     def _open(self, task: int) -> SpoutTask:
         opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
@@ -115,8 +114,10 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _patience(self) -> float | None:
         if self._active and self._emitted:
             return 0.0
-        if self._active and self._rested != _FOR_GOOD:
+        if self._active and self._askable:
             return self.settings.spout_wait_seconds
+        if self._active and self._finished_in != _BUSY:
+            return _EXHAUSTED_SECONDS
         return _READY_SECONDS if self._wanted and not self._active else None
 
     def _switch(self) -> None:
@@ -124,7 +125,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         for task in self._tasks.values():
             self.pulse.enter(task.id, Doing.ACTIVATE if wanted else Doing.DEACTIVATE)
             self._always(task.id, task.spout.activate if wanted else task.spout.deactivate)
-        self._rested = _BUSY
+        self._finished_in = _BUSY
         self._active = wanted
         self._surroundings.idle.changed()
 
@@ -149,8 +150,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _go_on(self, task: SpoutTask) -> None:
         """Send on what a spout has emitted when it was told; it may have something again."""
-        self._rested = _BUSY
-        self._all_done = False
+        self._finished_in = _BUSY
         self._send(task)
 
     def _tell_one(self, task: SpoutTask, pending: Pending, now: float, *, processed: bool) -> None:
@@ -183,24 +183,21 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _round(self) -> None:
         """Ask each task that may be asked, for a moment."""
         epoch = self._surroundings.idle.epoch
-        self._emitted = False
-        askable = False
+        self._emitted = self._askable = False
         for task in self._tasks.values():
-            askable |= self._ask(task)
+            self._askable |= self._ask(task)
             if len(task.outbox):
                 self._emitted = True
-                self._rested = _BUSY  # before what it has emitted can be done with
+                self._finished_in = _BUSY  # before what it has emitted can be done with
                 self._send(task)
-        rested = _BUSY if self._emitted else epoch if askable else _FOR_GOOD
-        self._all_done = rested == _FOR_GOOD and all(map(self._done, self._tasks.values()))
-        if rested != self._rested:
-            self._rested = rested
+        finished = not self._emitted and all(map(self._done, self._tasks.values()))
+        before, self._finished_in = self._finished_in, epoch if finished else _BUSY
+        if self._finished_in != before:
             self._surroundings.idle.changed()
 
     def _done(self, task: SpoutTask) -> bool:
         """Whether a task will not emit by itself: it is exhausted, and no tuple of its can fail by time."""
-        waits = len(task.pending) and self.settings.message_timeout_seconds
-        return task.spout.exhausted and not waits
+        return task.spout.exhausted and not (self._expires and len(task.pending))
 
     def _ask(self, task: SpoutTask) -> bool:
         """Have a task emit until it has nothing more, its bound or a moment is over; False if it may not."""

@@ -1,0 +1,408 @@
+"""What every runtime of topologies promises, as one set of tests, and the components that they use.
+
+A runtime's test file has a class that inherits from RuntimeContract and gives it a `runtime`. The components
+write what happens to files of a directory, as they may run in another process; see Notes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import rolling_words
+from tuplewire_service.testing import eventually
+from tuplewire_topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    FailedError,
+    Spout,
+    SpoutOutputCollector,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+
+SECONDS = 120.0
+COUNT = 400
+
+
+class Notes:
+    """Lines of text in a file for each subject, which the test and every process share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, subject: str, line: object) -> None:
+        """Add a line."""
+        with (self.folder / subject).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def read(self, subject: str) -> list[str]:
+        """Return the lines so far."""
+        path = self.folder / subject
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def count(self, subject: str) -> int:
+        """Return how many there are."""
+        return len(self.read(subject))
+
+
+class Numbers(Spout):
+    """Emits 0, 1, 2, ..., and those that fail once more; notes what it is told.
+
+    count: how many; None: no end. pause: seconds that it waits after every tenth, emitting nothing.
+    """
+
+    outputs = ("number",)
+
+    def __init__(self, notes: Notes, count: int | None = COUNT, pause: float = 0.0) -> None:
+        self.notes = notes
+        self.count = count
+        self.pause = pause
+        self.next = 0
+        self.again: list[int] = []
+        self.paused_until = 0.0
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        self.emitted = context.register_counter("numbers_emitted")
+
+    def activate(self) -> None:
+        self.notes.add("activations", "activate")
+
+    def deactivate(self) -> None:
+        self.notes.add("activations", "deactivate")
+
+    def next_tuple(self) -> None:
+        if time.monotonic() < self.paused_until:
+            return
+        if self.again:
+            number = self.again.pop()
+        else:
+            number = self.next
+            self.next += 1
+            self.emitted.inc()
+            if self.pause and self.next % 10 == 0:
+                self.paused_until = time.monotonic() + self.pause
+        self.collector.emit([number], message_id=number)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.next == self.count and not self.again
+
+    def ack(self, message_id: int) -> None:
+        self.notes.add("acked", message_id)
+
+    def fail(self, message_id: int) -> None:
+        self.notes.add("failed", message_id)
+        self.again.append(message_id)
+
+    def close(self) -> None:
+        self.notes.add("emitted", self.next)
+
+
+class Pass(BasicBolt):
+    """Passes on what it gets; notes it, and that it was prepared and cleaned up."""
+
+    outputs = ("number",)
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        del conf
+        self.task = context.task
+        self.notes.add("prepared", context.task)
+        self.notes.add(f"process-{context.task}", os.getpid())
+        self.passed = context.register_counter("numbers_passed")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        self.notes.add(f"passed-{self.task}", message["number"])
+        self.passed.inc()
+        collector.emit(message.values)
+
+    def cleanup(self) -> None:
+        self.notes.add("cleaned", self.task)
+
+
+class FailOnce(Pass):
+    """Fails each tenth number the first time that it comes."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        number = message["number"]
+        if number % 10 == 0 and str(number) not in self.notes.read("refused"):
+            self.notes.add("refused", number)
+            raise FailedError
+        super().execute(message, collector)
+
+
+class Raise(Pass):
+    """Raises at each hundredth number."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] % 100 == 0:
+            raise ValueError(f"no place for {message['number']}")
+        super().execute(message, collector)
+
+
+class Total(BasicBolt):
+    """Counts numbers, and emits how many on a tick."""
+
+    outputs = ("total", "different")
+
+    def __init__(self) -> None:
+        self.seen: Counter[int] = Counter()
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message.is_tick:
+            collector.emit([self.seen.total(), len(self.seen)])
+            self.seen.clear()
+        else:
+            self.seen[message["number"]] += 1
+
+
+def passing(spout: Spout, bolt: BasicBolt) -> Topology:
+    """Return a spout, two tasks of a bolt, and behind them a total that comes with the last tick."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", spout)
+    builder.set_bolt("pass", bolt, 2).fields_grouping("numbers", "number")
+    total = builder.set_bolt("total", Total()).global_grouping("pass")
+    total.add_configuration("topology.tick.tuple.freq.secs", 3600)
+    return builder.create_topology()
+
+
+class Running(ABC):
+    """A topology that runs, in any runtime."""
+
+    @abstractmethod
+    def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
+        """Wait until it is over; return what the last bolt emitted. Raises what the topology failed by."""
+
+    @abstractmethod
+    def counts(self, component: str) -> Counter[str]:
+        """Return emitted, executed, acked and failed tuples of a component."""
+
+    @abstractmethod
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over the runtime's /metrics, or what stands for them."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it, with everything processed that was emitted."""
+
+    def dead_letters(self) -> list[tuple[int, int, str]]:
+        """Return the number, the tries and the reason of each dead letter, once it is over."""
+        raise NotImplementedError
+
+    def activate(self) -> None:
+        """Have the spouts asked."""
+        raise NotImplementedError
+
+    def deactivate(self) -> None:
+        """Have them asked no longer."""
+        raise NotImplementedError
+
+    def move(self, task: int) -> None:
+        """Move a task to the other worker."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def kill(self, task: int, notes: Notes) -> None:
+        """End the worker of a task as a crash would; it comes back."""
+
+
+class Runtime(ABC):
+    """Runs topologies with two workers.
+
+    again: whether all begins anew when a process is lost, and the result is that of the last life alone.
+    """
+
+    again = False
+
+    @abstractmethod
+    def run(self, topology: Topology, **conf: Any) -> AbstractContextManager[Running]:
+        """Run a topology until the block ends."""
+
+
+FOLLOWED = {"topology.max.spout.pending": 50, "topology.message.timeout.secs": 3}
+
+
+class Contract:
+    """Inherit from those below, and give a fixture `runtime`."""
+
+    @pytest.fixture
+    def notes(self, tmp_path: Path) -> Notes:
+        """Return notes of the test."""
+        return Notes(tmp_path)
+
+
+class RuntimeContract(Contract):
+    """What every runtime keeps."""
+
+    @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["busy", "pausing"])
+    def test_it_is_over_when_all_is_processed(self, runtime: Runtime, notes: Notes, pause: float) -> None:
+        """finish() waits for every tuple, also of a spout that pauses; the last tick comes after all."""
+        with runtime.run(passing(Numbers(notes, pause=pause), Pass(notes))) as running:
+            assert running.finish() == [(COUNT, COUNT)]
+            done = running.counts("pass")
+            assert (done["executed"], done["emitted"]) == (COUNT, COUNT)
+        assert sorted(notes.read("prepared")) == sorted(notes.read("cleaned"))
+        assert notes.read("activations")[:1] == ["activate"]
+
+    def test_order_is_kept(self, runtime: Runtime, notes: Notes) -> None:
+        """A task gets what another task sends to it in order, and each tuple once."""
+        with runtime.run(passing(Numbers(notes), Pass(notes))) as running:
+            running.finish()
+        check_order(notes)
+
+    def test_last_ticks_come_in_the_order_of_the_graph(self, runtime: Runtime) -> None:
+        """A bolt that ranks on ticks gets its last one when the last counts of those before it have come."""
+        with runtime.run(rolling_words.rolling_top_words()) as running:
+            assert running.finish("ranking") == [("omega", rolling_words.OMEGAS)]
+
+    def test_a_spout_hears_of_every_tuple(self, runtime: Runtime, notes: Notes) -> None:
+        """Each tuple is acked once; the statistics say so."""
+        with runtime.run(passing(Numbers(notes), Pass(notes)), **FOLLOWED) as running:
+            running.finish()
+            told = running.counts("numbers")
+        assert sorted(map(int, notes.read("acked"))) == list(range(COUNT))
+        assert (told["acked"], told["failed"]) == (COUNT, 0)
+
+    def test_what_fails_can_be_emitted_again(self, runtime: Runtime, notes: Notes) -> None:
+        """A tuple that a bolt fails is told to its spout at once; the second time it is acked."""
+        with runtime.run(passing(Numbers(notes), FailOnce(notes)), **FOLLOWED) as running:
+            assert running.finish() == [(COUNT, COUNT)]
+            told = running.counts("numbers")
+        assert sorted(map(int, notes.read("failed"))) == list(range(0, COUNT, 10))
+        assert sorted(map(int, notes.read("acked"))) == list(range(COUNT))
+        assert (told["acked"], told["failed"]) == (COUNT, COUNT // 10)
+
+    def test_an_error_ends_it(self, runtime: Runtime, notes: Notes) -> None:
+        """What a bolt raises is raised to whoever waits, with its component and reason."""
+        with (
+            runtime.run(passing(Numbers(notes, count=None), Raise(notes)), **FOLLOWED) as running,
+            pytest.raises(Exception, match="of 'pass': ValueError: no place for"),
+        ):
+            running.finish()
+
+    def test_user_metrics(self, runtime: Runtime, notes: Notes) -> None:
+        """What spouts and bolts count is in the metrics, and so is what executors count by themselves."""
+        with runtime.run(passing(Numbers(notes), Pass(notes))) as running:
+            running.finish()
+            assert running.metric("tuplewire_user_numbers_emitted_total") == COUNT
+            assert running.metric("tuplewire_user_numbers_passed_total") == COUNT
+            assert running.metric('tuplewire_executed_tuples_total{component="pass"') == COUNT
+
+    def test_stopping_loses_nothing(self, runtime: Runtime, notes: Notes) -> None:
+        """A topology without end that is stopped processes everything that was emitted."""
+        with runtime.run(passing(Numbers(notes, count=None), Pass(notes)), **FOLLOWED) as running:
+            eventually(lambda: notes.count("acked") > COUNT, SECONDS)
+            running.stop()
+        (emitted,) = map(int, notes.read("emitted"))
+        assert sorted(passed(notes)) == list(range(emitted))
+        assert notes.read("activations") == ["activate", "deactivate"]
+
+    def test_a_lost_process_comes_back(self, runtime: Runtime, notes: Notes) -> None:
+        """When the process of a bolt dies, what was in it fails and is emitted again; all arrives."""
+        spout = Numbers(notes, pause=0.02)
+        with runtime.run(passing(spout, Pass(notes)), **FOLLOWED) as running:
+            eventually(lambda: notes.count("acked") > 10, SECONDS)
+            running.kill(FIRST_PASS, notes)
+            totals = running.finish()
+        if runtime.again:
+            assert totals == [(COUNT, COUNT)]
+        assert set(passed(notes)) == set(range(COUNT))
+        assert set(map(int, notes.read("acked"))) == set(range(COUNT))
+
+
+class KeepsLetters(Contract):
+    """Dead letters that whoever started the topology can read."""
+
+    def test_dead_letters(self, runtime: Runtime, notes: Notes) -> None:
+        """With the policy, what a bolt cannot process is kept with its tries and reason; the rest arrives."""
+        policy = {"topology.error.policy": "dead_letter", "topology.error.tries": 2}
+        with runtime.run(passing(Numbers(notes), Raise(notes)), **FOLLOWED, **policy) as running:
+            refused = COUNT // 100
+            assert running.finish() == [(COUNT - refused, COUNT - refused)]
+            found = running.dead_letters()
+        expected = [(number, 2, f"ValueError: no place for {number}") for number in range(0, COUNT, 100)]
+        assert sorted(found) == expected
+        assert not notes.read("failed")
+
+
+class Activates(Contract):
+    """Spouts can be switched off and on."""
+
+    def test_deactivate_and_activate(self, runtime: Runtime, notes: Notes) -> None:
+        """An inactive topology emits nothing, and goes on where it was."""
+        with runtime.run(passing(Numbers(notes, count=None), Pass(notes)), **FOLLOWED) as running:
+            eventually(lambda: notes.count("acked") > COUNT, SECONDS)
+            running.deactivate()
+            running.finish()
+            seen = len(passed(notes))
+            assert running.counts("numbers")["emitted"] == seen
+            running.activate()
+            eventually(lambda: notes.count("acked") > seen + COUNT, SECONDS)
+            assert notes.read("activations") == ["activate", "deactivate", "activate"]
+
+
+class MovesTasks(Contract):
+    """Tasks move between workers."""
+
+    def test_a_task_moves(self, runtime: Runtime, notes: Notes) -> None:
+        """A bolt that moves while tuples flow gets all of them, each once and in order."""
+        with runtime.run(passing(Numbers(notes, count=None), Pass(notes)), **FOLLOWED) as running:
+            for _ in range(2):
+                seen = notes.count("acked")
+                eventually(lambda: notes.count("acked") > seen + COUNT, SECONDS)  # noqa: B023 - at once
+                running.move(FIRST_PASS)
+            running.stop()
+        check_order(notes)
+        assert not notes.read("failed")
+        assert notes.read("prepared").count(str(FIRST_PASS)) == 3
+
+
+FIRST_PASS = 2
+"""The first task of "pass": components have their tasks in the order of their names."""
+
+
+def passed(notes: Notes) -> list[int]:
+    """Return what both tasks of "pass" have noted."""
+    return [int(line) for path in notes.folder.glob("passed-*") for line in notes.read(path.name)]
+
+
+def check_order(notes: Notes) -> None:
+    """Fail unless each task of "pass" had its numbers in order, and all of them came once."""
+    for path in notes.folder.glob("passed-*"):
+        numbers = list(map(int, notes.read(path.name)))
+        assert numbers == sorted(numbers)
+    seen = passed(notes)
+    assert sorted(seen) == list(range(len(seen)))
+
+
+def typed(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, int]]:
+    """Return pairs with numbers in place of their texts: Spark's fields come back as texts."""
+    return [(int(first) if str(first).isdigit() else first, int(second)) for first, second in rows]
+
+
+def counted(executors: Sequence[Any], component: str) -> Counter[str]:
+    """Add up the statistics of a component's executors."""
+    found: Counter[str] = Counter()
+    for each in executors:
+        if each.component == component:
+            counts = each.counts
+            found.update(
+                emitted=counts.emitted, executed=counts.executed, acked=counts.acked, failed=counts.failed
+            )
+    return found

@@ -1,0 +1,130 @@
+"""The contract of runtimes, for local clusters and for processes; tests/spark has it for Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.admin import samples
+from helpers.runtimes import (
+    SECONDS,
+    Activates,
+    KeepsLetters,
+    MovesTasks,
+    Notes,
+    Running,
+    Runtime,
+    RuntimeContract,
+    counted,
+    typed,
+)
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_topology import Topology
+from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
+from tuplewire_topology.clusters.distributed_topology import DistributedTopology
+from tuplewire_topology.clusters.local_topology import LocalTopology
+
+
+class InCluster(Running):
+    """What local clusters and processes have in common."""
+
+    def __init__(self, running: LocalTopology | DistributedTopology) -> None:
+        self.running = running
+
+    def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
+        return typed(self.running.finish(SECONDS).tuples(bolt))
+
+    def counts(self, component: str) -> Counter[str]:
+        return counted(self.running.status().executors, component)
+
+    def stop(self) -> None:
+        self.running.close(SECONDS)
+
+    def activate(self) -> None:
+        self.running.activate()
+
+    def deactivate(self) -> None:
+        self.running.deactivate()
+
+    def move(self, task: int) -> None:
+        self.running.move_task(task, 1 - self.running.worker_of(task), SECONDS)
+
+
+class InThisProcess(InCluster):
+    """Of a local cluster."""
+
+    running: LocalTopology
+
+    def metric(self, name: str) -> float:
+        registry = CollectorRegistry()
+        registry.register(ProgramCollector(self.running.metrics))
+        name, _, label = name.partition("{")
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(generate_latest(registry).decode())
+            for sample in family.samples
+            if sample.name == name and (not label or f'component="{sample.labels["component"]}"' == label)
+        )
+
+    def dead_letters(self) -> list[tuple[int, int, str]]:
+        return [(each.tuple["number"], each.tries, each.reason) for each in self.running.dead_letters]
+
+    def kill(self, task: int, notes: Notes) -> None:
+        del notes
+        self.running.kill_worker(self.running.worker_of(task), SECONDS)
+
+
+class InProcesses(InCluster):
+    """Of a cluster of processes."""
+
+    running: DistributedTopology
+
+    def metric(self, name: str) -> float:
+        pages = map(samples, self.running.metrics_urls)
+        return sum(value for page in pages for each, value in page.items() if each.startswith(name))
+
+    def kill(self, task: int, notes: Notes) -> None:
+        os.kill(int(notes.read(f"process-{task}")[-1]), signal.SIGKILL)
+
+
+class Local(Runtime):
+    """Two workers in this process."""
+
+    @contextmanager
+    def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
+        with LocalCluster() as cluster:
+            yield InThisProcess(cluster.submit("t", {"topology.workers": 2, **conf}, topology))
+
+
+class Processes(Runtime):
+    """Two processes."""
+
+    @contextmanager
+    def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
+        settings = {"topology.workers": 2, "supervisor.worker.restarts": 1, **conf}
+        with DistributedCluster() as cluster:
+            yield InProcesses(cluster.submit("t", settings, topology, collect=list(topology.components)))
+
+
+class TestLocal(RuntimeContract, KeepsLetters, Activates, MovesTasks):
+    """Local clusters keep it."""
+
+    @pytest.fixture
+    def runtime(self) -> Runtime:
+        return Local()
+
+
+class TestProcesses(RuntimeContract, Activates, MovesTasks):
+    """Processes keep it; test_program_worker.py has the dead letters of a worker's own program."""
+
+    @pytest.fixture
+    def runtime(self) -> Runtime:
+        return Processes()

@@ -1,0 +1,105 @@
+"""The contract of runtimes, for a topology in PySpark tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers import rolling_words, runtimes
+from helpers.admin import samples
+from helpers.runtimes import (
+    SECONDS,
+    KeepsLetters,
+    Notes,
+    Running,
+    Runtime,
+    RuntimeContract,
+    counted,
+    typed,
+)
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire_topology import Topology
+from tuplewire_topology.spark import SparkTopology, TopologyResult, submit_topology
+
+pytestmark = pytest.mark.spark
+# Spark's Python workers do not find these modules.
+for module in (runtimes, rolling_words):
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+class OnSpark(Running):
+    """Of two PySpark tasks."""
+
+    def __init__(self, running: SparkTopology, workers: WorkerProcesses) -> None:
+        self.running = running
+        self.workers = workers
+
+    @property
+    def result(self) -> TopologyResult:
+        """What it has left."""
+        return self.running.result(SECONDS)
+
+    def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
+        return typed(self.result.frames[bolt].collect())
+
+    def counts(self, component: str) -> Counter[str]:
+        return counted(self.result.executors, component)
+
+    def metric(self, name: str) -> float:
+        pages = [samples(each.metrics_url) for each in self.workers.endpoints]
+        return sum(value for page in pages for each, value in page.items() if each.startswith(name))
+
+    def stop(self) -> None:
+        self.running.stop()
+        self.running.result(SECONDS)
+
+    def dead_letters(self) -> list[tuple[int, int, str]]:
+        rows = self.result.dead_letters.collect()
+        return [(json.loads(row["tuple"])["number"], row["tries"], row["reason"]) for row in rows]
+
+    def kill(self, task: int, notes: Notes) -> None:
+        os.kill(int(notes.read(f"process-{task}")[-1]), signal.SIGKILL)
+
+
+class Spark(Runtime):
+    """Two PySpark tasks, each beside a worker."""
+
+    again = True
+
+    def __init__(self, spark: SparkSession, workers: WorkerProcesses) -> None:
+        self.spark = spark
+        self.workers = workers
+
+    @contextmanager
+    def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
+        addresses = [each.unix_address for each in self.workers.endpoints]
+        settings = {"topology.workers": 2, **conf}
+        running = submit_topology(
+            self.spark, topology, conf=settings, outputs=None, workers=addresses, name="t"
+        )
+        try:
+            yield OnSpark(running, self.workers)
+        finally:
+            if not running.done:
+                running.cancel()
+                assert running.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def runtime(spark: SparkSession) -> Iterator[Runtime]:
+    """Return Spark with two workers that all topologies here use, one after the other."""
+    with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
+        yield Spark(spark, local)
+
+
+class TestSpark(RuntimeContract, KeepsLetters):
+    """Spark keeps it."""
