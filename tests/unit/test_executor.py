@@ -204,6 +204,8 @@ def test_max_spout_pending() -> None:
         assert worker.spouts[0].pending == 10
     held.seen.clear()
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 5}) as worker:
+        eventually(lambda: len(held.seen) >= 5, SECONDS)
+        worker.deactivate()
         assert wait_idle(worker, SECONDS)
         assert [message[0] for _, message in held.seen] == [0, 1, 2, 3, 4]
 

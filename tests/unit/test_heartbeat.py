@@ -158,6 +158,10 @@ def test_many_short_calls_are_not_one_long_one() -> None:
                 self.collector.emit([number])
             self.left = 0
 
+        @property
+        def exhausted(self) -> bool:
+            return not self.left
+
         left = 100
 
     told: list[tuple[float, float]] = []

@@ -186,7 +186,7 @@ def test_a_row_that_always_fails_is_given_up(
     )
     worker.start()
     worker.activate()
-    assert worker.idle.wait(worker.finished, lambda: False, 20)
+    assert worker.wait_idle(20)
     worker.close()
     assert Counter(seen) == {number: 1 if number % 2 else 4 for number in range(20)}
     assert (given_up.rows, len(given_up.examples)) == (10, 5)

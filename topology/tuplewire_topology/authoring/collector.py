@@ -148,7 +148,17 @@ class _Collector:
 
 
 class SpoutOutputCollector(_Collector):
-    """What a spout emits through. Source: Storm's `SpoutOutputCollector`."""
+    """What a spout emits through. Source: Storm's `SpoutOutputCollector`.
+
+    wake: has the spout asked for tuples now. Call it, from any thread, when a spout that was exhausted, or
+    that waits, has something to emit.
+    """
+
+    def __init__(
+        self, outbox: Outbox, errors: Callable[[Exception], object], wake: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(outbox, errors)
+        self.wake = wake
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
         """Emit a tuple on one of the spout's streams. Do not change its values afterwards.

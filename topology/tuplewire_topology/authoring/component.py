@@ -106,7 +106,9 @@ class Spout(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no more to come; next_tuple() is then not called. A topology ends when all are.
+        """Whether there is no more to come; a topology ends when that holds for all spouts.
+
+        next_tuple() is then called no longer, unless a tuple fails or the collector's wake() is called.
 
         Source: Storm's `CompletableSpout`.
         """

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from tuplewire.errors import TopologyError
-from tuplewire_topology.authoring.collector import Emitted
-from tuplewire_topology.authoring.component import Spout
+from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
+from tuplewire_topology.authoring.component import Spout, TopologyContext
 from tuplewire_topology.authoring.description import ComponentKind, Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 
@@ -30,6 +30,7 @@ class FeederSpout(Spout):
         self.acked: list[Any] = []
         self.failed: list[Any] = []
         self._feed: deque[tuple[str, Sequence[Any], Any]] = deque()
+        self._collectors: list[SpoutOutputCollector] = []
 
     def __deepcopy__(self, memo: object) -> Self:
         return copy(self)  # with the same feed
@@ -37,6 +38,15 @@ class FeederSpout(Spout):
     def feed(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
         """Have a tuple emitted; from any thread."""
         self._feed.append((stream, values, message_id))
+        for collector in self._collectors:
+            collector.wake()
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        """See Spout."""
+        super().open(conf, context, collector)
+        self._collectors.append(collector)
 
     def next_tuple(self) -> None:
         """Emit what comes next, if there is something."""

@@ -96,15 +96,6 @@ class IdleWatch:
         with self.moved:
             self.moved.notify_all()
 
-    def wait(self, finished: Callable[[int], bool], over: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until the worker is idle or over; False when the time, in seconds, is over first.
-
-        finished: whether every spout is inactive, or was exhausted in a round of this epoch or later.
-        """
-        with self.moved:
-            epoch = self.new_epoch()
-            return self.moved.wait_for(lambda: over() or (self.empty and finished(epoch)), timeout)
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:

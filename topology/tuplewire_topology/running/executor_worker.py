@@ -37,10 +37,6 @@ _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
 
 
-def log_only(_: Any) -> None:
-    """Leave what is told to the log, where it is already."""
-
-
 class ExecutorWorker:
     """Runs the executors of some tasks of a topology.
 
@@ -67,7 +63,7 @@ class ExecutorWorker:
         acker: Acker | None = None,
         idle: IdleWatch | None = None,
         serializer: TupleSerializer | None = None,
-        error: Callable[[TaskError], None] = log_only,
+        error: Callable[[TaskError], None] = lambda _: None,
         dead_letter: Callable[[DeadLetter], object] = lambda _: False,
         emitted: Callable[[Sequence[Emitted]], None] | None = None,
         received: Callable[[str, Sequence[Tuple]], None] | None = None,
@@ -221,6 +217,17 @@ class ExecutorWorker:
             spout.queue.wake()
         return epoch
 
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is queued or executed here, and finished(); False when the time is over first.
+
+        A worker that has failed is not waited for.
+        """
+        with self.idle.moved:
+            epoch = self.new_epoch()
+            return self.idle.moved.wait_for(
+                lambda: self.failure is not None or (self.idle.empty and self.finished(epoch)), timeout
+            )
+
     def report(self) -> ProcessReport:
         """Return what this process has to say to who asks whether the topology is over."""
         at_rest, sent, taken = self.idle.traffic(self.finished)
@@ -245,7 +252,7 @@ class ExecutorWorker:
             self._closed = True
         deadline = time.monotonic() + timeout
         self.deactivate()
-        self.idle.wait(self.finished, lambda: self.failure is not None, timeout)
+        self.wait_idle(timeout)
         self._end_timer()
         for executor in self.executors:
             executor.stop()

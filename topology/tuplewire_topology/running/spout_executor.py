@@ -28,9 +28,6 @@ _ROUND_SECONDS = 0.001
 _READY_SECONDS = 0.01
 """How soon it looks again whether it may become active."""
 
-_EXHAUSTED_SECONDS = 0.05
-"""How soon an exhausted spout is looked at again: a FeederSpout may have been fed."""
-
 _BUSY = -1
 
 Pending = tuple[Any, TupleSource, float]
@@ -97,7 +94,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
         if (tracing := self._surroundings.tracing) is not None:
             opened.outbox.observe = TaskObserver(tracing, self.component, task).emitted
-        collector = SpoutOutputCollector(opened.outbox, partial(self._told, task))
+        collector = SpoutOutputCollector(opened.outbox, partial(self._told, task), self.queue.wake)
         opened.spout.open(self.conf, self._surroundings.context(task), collector)
         return opened
 
@@ -116,8 +113,6 @@ class SpoutExecutor(Executor[SpoutTask]):
             return 0.0
         if self._active and self._askable:
             return self.settings.spout_wait_seconds
-        if self._active and self._finished_in != _BUSY:
-            return _EXHAUSTED_SECONDS
         return _READY_SECONDS if self._wanted and not self._active else None
 
     def _switch(self) -> None:
