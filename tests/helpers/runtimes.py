@@ -156,6 +156,15 @@ class Raise(Pass):
         super().execute(message, collector)
 
 
+class Stall(Pass):
+    """Stands still once, for longer than a send may wait."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] == COUNT // 10:
+            time.sleep(2.0)  # as user code does that waits for a database
+        super().execute(message, collector)
+
+
 class Total(BasicBolt):
     """Counts numbers, and emits how many on a tick."""
 
@@ -287,6 +296,18 @@ class RuntimeContract(Contract):
         assert sorted(map(int, notes.read("failed"))) == list(range(0, COUNT, 10))
         assert sorted(map(int, notes.read("acked"))) == list(range(COUNT))
         assert (told["acked"], told["failed"]) == (COUNT, COUNT // 10)
+
+    def test_a_bolt_that_stalls_makes_its_spout_wait(self, runtime: Runtime, notes: Notes) -> None:
+        """While a bolt stands still, the others wait as long as that takes; nothing fails or is lost."""
+        few = {
+            "topology.executor.receive.buffer.size": 16,
+            "tuplewire.session.max_pending_task_messages": 16,
+            "tuplewire.session.max_block_seconds": 0.2,
+        }
+        many = 8 * COUNT  # more than all queues hold
+        with runtime.run(passing(Numbers(notes, many), Stall(notes)), **few) as running:
+            assert running.finish() == [(many, many)]
+        assert sorted(map(int, notes.read("acked"))) == list(range(many))
 
     def test_an_error_ends_it(self, runtime: Runtime, notes: Notes) -> None:
         """What a bolt raises is raised to whoever waits, with its component and reason."""

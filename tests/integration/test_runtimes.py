@@ -33,6 +33,9 @@ from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
 
 
+TWO = {"topology.workers": 2, "tuplewire.worker.receive_queue_messages": 64}
+
+
 class InCluster(Running):
     """What local clusters and processes have in common."""
 
@@ -101,7 +104,7 @@ class Local(Runtime):
     @contextmanager
     def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
         with LocalCluster() as cluster:
-            yield InThisProcess(cluster.submit("t", {"topology.workers": 2, **conf}, topology))
+            yield InThisProcess(cluster.submit("t", {**TWO, **conf}, topology))
 
 
 class Processes(Runtime):
@@ -109,7 +112,7 @@ class Processes(Runtime):
 
     @contextmanager
     def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
-        settings = {"topology.workers": 2, "supervisor.worker.restarts": 1, **conf}
+        settings = {**TWO, "supervisor.worker.restarts": 1, **conf}
         with DistributedCluster() as cluster:
             yield InProcesses(cluster.submit("t", settings, topology, collect=list(topology.components)))
 

@@ -82,7 +82,7 @@ def waiting(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[HostedWorker, Taker, threading.Thread]]:
     """Return a worker, the taker of another, and the thread that waits to send to it."""
-    monkeypatch.setattr(worker_link, "_SAY_SECONDS", 0.05)
+    monkeypatch.setattr(worker_link, "BLOCKED_SECONDS", 0.05)
     with hosted(topology, [4], [1], conf=SMALL) as (here, there):
         taker = Taker(there, 1)
 

@@ -97,7 +97,7 @@ class Spark(Runtime):
 @pytest.fixture(scope="module")
 def runtime(spark: SparkSession) -> Iterator[Runtime]:
     """Return Spark with two workers that all topologies here use, one after the other."""
-    with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
+    with WorkerProcesses(2, "tests", flags=["--drain-seconds=1", "--receive-queue-messages=64"]) as local:
         yield Spark(spark, local)
 
 

@@ -184,6 +184,12 @@ class Topology:
         start = self._starts[self._ids.index(self.component(component).id)]
         return range(start, start + self.components[component].n_tasks)
 
+    @property
+    def spout_tasks(self) -> frozenset[int]:
+        """The tasks of all spouts."""
+        spouts = [name for name, each in self.components.items() if each.kind is ComponentKind.SPOUT]
+        return frozenset(task for name in spouts for task in self.tasks_of(name))
+
     def component_of(self, task: int) -> Component:
         """Return the component that a task is one of; TopologyError when the task is none."""
         if task not in self.tasks:

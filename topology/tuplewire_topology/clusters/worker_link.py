@@ -24,19 +24,16 @@ from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.servers import IProgram
 from tuplewire_service.worker.worker import Worker
-from tuplewire_topology.authoring.description import ComponentKind, Topology
+from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import Failed, Link, Receive
+from tuplewire_topology.running.link import BLOCKED_AGAIN_SECONDS, BLOCKED_SECONDS, Failed, Link, Receive
 from tuplewire_topology.running.outgoing import outbound_tasks
 
 logger = event_logger(__name__)
 
 _TURN_BYTES = 256 * 1024
 """How much is handed to executors before the event loop has its turn again."""
-_SAY_SECONDS = 5.0
-"""How long somebody waits for room before the log says so."""
-_SAY_AGAIN_SECONDS = 60.0
 
 
 class _Outstanding:
@@ -116,13 +113,13 @@ class Entrance:
     def _await_room(self, number: int, task: _Outstanding) -> None:
         self._hand_over()
         began = time.monotonic()
-        patience = _SAY_SECONDS
+        patience = BLOCKED_SECONDS
         task.waiting += 1
         self._blocked.setdefault(number)
         try:
             while self._full(task) and not self._closed:
                 if not self._changed.wait(patience):
-                    patience = _SAY_AGAIN_SECONDS
+                    patience = BLOCKED_AGAIN_SECONDS
                     logger.warning(
                         "executors.blocked",
                         extra={
@@ -198,13 +195,7 @@ class WorkerLink(Link, IProgram):
         self._window_messages = settings.receive_queue_tuples
         # What goes to a spout is what has become of its tuples, which their number bounds; it may be what a
         # spout that waits for room is waiting for.
-        spouts = [
-            task
-            for each in topology.components.values()
-            if each.kind is ComponentKind.SPOUT
-            for task in topology.tasks_of(each.id)
-        ]
-        self._entrance = Entrance(worker, frozenset(spouts))
+        self._entrance = Entrance(worker, topology.spout_tasks)
         self._consumers: dict[range, _Consumer] = {}
         self._loads: Mapping[int, float] = {}
         self._own_loads: Mapping[int, float] = {}

@@ -9,14 +9,21 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from tuplewire.client import Client
-from tuplewire.errors import TuplewireError, as_tuplewire
+from tuplewire.errors import BufferFullError, TuplewireError, as_tuplewire
 from tuplewire.subscription import Subscription
+from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
+
+logger = event_logger(__name__)
+
+BLOCKED_SECONDS = 5.0
+"""How long an executor waits for room before the log says so."""
+BLOCKED_AGAIN_SECONDS = 60.0
 
 Done = Callable[[TaskGroup], None]
 Receive = Callable[[Sequence[TaskGroup], Done], None]
@@ -73,11 +80,14 @@ class ClientLink(Link):
     the client has not delivered dies with it.
 
     first_task: what is added to every task id on the way, so that several runs of a topology can be told
-    apart by the workers.
+    apart by the workers. spouts: tasks that get only the fate of their tuples. That is acknowledged as it
+    arrives: a spout that waits for room does not read it, and the tasks that report it must not wait for it.
+    The overflow of the client's session must not be "fail".
     """
 
-    def __init__(self, client: Client, first_task: int = 0) -> None:
+    def __init__(self, client: Client, first_task: int = 0, spouts: Container[int] = ()) -> None:
         self._client = client
+        self._spouts = spouts
         client.traced = False  # its tuples have spans of their own
         self._first_task = first_task
         self._moved = threading.Condition()
@@ -109,7 +119,11 @@ class ClientLink(Link):
 
     def _process(self, batch: TaskMessageBatch, receive: Receive) -> bool:
         """Have a batch processed, and wait until it is; False when the link is closed first."""
-        left = len(batch.groups)
+        groups = self._shifted(batch.groups, -self._first_task)
+        if groups and groups[0].task in self._spouts:  # as all of them then: an executor has one component
+            receive(groups, lambda _: None)
+            return True
+        left = len(groups)
 
         def done(_: TaskGroup) -> None:
             nonlocal left
@@ -118,13 +132,26 @@ class ClientLink(Link):
                 if not left:
                     self._moved.notify_all()
 
-        receive(self._shifted(batch.groups, -self._first_task), done)
+        receive(groups, done)
         with self._moved:
             self._moved.wait_for(lambda: not left or self._closed)
             return not left
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
-        self._client.send(TaskMessageBatch.from_groups(self._shifted(groups, self._first_task)))
+        """See Link. Waits as long as it takes, and says so in the log."""
+        batch = TaskMessageBatch.from_groups(self._shifted(groups, self._first_task))
+        began = time.monotonic()
+        patience = BLOCKED_SECONDS
+        while True:
+            try:
+                self._client.send(batch, timeout=patience)
+            except BufferFullError:
+                patience = BLOCKED_AGAIN_SECONDS
+                tasks = sorted({group.task for group in groups})
+                seconds = round(time.monotonic() - began)
+                logger.warning("executors.blocked", extra={"tasks": tasks, "seconds": seconds})
+            else:
+                return
 
     @staticmethod
     def _shifted(groups: Sequence[TaskGroup], by: int) -> Sequence[TaskGroup]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.settings.config import Overflow
 from tuplewire.spark.shipped import Shipped
 from tuplewire.wire import control_pb2
 from tuplewire_topology.authoring.collector import Emitted
@@ -210,14 +211,17 @@ class _TopologyMember:
     def _start(self, rows: Iterator[pa.RecordBatch]) -> None:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
+        if session["overflow"] is Overflow.FAIL:
+            session["overflow"] = Overflow.BLOCK  # executors wait for room, as in every runtime
         if self._submitted.has_rows:
             conf[ROWS_KEY] = (rows, self._given_up, self._bury)
+        topology = self._submitted.topology
         self._worker = ExecutorWorker(
-            self._submitted.topology,
+            topology,
             self._plan.shares[self._rank],
             topology_id=self._submitted.name,
             conf=conf,
-            link=ClientLink(self._client("tuples", **session), self._plan.first_task),
+            link=ClientLink(self._client("tuples", **session), self._plan.first_task, topology.spout_tasks),
             error=self._given_up.add_error,
             dead_letter=self._bury,
             emitted=self._put_out,
