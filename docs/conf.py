@@ -75,8 +75,8 @@ def _section(parser: argparse.ArgumentParser) -> nodes.section:
 
 
 def _nest(_: Sphinx, page: str, source: list[str]) -> None:
-    """Put below their lists the decisions and the examples, to which the lists have links."""
-    if page in {"docs/decisions/README", "docs/examples/README"}:
+    """Put below their lists the design pages and the examples, to which the lists have links."""
+    if page in {"docs/design/README", "docs/examples/README"}:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n[!R]*\n```\n"
     if page == "docs/examples/README":
         for path in sorted(DOCS.glob("examples/*.py")) + sorted(DOCS.glob("examples/*.js")):

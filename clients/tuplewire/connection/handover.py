@@ -2,6 +2,7 @@
 
 A caller appends; the loop does the rest, in columns. So an interrupt or a signal handler in the middle of a
 `send` leaves nothing half done, and a message costs its caller an append and a few comparisons.
+Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations

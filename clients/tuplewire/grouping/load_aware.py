@@ -4,7 +4,7 @@ Once a second or so it looks at the loads that tasks report and shifts shares, b
 that is more loaded than others as near gets less, the more so the longer it lasts: what it loses at a time
 depends on the excess, and what it gets back on how much it has lost. A farther tier of tasks is let in as far
 as the average load of the nearer ones is between two bounds. Both move by small steps, so that what a sender
-learns late does not make it swing. Reasons and numbers: docs/decisions/0017-load-aware-shuffle.md.
+learns late does not make it swing. Reasons and numbers: docs/design/topologies.md.
 
 Source: the purpose of Storm's `LoadAwareShuffleGrouping`; not its way.
 """

@@ -1,7 +1,7 @@
 """The workers that have registered, and the assignment that follows from them: state, without I/O or a clock.
 
 Whoever drives it looks at the workers (`look`), asks what is to be said (`decide`, `to_tell`), says it, and
-tells what came of it (`told`). Why: docs/decisions/0033-the-driver-looks-at-workers.md.
+tells what came of it (`told`). Why: docs/design/moves.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values to bytes and back: MessagePack, with extension types for what it lacks.
 
 The format is MessagePack's (https://github.com/msgpack/msgpack/blob/master/spec.md), each value in its
-shortest form. Why its library is not used: docs/decisions/0016-tuples-are-messagepack.md. The extension types
+shortest form. Why its library is not used: docs/design/topologies.md. The extension types
 are in `extension.py`.
 What arrives equals what was packed, type included: so a subclass, which would arrive as its base, is refused.
 

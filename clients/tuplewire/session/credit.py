@@ -4,6 +4,7 @@ The grant for a task is the number of released messages plus a window. It counts
 never falls. A lost or repeated grant changes nothing, because the next one says everything again.
 
 Source: TCP's receive window; Flink's credits.
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations

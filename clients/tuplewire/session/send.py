@@ -3,6 +3,7 @@
 Every accepted message stays here until it is acknowledged or given up, so a new stream can continue where the
 old one broke off. Frames that the receiver has not accepted are sent again under the same numbers. A receiver
 that has lost its memory gets everything again, under new numbers and marked as redelivered.
+Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Messages as the Arrow columns that the format `tuplewire` reads and writes."""
+"""Messages as the Arrow columns that the format `tuplewire` reads and writes.
+
+Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 

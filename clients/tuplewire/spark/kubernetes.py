@@ -1,4 +1,7 @@
-"""Spark's settings on Kubernetes, with a worker in the pods of executors and drivers."""
+"""Spark's settings on Kubernetes, with a worker in the pods of executors and drivers.
+
+Design: docs/design/deployment.md.
+"""
 
 from __future__ import annotations
 

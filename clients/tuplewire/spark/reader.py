@@ -1,4 +1,7 @@
-"""Batch and stream readers of the format `tuplewire`."""
+"""Batch and stream readers of the format `tuplewire`.
+
+Design: docs/design/readers.md.
+"""
 
 from __future__ import annotations
 

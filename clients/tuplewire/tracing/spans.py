@@ -1,4 +1,7 @@
-"""The spans of this process, by OpenTelemetry's API; its SDK sends them, unless the program has its own."""
+"""The spans of this process, by OpenTelemetry's API; its SDK sends them, unless the program has its own.
+
+Design: docs/design/traces.md.
+"""
 
 from __future__ import annotations
 

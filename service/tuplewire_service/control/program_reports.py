@@ -4,6 +4,7 @@ A program reports every second. A status shows its counts as of a second before,
 whoever reads it in another rhythm sees them grow evenly, and can compute rates and shares.
 
 Source: Storm's `WorkerMetricsProcessor`, to which a supervisor brings what its workers have measured.
+Design: docs/design/status.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The worker on its event loop, for the threads around it: bind, look, drain, close."""
+"""The worker on its event loop, for the threads around it: bind, look, drain, close.
+
+Design: docs/design/drain.md.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Decides who may come in, and what each may do. Knows nothing of gRPC.
 
 Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the other side.
+Design: docs/design/identity.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What comes from another worker does not wait, and follows the earlier ones. Storm has nothing like it: a
 worker whose own executors change there ends itself. The rules, why nothing is lost, doubled or overtaken, and
-why no message waits for ever: docs/decisions/0012-moving-a-task.md, and 0061-what-was-together.md there.
+why no message waits for ever: docs/design/moves.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What becomes of messages that consumers reject: they come again, or go to the dead-letter task.
 
 Copies that come again behind later messages, and dead letters, wait here until they are sent. Pure state, in
-which times are arguments. The rules: docs/decisions/0067-rejected-messages.md.
+which times are arguments. The rules: docs/design/acking.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What sinks hand over: staged by attempt, chosen by epoch, and put into queues as these have room."""
+"""What sinks hand over: staged by attempt, chosen by epoch, and put into queues as these have room.
+
+Design: docs/design/sinks.md.
+"""
 
 from __future__ import annotations
 

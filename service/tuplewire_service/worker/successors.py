@@ -1,7 +1,7 @@
 """Where messages are that a worker had passed on which has ended: later ones go there, and stay behind them.
 
 A worker that ends has passed on what it had, and nobody may have processed it yet. If its task moves again, a
-message that came by the new route would overtake these. docs/decisions/0063-later-messages-follow.md
+message that came by the new route would overtake these. docs/design/moves.md
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ An edge is a tuple on its way to one task. A tree is the XOR of its edges' numbe
 is sent and once when it is done with. So it is 0 once nothing is left, in whatever order that is heard.
 A tuple carries one random number; the edge to a task is that times a factor of the task, so that a tuple for
 several tasks is serialized once. Source: Storm's `Acker`, and `addAcker` of its `StormCommon`.
+Design: docs/design/acking.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The executors of one process: started, fed, watched and ended together. Source: Storm's `Worker`."""
+"""The executors of one process: started, fed, watched and ended together. Source: Storm's `Worker`.
+
+Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
