@@ -23,7 +23,7 @@ from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -69,13 +69,9 @@ class Scene:
         self.wait, self.doomed, self.faulty = wait, doomed, faulty
         self.sender, self.ledger = Sender(), Ledger()
         self.shell = RejectionsWithoutTimers(LIMIT, DEAD, most)
-        self.queues = ReceiveQueues(
-            WorkerSettings(worker_id="w"),
-            7,
-            self._done,
-            lambda task: UnknownTaskError(str(task)),
-            self.shell,
-        )
+        settings = WorkerSettings(worker_id="w")
+        self.queues = ReceiveQueues(settings, self._done, lambda task: UnknownTaskError(str(task)))
+        self.consumers = QueueConsumers(settings, 7, self.queues, self.shell)
         self.queues.assign([*TASKS, DEAD])
         self.window = ConsumeWindow(TASKS, PREFETCH, MIB)
         self.subscription: QueueSubscription | None = None
@@ -141,7 +137,7 @@ class Scene:
         if self.subscription is not None:
             self.subscription.close()
         request = SubscribeRequest("", "c", 1, self.window.worker_incarnation, self.window.all())
-        self.subscription = self.queues.subscribe(request, lambda: None)
+        self.subscription = self.consumers.subscribe(request, lambda: None)
         self.window.opened(7, self.subscription.starts)
 
     def hear(self) -> None:
@@ -209,7 +205,7 @@ class Scene:
     def read_letters(self) -> None:
         """Take all dead letters out."""
         request = SubscribeRequest("", "reader", 1, 0, [Cursor(DEAD, 0, 0, 100, MIB)])
-        reader = self.queues.subscribe(request, lambda: None)
+        reader = self.consumers.subscribe(request, lambda: None)
         for delivery in reader.take(MIB):
             last = delivery.first_sequence + len(delivery.group) - 1
             reader.progress([Cursor(DEAD, last, last, 100, MIB)])

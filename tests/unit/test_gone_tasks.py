@@ -16,8 +16,9 @@ from tuplewire.settings.config import MIB
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker import queue_subscription
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.queue import Queue
+from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -39,13 +40,7 @@ class Program:
 
 def queues_of(tasks: Iterable[int]) -> ReceiveQueues:
     """Return the queues of a worker with these tasks."""
-    queues = ReceiveQueues(
-        SETTINGS,
-        1,
-        lambda _task, _done: None,
-        lambda task: UnknownTaskError(str(task)),
-        RejectionsWithoutTimers(),
-    )
+    queues = ReceiveQueues(SETTINGS, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
     queues.assign(tasks)
     return queues
 
@@ -78,7 +73,7 @@ def test_queues_that_have_gone_leave_nothing() -> None:
 def count_of_queues() -> int:
     """Return how many queues there are in this process."""
     gc.collect()
-    return sum(type(each) is queue_subscription.Queue for each in gc.get_objects())
+    return sum(type(each) is Queue for each in gc.get_objects())
 
 
 def test_a_task_that_comes_back_goes_on_counting() -> None:
@@ -103,7 +98,8 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
 def start_of(queues: ReceiveQueues, task: int) -> int:
     """Return after which sequence a new consumer of a task begins."""
     request = SubscribeRequest("", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
-    ((_, start),) = queues.subscribe(request, lambda: None).starts
+    consumers = QueueConsumers(SETTINGS, 1, queues, RejectionsWithoutTimers())
+    ((_, start),) = consumers.subscribe(request, lambda: None).starts
     return start
 
 

@@ -21,7 +21,7 @@ from tuplewire.wire.translate import cursor_slices, cursor_to_wire
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -51,11 +51,10 @@ class Scene:
         self.rejections = RejectionsWithoutTimers()
         self.queues = ReceiveQueues(
             WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10 * MESSAGES),
-            1,
             self._done,
             lambda task: UnknownTaskError(str(task)),
-            self.rejections,
         )
+        self.consumers = QueueConsumers(WorkerSettings(worker_id="w"), 1, self.queues, self.rejections)
         self.queues.assign([1])
         for number in range(MESSAGES):
             self.queues.put(TaskGroup.of(1, [b"%d" % number]), Sender())
@@ -68,7 +67,7 @@ class Scene:
 
     def subscribe(self, cursor: Cursor, worker: int = 0) -> QueueSubscription:
         """Subscribe, or resume."""
-        return self.queues.subscribe(SubscribeRequest("", "c", 1, worker, [cursor]), lambda: None)
+        return self.consumers.subscribe(SubscribeRequest("", "c", 1, worker, [cursor]), lambda: None)
 
     def finish(self, consumer: QueueSubscription) -> None:
         """Let the worker have all the turns that it asks for."""
@@ -139,7 +138,7 @@ def test_another_consumer_ends_what_is_left_to_settle() -> None:
     """What was not settled by then comes to the new consumer, marked."""
     scene = Scene()
     assert scene.consumer.progress([Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
-    other = scene.queues.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
+    other = scene.consumers.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
     assert not scene.consumer.progress(())
     deliveries = taken(other)
     assert sum(len(each.group) for each in deliveries) == MESSAGES - TURN

@@ -78,7 +78,7 @@ def moving(*routes: Route) -> Moves:
     """Return the moves of a worker whose task had these former owners."""
     moves = Moves(OWN)
     for route in routes:
-        moves.turn(TASK, PEER, cast("RelayClient", route), now=0.0)
+        moves.turn(TASK, PEER, cast("RelayClient", route))
     return moves
 
 
@@ -167,7 +167,7 @@ def test_our_own_come_around_too() -> None:
     moves = moving(route)
     back = messages(1, passed_on=1, worker=OWN)
     went(moves, back, other)
-    moves.turn(TASK, PEER, cast("RelayClient", other), now=0.0)
+    moves.turn(TASK, PEER, cast("RelayClient", other))
     other.send(back.passed_on(OWN))
     assert held(moves, messages(3), PROGRAM)
     assert follows(moves, messages(2, passed_on=1, worker=OWN), WORKER, other)
@@ -241,7 +241,7 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
     first = messages(1, 3)
     other.send(first)
     moves = moving(other)
-    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("RelayClient", ended), now=0.0)
+    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("RelayClient", ended))
     moves.lose({("w2", "127.0.0.1:2")})
     left = [(messages(4), PROGRAM), (messages(9), WORKER)]
     handed_back = moves.give_up(cast("RelayClient", ended), cast("Any", left))
@@ -371,7 +371,7 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     route = Route()
     route.send(messages(1))
     moves = moving(route)
-    moves.leave(TASK, lambda: left, 0.0)
+    moves.leave(TASK, lambda: left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
     moves.stay([TASK], owner_of)
     move = moves._moves[TASK]

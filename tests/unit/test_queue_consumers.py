@@ -17,7 +17,7 @@ from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -41,17 +41,16 @@ class Program:
         self.released += messages
 
 
-def queues_of(*tasks: int, rejections: RejectionsWithoutTimers | None = None) -> ReceiveQueues:
+def queues_of(*tasks: int) -> ReceiveQueues:
     """Return the queues of a worker with these tasks."""
-    queues = ReceiveQueues(
-        SETTINGS,
-        1,
-        lambda _task, _done: None,
-        lambda task: UnknownTaskError(str(task)),
-        rejections or RejectionsWithoutTimers(),
-    )
+    queues = ReceiveQueues(SETTINGS, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
     queues.assign(tasks)
     return queues
+
+
+def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:
+    """Return what serves the consumers of some queues."""
+    return QueueConsumers(SETTINGS, 1, queues, rejections or RejectionsWithoutTimers())
 
 
 class Consumer:
@@ -65,11 +64,12 @@ class Consumer:
         worker: int = 0,
         number: int = 0,
         credit: int = 1000,
+        rejections: RejectionsWithoutTimers | None = None,
     ) -> None:
         self.woken = 0
         cursors = [Cursor(task, 0, 0, credit, MIB) for task in tasks]
         request = SubscribeRequest("", "c", incarnation, worker, cursors, subscription=number)
-        self.subscription: QueueSubscription = queues.subscribe(request, self._wake)
+        self.subscription: QueueSubscription = consumers_of(queues, rejections).subscribe(request, self._wake)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -160,10 +160,10 @@ def test_every_queue_on_hold_goes_on() -> None:
             asked.append(at)
 
     rejections = Rejections()
-    queues = queues_of(1, 2, rejections=rejections)
+    queues = queues_of(1, 2)
     for task in (1, 2):
         put(queues, task, b"a")
-    consumer = Consumer(queues, 1, 2)
+    consumer = Consumer(queues, 1, 2, rejections=rejections)
     assert len(consumer.take()) == 2
     for task, seconds in ((1, 100.0), (2, 200.0)):
         consumer.progress(task, 0, Rejection(1, 1, seconds, "", wait=True))
@@ -281,13 +281,13 @@ def test_a_subscription_ends_with_its_last_task() -> None:
 def test_another_consumers_rejections_count_from_one() -> None:
     """Its first one is not taken for one that was settled before."""
     rejections = RejectionsWithoutTimers()
-    queues = queues_of(1, rejections=rejections)
+    queues = queues_of(1)
     put(queues, 1, b"a")
     put(queues, 1, b"b")
-    first = Consumer(queues, 1)
+    first = Consumer(queues, 1, rejections=rejections)
     first.take()
     first.progress(1, 1, Rejection(1, 1, 0, "", wait=False))
-    second = Consumer(queues, 1, incarnation=2)
+    second = Consumer(queues, 1, incarnation=2, rejections=rejections)
     second.take()
     second.progress(1, 2, Rejection(1, 2, 0, "", wait=False))
     assert rejections.messages.rejections == 2
@@ -337,5 +337,5 @@ def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     queues = queues_of(1)
     queues.put(TaskGroup.of(1, [b"x"] * 10), Program())
     request = SubscribeRequest("", "c", 1, 99, [Cursor(1, 5, 5, 8, MIB)])
-    taken = queues.subscribe(request, lambda: None).take(MIB)
+    taken = consumers_of(queues).subscribe(request, lambda: None).take(MIB)
     assert sum(len(each.group) for each in taken) == 3

@@ -18,6 +18,7 @@ from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import queue_readers
 from tuplewire_service.worker.queue_readers import QueueReaders
+from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -43,10 +44,8 @@ class Fixture:
         self.done: list[Done] = []
         self.queues = ReceiveQueues(
             WorkerSettings(worker_id="w", topology="t"),
-            1,
             lambda _task, done: self.done.extend(done),
             lambda task: UnknownTaskError(str(task)),
-            RejectionsWithoutTimers(),
         )
         self.queues.assign([TASK])
         self.readers = QueueReaders(self.queues)
@@ -70,7 +69,9 @@ class Fixture:
     def subscribe(self) -> SubscribeRequest:
         """Have a consumer, that has taken two messages."""
         request = SubscribeRequest("", "mine", 1, 0, [Cursor(TASK, 0, 0, 2, MIB)])
-        self.subscription = self.queues.subscribe(request, lambda: None)
+        settings = WorkerSettings(worker_id="w", topology="t")
+        consumers = QueueConsumers(settings, 1, self.queues, RejectionsWithoutTimers())
+        self.subscription = consumers.subscribe(request, lambda: None)
         assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2
         return request
 

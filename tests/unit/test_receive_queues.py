@@ -16,7 +16,7 @@ from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -36,10 +36,8 @@ def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
     """Return the queues of tasks that have just come to a worker."""
     queues = ReceiveQueues(
         WorkerSettings(worker_id="w", topology="t", **settings),
-        1,
         lambda _task, _done: None,
         lambda task: UnknownTaskError(str(task)),
-        RejectionsWithoutTimers(),
     )
     queues.assign(tasks)
     return queues
@@ -78,10 +76,15 @@ def test_what_is_acknowledged_matters_less() -> None:
     assert asyncio.run(queues.shown((), 1)) == [2]
 
 
+def consumers_of(queues: ReceiveQueues) -> QueueConsumers:
+    """Return what serves the consumers of some queues."""
+    return QueueConsumers(WorkerSettings(worker_id="w"), 1, queues, RejectionsWithoutTimers())
+
+
 def subscribed(queues: ReceiveQueues, tasks: Iterable[int]) -> QueueSubscription:
     """Subscribe to tasks, with room for ten messages of each."""
     cursors = [Cursor(task, 0, 0, 10, 1000) for task in tasks]
-    return queues.subscribe(SubscribeRequest("", "c", 1, 0, cursors), lambda: None)
+    return consumers_of(queues).subscribe(SubscribeRequest("", "c", 1, 0, cursors), lambda: None)
 
 
 def test_the_wait_in_a_queue_is_measured_once() -> None:
@@ -90,7 +93,8 @@ def test_the_wait_in_a_queue_is_measured_once() -> None:
     queues.put(TaskGroup.of(1, [b"a", b"b"]), Sender())
     assert len(subscribed(queues, [1]).take(1000)) == 1
     assert sum(queues.wait.counts) == 2
-    again = queues.subscribe(SubscribeRequest("", "d", 1, 0, [Cursor(1, 0, 0, 10, 1000)]), lambda: None)
+    request = SubscribeRequest("", "d", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
+    again = consumers_of(queues).subscribe(request, lambda: None)
     assert len(again.take(1000)) == 1
     assert sum(queues.wait.counts) == 2
 
@@ -99,13 +103,16 @@ def test_a_late_rejection_is_passed_over() -> None:
     """One of a message that is acknowledged already; those after it count."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Sender())
-    subscription = subscribed(queues, [1])
+    rejections = RejectionsWithoutTimers()
+    consumers = QueueConsumers(WorkerSettings(worker_id="w"), 1, queues, rejections)
+    request = SubscribeRequest("", "c", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
+    subscription = consumers.subscribe(request, lambda: None)
     subscription.take(1000)
     subscription.progress([Cursor(1, 2, 3, 10, 1000)])
     late = (Rejection(1, 1, 0.0, "", wait=False), Rejection(2, 3, 0.0, "", wait=False))
     subscription.progress([Cursor(1, 3, 3, 10, 1000, late)])
     assert queues._queues[1].rejected == 2
-    assert queues._rejections.snapshot().waiting == 1
+    assert rejections.snapshot().waiting == 1
 
 
 def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
@@ -116,14 +123,15 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     woken: list[None] = []
     cursors = [Cursor(task, 0, 0, 10, 1000) for task in (1, 2)]
     request = SubscribeRequest("", "c", 1, 0, cursors)
-    subscription = queues.subscribe(request, lambda: woken.append(None))
+    consumers = consumers_of(queues)
+    subscription = consumers.subscribe(request, lambda: woken.append(None))
     for queue in queues._queues.values():
         queue.held_until = time.monotonic() + 60
     assert subscription.take(1000) == []
-    assert queues._holding == {1, 2}
+    assert consumers._holding == {1, 2}
     del queues._queues[1]
     queues._queues[2].held_until = 0.0
     woken.clear()
-    queues._go_on()
+    consumers._go_on()
     assert len(woken) == 1
     assert len(subscription.take(1000)) == 1

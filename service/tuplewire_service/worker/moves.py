@@ -187,16 +187,19 @@ class Moves:
     def __len__(self) -> int:
         return len(self._moves)
 
-    def leave(self, task: int, left: Callable[[], bool], now: float) -> None:
-        """Note that a task's queue here is to be forwarded. now: the time, in seconds.
+    def leave(self, task: int, left: Callable[[], bool]) -> None:
+        """Note that a task's queue here is to be forwarded.
 
         left: returns True once it was. Until then new messages follow through the queue and do not wait.
         """
-        self._moves.setdefault(task, Move(task, self._own, now)).left = left
+        self._move_of(task).left = left
 
-    def turn(self, task: int, peer: Peer, connection: RelayClient, now: float) -> None:
+    def turn(self, task: int, peer: Peer, connection: RelayClient) -> None:
         """Note that a task's messages go to another worker than this from now on."""
-        self._moves.setdefault(task, Move(task, self._own, now)).turn(_Route(peer, connection))
+        self._move_of(task).turn(_Route(peer, connection))
+
+    def _move_of(self, task: int) -> Move:
+        return self._moves.setdefault(task, Move(task, self._own, self._clock()))
 
     def among(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Return which of these tasks move; None: all that do."""
@@ -222,7 +225,7 @@ class Moves:
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
             if connection is not None and not self._waits_for(owner, group, entered):
-                self.turn(group.task, peer, connection, self._clock())
+                self.turn(group.task, peer, connection)
                 connection.watch_releases([group.task])
                 self._moves[group.task].own_follow = True
                 return self._moves[group.task], connection
@@ -292,8 +295,9 @@ class Moves:
         """Return what is held here."""
         return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
 
-    def peers(self, since: float = math.inf) -> set[Peer]:
-        """Return the workers on whose old route a move has been waiting since that time or longer."""
+    def peers(self, seconds: float = 0.0) -> set[Peer]:
+        """Return the workers on whose old route a move has been waiting for so many seconds."""
+        since = self._clock() - seconds
         return {route.peer for move in self._moves.values() for route in move.routes if move.since <= since}
 
 

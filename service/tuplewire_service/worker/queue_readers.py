@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tuplewire.errors import SupersededError
 from tuplewire.session.delivery import Delivery
-from tuplewire_service.worker.queue_subscription import Queue
+from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 
 _TURN_GROUPS = 100

@@ -1,66 +1,43 @@
-"""A task's receive queue, and a consumer's hold on some of them."""
+"""The consumers of receive queues. Each queue has one; the newest subscriber takes it over."""
 
 from __future__ import annotations
 
-import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
-from tuplewire.errors import RefusedError
+from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.session.consume import Cursor
-from tuplewire.session.delivery import Delivery, DeliveryLog
-from tuplewire.session.durations import QueueTimes
+from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.rejection import Answer
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire_service.worker.moves import LostWorkers
+from tuplewire_service.worker.queue import Queue
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
 
-if TYPE_CHECKING:
-    from tuplewire_service.worker.receive_queues import ReceiveQueues
-
+_TURN_GROUPS = 100
+"""Groups acknowledged or rejected in one turn of the loop: with more, other sessions would notice."""
 _CROWDED = 0.25
 """A queue that is so full waits for its consumer, or some sender soon will."""
-
-
-@dataclass(slots=True, eq=False)
-class Queue:
-    """The receive queue of one task, and who consumes from it."""
-
-    task: int
-    log: DeliveryLog
-    times: QueueTimes
-    begin: int
-    leaving: bool = False
-    consumer: QueueSubscription | None = None
-    consumer_key: tuple[str, str] = ("", "")
-    incarnation: int = 0
-    subscription: int = 0
-    credit: int = 0
-    credit_bytes: int = 0
-    rejected: int = 0
-    """The number of its consumer's last rejection."""
-    held_until: float = 0.0
-    """Nothing is handed out before this time, by the monotonic clock; 0: nothing has kept its place."""
-    readers: set[asyncio.Event] = field(default_factory=set)
-    """Set when something changes for a reader that waits; see QueueReaders."""
-
-    def wake_readers(self) -> None:
-        """Tell those who wait that messages have come, or that the task moves."""
-        for each in self.readers:
-            each.set()
 
 
 class QueueSubscription(ISubscription):
     """A consumer's hold on some queues."""
 
-    def __init__(self, queues: ReceiveQueues, wake: Callable[[], None], request: SubscribeRequest) -> None:
+    def __init__(
+        self, consumers: QueueConsumers, wake: Callable[[], None], request: SubscribeRequest
+    ) -> None:
         """Hold none yet."""
-        self.worker_id = queues.worker_id
-        self.worker_incarnation = queues.incarnation
-        self._queues = queues
+        self.worker_id = consumers.worker_id
+        self.worker_incarnation = consumers.incarnation
+        self._consumers = consumers
+        self._queues = consumers.queues
         self._wake = wake
         self._request = request
         self._since = time.monotonic()
@@ -112,14 +89,16 @@ class QueueSubscription(ISubscription):
         """See ISubscription. Takes turns between the tasks."""
         deliveries: list[Delivery] = []
         self.crowded = False
+        lost = self._consumers.lost_workers
+        doubtful = lost.had if lost else None
         while self._ready and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
             task = next(iter(self._ready))
             del self._ready[task]
             queue = self._held[task]
-            if queue.leaving or self._queues.holds(queue):
+            if queue.leaving or self._consumers.holds(queue):
                 continue  # its task is gone, or waits
             most = MAX_FRAME_GROUPS - len(deliveries)
-            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful, most)
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, doubtful, most)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             if not taken:
                 continue
@@ -135,7 +114,7 @@ class QueueSubscription(ISubscription):
         for cursor in (*unsettled, *cursors):
             queue = self._held.get(cursor.task)
             if queue is not None:
-                if self._queues.progress(queue, cursor):
+                if self._consumers.progress(queue, cursor):
                     self._unsettled.append(cursor)
                 elif cursor.rejections:
                     answer = Answer(cursor.task, queue.rejected, queue.log.taken)
@@ -169,3 +148,128 @@ class QueueSubscription(ISubscription):
                 queue.consumer = None
                 if queue.leaving:
                     self._queues.on_done(queue.task, ())
+
+
+class QueueConsumers:
+    """Serves the consumers of a worker's queues. Call only from the event loop."""
+
+    def __init__(
+        self, settings: WorkerSettings, incarnation: int, queues: ReceiveQueues, rejections: Rejections
+    ) -> None:
+        self.queues = queues
+        self.worker_id = settings.worker_id
+        self.incarnation = incarnation
+        self._rejections = rejections
+        rejections.on_time = self._go_on
+        self._holding: set[int] = set()
+        self.lost_workers = LostWorkers()
+
+    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> QueueSubscription:
+        """See ISubscriptionSource. All tasks must be local."""
+        wanted = []
+        for cursor in request.cursors:
+            queue = self.queues.get(cursor.task)
+            if queue is None:
+                raise self.queues.not_here(cursor.task)
+            wanted.append((queue, cursor))
+            if queue.consumer_key == request.consumer_key and queue.incarnation > request.incarnation:
+                raise StaleIncarnationError(
+                    f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
+                )
+            # It comes back, and may have been cut off before it heard that it was superseded.
+            returns = request.worker_incarnation == self.incarnation
+            another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
+            if returns and queue.consumer is not None and another:
+                raise _superseded(queue.consumer_key[1], queue.task)
+        subscription = QueueSubscription(self, wake, request)
+        for queue, cursor in wanted:
+            self._hand_over(queue, subscription, cursor, request)
+        return subscription
+
+    def _hand_over(
+        self, queue: Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
+    ) -> None:
+        wanted = request.consumer_key, request.incarnation, request.subscription
+        same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
+        resumes = same and request.worker_incarnation == self.incarnation
+        if queue.consumer is not None:
+            # Two streams of one consumer may arrive in either order; the refused one comes again.
+            queue.consumer.end(
+                SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
+                if same
+                else _superseded(request.consumer_id, queue.task)
+            )
+        unsettled: Cursor | None = None
+        queue.consumer = subscription
+        queue.consumer_key, queue.incarnation, queue.subscription = wanted
+        if resumes:
+            self.queues.on_done(queue.task, self._settle(queue, cursor))
+            unsettled = cursor if _unsettled(queue, cursor) else None
+            # A message whose rejection is not settled has to stay handed out.
+            rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
+            queue.log.rewind(max(cursor.received, rejected))
+            queue.credit = cursor.credit
+        else:
+            queue.rejected = 0
+            queue.log.rewind()
+            # A newcomer's cursor starts at 0; ours continues after the last acknowledged message.
+            queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
+        queue.credit_bytes = cursor.credit_bytes
+        subscription.add(queue, unsettled)
+
+    def progress(self, queue: Queue, cursor: Cursor) -> bool:
+        """Account for the progress that a queue's consumer reports; return whether there is more to do."""
+        done = self._settle(queue, cursor)
+        queue.credit = max(queue.credit, cursor.credit)
+        queue.credit_bytes = cursor.credit_bytes
+        if done or cursor.rejections:
+            self.queues.on_done(queue.task, done)
+        return _unsettled(queue, cursor)
+
+    def _settle(self, queue: Queue, cursor: Cursor) -> list[Done]:
+        """Move a log's cursors as a consumer says, and take each of its rejections once; some at a time."""
+        done: list[Done] = []
+        first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
+        for each in cursor.rejections[first : first + _TURN_GROUPS]:
+            done += queue.log.progress(each.sequence - 1, cursor.received, _TURN_GROUPS - len(done))
+            if len(done) >= _TURN_GROUPS:
+                return done
+            queue.rejected = each.number
+            outcome = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
+            if outcome is None:
+                continue
+            if outcome.done is not None:
+                done.append(outcome.done)
+            queue.held_until = max(queue.held_until, outcome.held_until)
+        if first + _TURN_GROUPS < len(cursor.rejections):
+            return done
+        return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))
+
+    def holds(self, queue: Queue) -> bool:
+        """Whether a queue hands out nothing for now: a rejected message keeps its place, and is not due."""
+        if not queue.held_until:
+            return False
+        if queue.held_until > time.monotonic() and not self._rejections.messages.hurried:
+            self._rejections.wake(queue.held_until)
+            self._holding.add(queue.task)
+            return True
+        queue.held_until = 0.0
+        return False
+
+    def _go_on(self) -> None:
+        """Let consumers look at queues that were held."""
+        holding, self._holding = self._holding, set()
+        for task in holding:
+            queue = self.queues.get(task)
+            if queue is not None and queue.consumer is not None:
+                queue.consumer.mark(queue)
+
+
+def _unsettled(queue: Queue, cursor: Cursor) -> bool:
+    """Return True if a part of a consumer's report is not processed yet."""
+    rejected = cursor.rejections[-1].number if cursor.rejections else 0
+    return rejected > queue.rejected or min(cursor.acknowledged, queue.log.taken) > queue.log.acknowledged
+
+
+def _superseded(consumer_id: str, task: int) -> SupersededError:
+    return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")

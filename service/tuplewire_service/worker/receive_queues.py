@@ -1,34 +1,24 @@
-"""The receive queues of a worker's local tasks, and the consumers that fetch from them.
-
-Source: Storm's `receive-queue-map`, task to Disruptor queue. One queue has one consumer at a time; the newest
-subscriber takes it over.
-"""
+"""The receive queues of a worker's local tasks. Source: Storm's `receive-queue-map`."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
+from tuplewire.errors import RefusedError
 from tuplewire.observer import Observer
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.entries import HeldOfTask
-from tuplewire_service.worker.queue_subscription import Queue, QueueSubscription
-from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
-_TURN_GROUPS = 100
-"""Groups acknowledged or rejected in one turn of the loop: with more, other sessions would notice."""
 _RANKED_AT_ONCE = 1000
 """Tasks in one turn of the loop: a fraction of a millisecond."""
 _MOST_TAILS = 10_000
@@ -41,25 +31,19 @@ class ReceiveQueues:
     def __init__(
         self,
         settings: WorkerSettings,
-        incarnation: int,
         on_done: Callable[[int, Sequence[Done]], None],
         not_here: Callable[[int], RefusedError],
-        rejections: Rejections,
+        observer: Observer | None = None,
     ) -> None:
         """Start empty.
 
         on_done: called with a task and its acknowledged messages; without messages, if a consumer has left a
         task that moves away.
-        not_here: returns the error for a task that is not local. rejections: see there.
+        not_here: returns the error for a task that is not local.
         """
-        self.worker_id = settings.worker_id
-        self.incarnation = incarnation
         self._settings = settings
         self.on_done = on_done
-        self._rejections = rejections
-        self.observer: Observer | None = None
-        rejections.on_time = self._go_on
-        self._holding: set[int] = set()
+        self.observer = observer
         self.not_here = not_here
         self._queues: dict[int, Queue] = {}
         self._leaving: dict[int, Queue] = {}
@@ -67,8 +51,6 @@ class ReceiveQueues:
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
-        self.doubtful: Callable[[TaskGroup, InboundSession], bool] | None = None
-        """Returns whether messages may have come before, by another way; see LostWorkers."""
         self.wait = Durations()
         """How long messages waited until a consumer first got them."""
         self.redelivered_messages = 0
@@ -101,7 +83,6 @@ class ReceiveQueues:
             queue = self._leaving[task] = self._queues.pop(task)
             queue.leaving = True
             queue.wake_readers()
-            self._rejections.messages.give_back(task)
         return gone
 
     def _hold(self, task: int) -> None:
@@ -287,113 +268,3 @@ class ReceiveQueues:
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += len(delivery.group)
-
-    # --- consumers -----------------------------------------------------------------------------
-
-    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> QueueSubscription:
-        """See ISubscriptionSource. All tasks must be local."""
-        for cursor in request.cursors:
-            queue = self._queues.get(cursor.task)
-            if queue is None:
-                raise self.not_here(cursor.task)
-            if queue.consumer_key == request.consumer_key and queue.incarnation > request.incarnation:
-                raise StaleIncarnationError(
-                    f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
-                )
-            # It comes back, and may have been cut off before it heard that it was superseded.
-            returns = request.worker_incarnation == self.incarnation
-            another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
-            if returns and queue.consumer is not None and another:
-                raise _superseded(queue.consumer_key[1], queue.task)
-        subscription = QueueSubscription(self, wake, request)
-        for cursor in request.cursors:
-            self._hand_over(self._queues[cursor.task], subscription, cursor, request)
-        return subscription
-
-    def _hand_over(
-        self, queue: Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
-    ) -> None:
-        wanted = request.consumer_key, request.incarnation, request.subscription
-        same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
-        resumes = same and request.worker_incarnation == self.incarnation
-        if queue.consumer is not None:
-            # Two streams of one consumer may arrive in either order; the refused one comes again.
-            queue.consumer.end(
-                SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
-                if same
-                else _superseded(request.consumer_id, queue.task)
-            )
-        unsettled: Cursor | None = None
-        queue.consumer = subscription
-        queue.consumer_key, queue.incarnation, queue.subscription = wanted
-        if resumes:
-            self.on_done(queue.task, self._settle(queue, cursor))
-            unsettled = cursor if _unsettled(queue, cursor) else None
-            # A message whose rejection is not settled has to stay handed out.
-            rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
-            queue.log.rewind(max(cursor.received, rejected))
-            queue.credit = cursor.credit
-        else:
-            queue.rejected = 0
-            queue.log.rewind()
-            # A newcomer's cursor starts at 0; ours continues after the last acknowledged message.
-            queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
-        queue.credit_bytes = cursor.credit_bytes
-        subscription.add(queue, unsettled)
-
-    def progress(self, queue: Queue, cursor: Cursor) -> bool:
-        """Account for the progress that a queue's consumer reports; return whether there is more to do."""
-        done = self._settle(queue, cursor)
-        queue.credit = max(queue.credit, cursor.credit)
-        queue.credit_bytes = cursor.credit_bytes
-        if done or cursor.rejections:
-            self.on_done(queue.task, done)
-        return _unsettled(queue, cursor)
-
-    def _settle(self, queue: Queue, cursor: Cursor) -> list[Done]:
-        """Move a log's cursors as a consumer says, and take each of its rejections once; some at a time."""
-        done: list[Done] = []
-        first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
-        for each in cursor.rejections[first : first + _TURN_GROUPS]:
-            done += queue.log.progress(each.sequence - 1, cursor.received, _TURN_GROUPS - len(done))
-            if len(done) >= _TURN_GROUPS:
-                return done
-            queue.rejected = each.number
-            outcome = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
-            if outcome is None:
-                continue
-            if outcome.done is not None:
-                done.append(outcome.done)
-            queue.held_until = max(queue.held_until, outcome.held_until)
-        if first + _TURN_GROUPS < len(cursor.rejections):
-            return done
-        return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))
-
-    def holds(self, queue: Queue) -> bool:
-        """Whether a queue hands out nothing for now: a rejected message keeps its place, and is not due."""
-        if not queue.held_until:
-            return False
-        if queue.held_until > time.monotonic() and not self._rejections.messages.hurried:
-            self._rejections.wake(queue.held_until)
-            self._holding.add(queue.task)
-            return True
-        queue.held_until = 0.0
-        return False
-
-    def _go_on(self) -> None:
-        """Let consumers look at queues that were held."""
-        holding, self._holding = self._holding, set()
-        for task in holding:
-            queue = self._queues.get(task)
-            if queue is not None and queue.consumer is not None:
-                queue.consumer.mark(queue)
-
-
-def _unsettled(queue: Queue, cursor: Cursor) -> bool:
-    """Return True if a part of a consumer's report is not processed yet."""
-    rejected = cursor.rejections[-1].number if cursor.rejections else 0
-    return rejected > queue.rejected or min(cursor.acknowledged, queue.log.taken) > queue.log.acknowledged
-
-
-def _superseded(consumer_id: str, task: int) -> SupersededError:
-    return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")

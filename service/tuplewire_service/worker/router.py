@@ -28,7 +28,8 @@ from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.drops import Drops
-from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
+from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
+from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
@@ -49,39 +50,45 @@ class Router(IConnectionCallback, ISubscriptionSource):
     """
 
     def __init__(
-        self, settings: WorkerSettings, incarnation: int, context: IContext, draining: Callable[[], bool]
+        self,
+        settings: WorkerSettings,
+        incarnation: int,
+        context: IContext,
+        draining: Callable[[], bool],
+        on_departures: Callable[[Sequence[Departure]], object] = len,
+        observer: Observer | None = None,
     ) -> None:
-        """Begin without an assignment.
+        """Start without an assignment.
 
-        context: the transport to other workers. draining: whether this worker reports to them that it drains.
+        context: the transport to other workers. draining: returns True once this worker drains.
+        on_departures: called with workers that are newly known to have shut down. observer: traces messages.
         """
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
-        self.observer: Observer | None = None
-        self._clock = asyncio.get_running_loop().time
+        self.observer = observer
         self._ledger, self.activity = Ledger(), Activity()
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
-        self._lost_workers = LostWorkers()
         self.end_to_end = Durations()
         """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
-        self.queues = ReceiveQueues(settings, incarnation, self._done, self.table.not_here, self.rejections)
+        self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
+        self.consumers = QueueConsumers(settings, incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)
         """What stands for this worker, as an entry worker."""
-        self._incarnation = incarnation
         self.departures, self.taps = Departures(), Taps()
         self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
         """Called with what a worker knew of sinks that has ended."""
-        self.on_departures: Callable[[Sequence[Departure]], object] = len
+        self._on_departures = on_departures
         self._draining, self._closing = draining, False
         self.connections = Connections(context, settings.topology, self._attach, self._returned)
-        self._moves = Moves(self.number, incarnation, self.connections.get, self._clock)
-        self._transfer = TransferQueue(self.table, self.connections, self._lost_workers, self._drops)
+        self.connections.pressure.example = None if observer is None else observer.example
+        self._moves = Moves(self.number, incarnation, self.connections.get)
+        self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
         return (
@@ -114,8 +121,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._begin_moves(before, self.queues.assign(self.table.local))
         self.refresh()
         self._end_moves()
-        if self._moves:
-            asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
         self.activity.set()
         counts = {"local_tasks": len(self.table.local), "peers": len(self.table.others)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
@@ -123,17 +128,17 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
-        now = self._clock()
         for task in gone:
-            self._moves.leave(task, partial(self.queues.left, task), now)
+            self.rejections.messages.give_back(task)
+            self._moves.leave(task, partial(self.queues.left, task))
         after = {worker.peer: worker.tasks for worker in self.table.others}
         for worker in before:
             tasks = after.get(worker.peer, ())
             if tasks == worker.tasks:
                 continue
             lost = sorted(set(worker.tasks).difference(tasks))
-            self._wait_for(worker.peer, lost, now)
-            self._forget(task for task in lost if task not in self._moves)
+            self._wait_for(worker.peer, lost)
+            self._forget(lost)
 
     def refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
@@ -144,12 +149,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self._closing:
             return
         self._moves.successors.learn(self.departures, self.connections.unreleased())
-        assignment = self.table.assignment
-        assigned = set() if assignment is None else {worker.peer for worker in assignment.workers}
+        assigned = {worker.peer for worker in self.table.workers}
         successors = self._moves.successors.peers
         needed = self.table.to_connect(successors, everyone=self._draining() and self.leaves_messages)
         former = self._moves.peers()
-        overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
+        overdue = self._moves.peers(_GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
         self._moves.lose(lost)
         self.connections.refresh(needed, (former | successors) - lost, lost, _GIVE_UP_SECONDS)
@@ -160,7 +164,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Take back messages that peers had not accepted when they left; forwarded messages go first."""
         self._transfer.drain_now()  # by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
-            self._wait_for(peer, tuple(tasks), self._clock())
+            self._wait_for(peer, tuple(tasks))
             self._moves.lose({peer})
             self.connections.renew(peer)
 
@@ -182,12 +186,12 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._reroute(self._moves.out_of_queues(self.queues.leave(moving)))
         self._moves.stay(moving, self.table.owner_of)
         self._reroute(self._moves.done(moving))
-        self._forget(task for task in moving if task not in self._moves)
+        self._forget(moving)
 
     def _forget(self, tasks: Iterable[int]) -> None:
         """Forget those tasks that nobody holds, and of which nothing is on the way."""
         for task in tasks:
-            if not self.holder_known(task):
+            if task not in self._moves and not self.holder_known(task):
                 self._entry_sequences.forget(task)
 
     def holder_known(self, task: int) -> bool:
@@ -253,16 +257,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not self.queues.open(task):
             return
         self._transfer.drain()  # by the old routes
-        self._moves.leave(task, partial(self.queues.left, task), now := self._clock())
+        self._moves.leave(task, partial(self.queues.left, task))
         if (owner := self.table.owner_of.get(task)) is not None:
-            self._wait_for(owner.peer, [task], now)
+            self._wait_for(owner.peer, [task])
         self.activity.set()
 
-    def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
+    def _wait_for(self, peer: Peer, tasks: Sequence[int]) -> None:
         """Hold new messages for these tasks until their former owner has released all earlier ones."""
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
-                self._moves.turn(task, peer, connection, now)
+                self._moves.turn(task, peer, connection)
             connection.watch_releases(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
@@ -333,17 +337,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     f"task {cursor.task} is run by worker {self._settings.worker_id} itself: "
                     "no other consumer may have its messages"
                 )
-        return self.queues.subscribe(request, wake)
+        return self.consumers.subscribe(request, wake)
 
     def worker_is(self, number: int, *, connected: bool) -> None:
-        self._lost_workers.worker_is(number, connected=connected)
-        self.queues.doubtful = self._lost_workers.had if self._lost_workers else None
+        self.consumers.lost_workers.worker_is(number, connected=connected)
 
     def workers_left(self, departures: Sequence[Departure]) -> None:
         for each in departures:
             self.on_sinks(each.sinks)
         heard = self.departures.hear(departures)
-        self.on_departures(heard)
+        self._on_departures(heard)
         self._moves.successors.hear(heard, self.connections.unreleased())
         self.refresh()
         self._end_moves()
@@ -382,18 +385,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """True if peers depend on the end of this worker: it forwarded messages, or will drop queued ones."""
         return bool(self.queues.pending_messages or self.successors)
 
-    @property
-    def passing(self) -> bool:
-        """Whether messages are on the way to other workers, or wait for a move."""
-        return bool(self._moves or self.connections.pending_messages)
-
     async def close(self, timeout: float, sinks: Sequence[SinkEpoch], unpublished: Mapping[int, int]) -> None:
         """End consumers and connections; what is queued, or unpublished, counts as dropped{shutdown}."""
         self._closing = True
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         others = sum(map(len, self._waiting())) + self.connections.unkept_messages
         dropped = Counter(self.queues.waiting()) + Counter(unpublished)
-        self.departures.add(Departure(self._incarnation, dropped, others, sinks, self.successors))
+        self.departures.add(Departure(self.consumers.incarnation, dropped, others, sinks, self.successors))
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
         self._drops.lose(chain(self.rejections.close(), (group for group, _ in self._moves.clear())))

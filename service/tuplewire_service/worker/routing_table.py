@@ -33,6 +33,8 @@ class RoutingTable:
         self.assignment: Assignment | None = None
         self.misnamed = ""
         """Why the assignment does not mean this worker; empty when it does."""
+        self.workers: Sequence[AssignedWorker] = ()
+        """All workers of the assignment, this one among them."""
         self.local: Sequence[int] = ()
         """The tasks that this worker holds."""
         self.others: Sequence[AssignedWorker] = ()
@@ -43,7 +45,7 @@ class RoutingTable:
 
     def replace(self, assignment: Assignment) -> None:
         """Put an assignment in force."""
-        self.assignment = assignment
+        self.assignment, self.workers = assignment, assignment.workers
         self.local = assignment.tasks_of(self._worker_id)
         self.others = [
             each for each in assignment.workers if each.worker_id != self._worker_id and each.tasks
@@ -54,10 +56,9 @@ class RoutingTable:
         self, named: Container[tuple[str, str]], *, everyone: bool
     ) -> dict[tuple[str, str], AssignedWorker]:
         """Return the other workers of the assignment that hold tasks, or are named, or (everyone) all."""
-        workers = () if self.assignment is None else self.assignment.workers
         return {
             each.peer: each
-            for each in workers
+            for each in self.workers
             if each.worker_id != self._worker_id and (everyone or each.tasks or each.peer in named)
         }
 

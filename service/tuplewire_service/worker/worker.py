@@ -86,18 +86,17 @@ class Worker:
         self._changing_intake = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._tickers: list[asyncio.Task[None]] = []
-        self.router = router = Router(
+        tracing = active()
+        self.router = Router(
             settings,
             self.incarnation,
             peers or programs,
             lambda: self.state is WorkerState.DRAINING,
+            self.servers.tell_departures,
+            None if tracing is None else WorkerObserver(tracing, settings.worker_id),
         )
-        if (tracing := active()) is not None:
-            router.observer = router.queues.observer = WorkerObserver(tracing, settings.worker_id)
-            router.connections.pressure.example = router.observer.example
-        router.on_departures = self.servers.tell_departures
-        self._sinks = Sinks(settings, router)
-        self.times = Timekeeper(router, self.servers, settings.metrics_series)
+        self._sinks = Sinks(settings, self.router)
+        self.times = Timekeeper(self.router, self.servers, settings.metrics_series)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -191,8 +190,11 @@ class Worker:
         self._enter(WorkerState.DRAINING)
         router.refresh()  # the goodbye needs connections to all workers: they open meanwhile
 
+        def passing() -> bool:
+            return bool(router.moving_tasks or router.connections.pending_messages or self._sinks.staged)
+
         def stays_open() -> bool:
-            return (router.passing or self._sinks.staged) and self._clock() < moves_deadline
+            return passing() and self._clock() < moves_deadline
 
         def finished() -> bool:
             busy = self.servers.program is not None and self.servers.program.busy
@@ -204,7 +206,7 @@ class Worker:
             async with self._changing_intake:
                 await self.servers.stop_intake(Intake.WORKERS)
             self.waits_for = "messages on their way to other workers"
-            await router.activity.until(lambda: not (router.passing or self._sinks.staged), moves_deadline)
+            await router.activity.until(lambda: not passing(), moves_deadline)
             self.waits_for = "messages that are held, and other workers to end their streams"
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await router.activity.until(finished, deadline)

@@ -325,7 +325,7 @@ class _Consumer:
             0,
             [self._cursor(task, 0) for task in tasks],
         )
-        self._subscription = worker.router.queues.subscribe(request, self._wake)
+        self._subscription = worker.router.consumers.subscribe(request, self._wake)
         self._acknowledged = dict(self._subscription.starts)
         self._wake()
 

@@ -1,0 +1,56 @@
+"""The receive queue of one task."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tuplewire.errors import RefusedError
+from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.durations import QueueTimes
+from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
+
+
+class Consumer(Protocol):
+    """The subscription of a consumer, as its queues see it."""
+
+    def mark(self, queue: Queue) -> None:
+        """Note that a queue has new messages."""
+
+    def drop(self, queue: Queue) -> None:
+        """Let go of a queue whose task has moved."""
+
+    def end(self, error: RefusedError) -> None:
+        """End the subscription with an error."""
+
+    def snapshot(self, now: float) -> ConsumerSnapshot:
+        """Return the consumer and its tasks. now: by the monotonic clock."""
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The receive queue of one task, and its consumer."""
+
+    task: int
+    log: DeliveryLog
+    times: QueueTimes
+    begin: int
+    leaving: bool = False
+    consumer: Consumer | None = None
+    consumer_key: tuple[str, str] = ("", "")
+    incarnation: int = 0
+    subscription: int = 0
+    credit: int = 0
+    credit_bytes: int = 0
+    rejected: int = 0
+    """The number of its consumer's last rejection."""
+    held_until: float = 0.0
+    """Nothing is handed out before this time, by the monotonic clock; 0: nothing has kept its place."""
+    readers: set[asyncio.Event] = field(default_factory=set)
+    """Set when something changes for a reader that waits; see QueueReaders."""
+
+    def wake_readers(self) -> None:
+        """Notify waiting readers that messages were added, or that the task moves."""
+        for each in self.readers:
+            each.set()
