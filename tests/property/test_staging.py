@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StageGoneError
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
+from tuplewire_service.worker.stage_file import StageFile
 from tuplewire_service.worker.staging import AttemptName, Room, StagedGroup, Staging
 
 PARTITIONS = 2
@@ -16,8 +17,11 @@ TASKS = 4
 SINK = ("me", "s")
 
 
-class File:
+class File(StageFile):
     """Where groups are, without a disk."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -23,7 +23,7 @@ from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.sinks import EpochProgress, Sinks
+from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.staging import AttemptName
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -95,7 +95,7 @@ def publishing(sinks: Sinks) -> bool:
 
 def staged_here(sinks: Sinks) -> bool:
     """Whether anything is staged, as of now."""
-    return sinks.staged
+    return bool(len(sinks.staging))
 
 
 @pytest.fixture(autouse=True)
@@ -112,19 +112,19 @@ def test_a_drain_waits_for_messages_without_room() -> None:
         staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
         assert staged_here(sinks)
         assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
-        assert await sinks.progress(SINK, 1) == EpochProgress(3, [TASK])
+        assert await sinks.progress(SINK, 1) == (3, [TASK])
         assert not staged_here(sinks)
         sinks._asked.clear()  # whoever asked is gone
         assert publishing(sinks)
-        assert sinks.unpublished() == {TASK: 3}
+        assert sinks.publications.unpublished() == {TASK: 3}
         consumed = []
         while publishing(sinks):
             consumed += queues.consume()
             await asyncio.sleep(0)
         consumed += queues.consume()
         assert consumed == [b"1", b"2", b"3", b"4", b"5"]
-        assert sinks.unpublished() == {}
-        assert await sinks.progress(SINK, 1) == EpochProgress(0, [])
+        assert sinks.publications.unpublished() == {}
+        assert await sinks.progress(SINK, 1) == (0, [])
 
     run(act)
 
@@ -135,11 +135,11 @@ def test_a_drain_waits_for_whoever_asks() -> None:
     async def act(sinks: Sinks, queues: Queues) -> None:
         staged = await stage(sinks, "0a", b"1", b"2", b"3")
         await sinks.publish(SINK, 1, [staged])
-        while sinks.unpublished():
+        while sinks.publications.unpublished():
             queues.consume()
             await asyncio.sleep(0)
         assert publishing(sinks)
-        assert (await sinks.progress(SINK, 1)).waiting == 0
+        assert (await sinks.progress(SINK, 1))[0] == 0
         assert not publishing(sinks)
 
     run(act)
@@ -166,7 +166,7 @@ def test_an_attempt_that_is_given_up_takes_no_room() -> None:
     async def act(sinks: Sinks, _: Queues) -> None:
         await stage(sinks, "0a", b"x")
         assert staged_here(sinks)
-        sinks.discard(SINK, 1, "0a")
+        sinks.staging.discard(SINK, 1, "0a")
         assert not staged_here(sinks)
 
     run(act)
@@ -177,7 +177,7 @@ def test_what_a_worker_that_has_left_published_is_known() -> None:
 
     async def act(sinks: Sinks, queues: Queues) -> None:
         queues.on_sinks([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
-        assert [(each.name, each.epoch) for each in sinks.remembered()] == [("s", 5)]
+        assert [(each.name, each.epoch) for each in sinks.publications.known()] == [("s", 5)]
 
     run(act)
 
@@ -289,7 +289,7 @@ def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> N
         assert await sinks.publish(SINK, 1, [staged]) == (2, 2)
         queues.tasks.add(TASK)
         sinks.assigned(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
-        assert (await sinks.progress(SINK, 1)).waiting == 0
+        assert (await sinks.progress(SINK, 1))[0] == 0
         assert queues.consume() == [b"1", b"2"]
 
     run(act)
@@ -376,6 +376,6 @@ def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> Non
             queues.consume()
             queues.activity.set()
             await asyncio.sleep(0.01)
-        assert asking.result() == EpochProgress(0, [])
+        assert asking.result() == (0, [])
 
     run(act)

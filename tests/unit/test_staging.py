@@ -13,15 +13,17 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
+from tuplewire_service.worker.stage_file import StageFile
 from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Room, Stage, StagedGroup, Staging
 
 SINK = ("me", "s")
 
 
-class File:
+class File(StageFile):
     """A file that knows whether it is closed."""
 
-    closed = False
+    def __init__(self) -> None:
+        self.closed = False
 
     def close(self) -> None:
         """Close it."""

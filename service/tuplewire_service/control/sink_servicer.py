@@ -48,7 +48,9 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         names = [
             AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
         ]
-        return self._sink(request, context), distinct(names, "attempts")
+        sink, names = self._sink(request, context), distinct(names, "attempts")
+        self._worker.check_sinks(goes_on=True)
+        return sink, names
 
     async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
         """Keep a piece of what an attempt writes."""
@@ -66,19 +68,21 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
             raise denied
         check_sizes(groups, self._worker.settings.session.max_message_bytes)
         name = AttemptName(request.partition, request.attempt, 0, 0)
-        waits_for = await self._worker.stage(sink, request.epoch, name, request.piece, groups)
+        sinks = self._worker.sinks
+        self._worker.check_sinks(goes_on=sinks.staging.has(sink, request.epoch))
+        waits_for = await sinks.stage(sink, request.epoch, name, request.piece, groups)
         return pb.StageResponse(taken=not waits_for, waits_for=waits_for)
 
     async def Discard(self, request: pb.DiscardRequest, context: Context) -> pb.DiscardResponse:
         """Throw away what was staged."""
-        self._worker.discard(self._sink(request, context), request.epoch, request.attempt)
+        self._worker.sinks.staging.discard(self._sink(request, context), request.epoch, request.attempt)
         return pb.DiscardResponse()
 
     async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.BeginResponse:
         """Make a run of a sink's query known."""
         sink, names = self._named(request, context)
         check_id("run", request.run)
-        tasks, former = self._worker.published_sinks().begin(sink, request.epoch, request.run, names)
+        tasks, former = self._worker.sinks.begin(sink, request.epoch, request.run, names)
         return pb.BeginResponse(
             published_tasks=tasks,
             published_contents=contents_to_wire(tasks),
@@ -89,7 +93,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         """Return whether attempts could be published."""
         sink, names = self._named(request, context)
         published = contents_from_wire(request.published_tasks, request.published_contents)
-        tasks = self._worker.published_sinks().check(sink, request.epoch, names, published)
+        tasks = self._worker.sinks.check(sink, request.epoch, names, published)
         return pb.CheckResponse(tasks=tasks)
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
@@ -98,12 +102,13 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         if request.run:
             check_id("run", request.run)
         published = contents_from_wire(request.published_tasks, request.published_contents)
-        sinks = self._worker.published_sinks()
+        sinks = self._worker.sinks
         chosen, waiting = await sinks.publish(sink, request.epoch, names, request.run, published)
         return pb.PublishResponse(chosen=chosen, waiting=waiting)
 
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
         """Return how much of an epoch waits."""
         sink = self._sink(request, context)
-        found = await self._worker.published_sinks().progress(sink, request.epoch)
-        return pb.ProgressResponse(waiting=found.waiting, waiting_tasks=found.waiting_tasks)
+        self._worker.check_sinks(goes_on=True)
+        waiting, tasks = await self._worker.sinks.progress(sink, request.epoch)
+        return pb.ProgressResponse(waiting=waiting, waiting_tasks=tasks)

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress
-from typing import cast
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StageGoneError, UnknownRunError
-from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.session.departure import TaskContent
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup
@@ -23,7 +21,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.publications import Chosen, Publications
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.stage_file import StageFile, StageFiles
+from tuplewire_service.worker.stage_file import StageFiles
 from tuplewire_service.worker.staging import AttemptName, Room, Sink, Stage, StagedGroup, Staging
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import SinkSnapshot
@@ -39,27 +37,19 @@ _FORMER_SECONDS = 600.0
 """So long a worker may still drain that no assignment has any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpochProgress:
-    """How many messages of an epoch wait for room now, and some of their tasks."""
-
-    waiting: int = 0
-    waiting_tasks: Sequence[int] = ()
-
-
 class Sinks:
     """Stages and publishes for a worker. Belongs to the event loop; files are written and read in threads."""
 
     def __init__(self, settings: WorkerSettings, router: Router) -> None:
         self._router = router
         self._files = StageFiles(settings.staging_directory)
-        self._staging = Staging(
+        self.staging = Staging(
             settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
         )
-        self._publications = Publications(
+        self.publications = Publications(
             settings.receive_queue_messages, settings.receive_queue_bytes, router.holder_known, self._go_on
         )
-        router.on_sinks = self._publications.learn
+        router.on_sinks = self.publications.learn
         self._log_rate = LogRate()
         self._asked: dict[tuple[Sink, int], float] = {}
         self._former: dict[Peer, tuple[AssignedWorker, float]] = {}
@@ -68,18 +58,9 @@ class Sinks:
     @property
     def publishing(self) -> bool:
         """Whether chosen messages wait for room, or somebody asks for them who has not heard of the end."""
-        if self._publications.waiting_messages or self._pumping:
+        if self.publications.waiting_messages or self._pumping:
             return True
         return any(asked > time.monotonic() - _ASKS_AGAIN_SECONDS for asked in self._asked.values())
-
-    @property
-    def staged(self) -> bool:
-        """Whether there are messages that were not chosen yet."""
-        return bool(len(self._staging))
-
-    def has(self, sink: Sink, epoch: int) -> bool:
-        """Whether something of an epoch is staged here already."""
-        return self._staging.has(sink, epoch)
 
     async def stage(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
@@ -91,13 +72,13 @@ class Sinks:
             SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
             ResourceLimitError: The file cannot be written, or sinks wait for each other's room.
         """
-        self._publications.check(sink, epoch)
+        self.publications.check(sink, epoch)
         for group in groups:
             if not self._router.holder_known(group.task):
                 raise self._router.table.not_here(group.task)
-        room, stage = self._staging.admit(sink, epoch, name, piece, groups, time.monotonic())
+        room, stage = self.staging.admit(sink, epoch, name, piece, groups, time.monotonic())
         if room is Room.NONE:
-            held = f"{self._staging.memory_bytes} bytes in memory and {self._staging.disk_bytes} in files"
+            held = f"{self.staging.memory_bytes} bytes in memory and {self.staging.disk_bytes} in files"
             if self._log_rate.due(sink):
                 extra = {"sink": sink[1], "epoch": epoch, "partition": name.partition, "staged": held}
                 logger.warning("staging.full", extra=extra)
@@ -111,20 +92,15 @@ class Sinks:
         try:
             if stage.file is None:
                 stage.file = await asyncio.to_thread(self._files.attempt)
-            file = cast("StageFile", stage.file)
-            places = await asyncio.to_thread(file.write, groups)
+            places = await asyncio.to_thread(stage.file.write, groups)
         except ResourceLimitError as error:
-            self._staging.not_written(sink, stage)
+            self.staging.not_written(sink, stage)
             if self._log_rate.due("file"):
                 logger.error("staging.unusable", extra={"reason": str(error)})  # noqa: TRY400 - it says all
             raise
         entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
-        if not self._staging.written(stage, entries):
+        if not self.staging.written(stage, entries):
             raise StageGoneError("the attempt was dropped while a piece of it was written: run it again")
-
-    def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
-        """Drop what an attempt has staged; without an attempt, what was not chosen of the epoch."""
-        self._staging.discard(sink, epoch, attempt)
 
     def check(
         self, sink: Sink, epoch: int, names: Iterable[AttemptName], published: Mapping[int, TaskContent]
@@ -133,13 +109,13 @@ class Sinks:
 
         Raises StageGoneError where an attempt is not here as it was staged; StaleEpochError: see compare().
         """
-        stages = self._staging.find(sink, epoch, self._new(sink, epoch, names))
-        return sorted(self._publications.compare(sink, epoch, stages, published))
+        stages = self.staging.find(sink, epoch, self._new(sink, epoch, names))
+        return sorted(self.publications.compare(sink, epoch, stages, published))
 
     def _new(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before; StaleEpochError: see Publications."""
-        self._publications.check(sink, epoch)
-        return [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
+        self.publications.check(sink, epoch)
+        return [each for each in names if not self.publications.has_chosen(sink, epoch, each.attempt)]
 
     def begin(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
@@ -149,9 +125,9 @@ class Sinks:
         Returns what tasks got that have the epoch already, and workers that have left the assignment lately.
         """
         new = self._new(sink, epoch, names)
-        self._publications.compare(sink, epoch, self._staging.find(sink, epoch, new), {})
-        self._staging.keep_only(sink, epoch, {each.attempt for each in new})
-        return self._publications.begin(sink, epoch, run), self._former_workers()
+        self.publications.compare(sink, epoch, self.staging.find(sink, epoch, new), {})
+        self.staging.keep_only(sink, epoch, {each.attempt for each in new})
+        return self.publications.begin(sink, epoch, run), self._former_workers()
 
     def assigned(self, before: Assignment | None, now: Assignment) -> None:
         """Take note that an assignment has replaced another one."""
@@ -165,14 +141,6 @@ class Sinks:
         lately = time.monotonic() - _FORMER_SECONDS
         self._former = {peer: each for peer, each in self._former.items() if each[1] > lately}
         return [worker for worker, _ in self._former.values()]
-
-    def remembered(self) -> list[SinkEpoch]:
-        """Return what other workers have to know of sinks when this one ends."""
-        return self._publications.known()
-
-    def unpublished(self) -> dict[int, int]:
-        """Return for each task how many chosen messages wait for room."""
-        return self._publications.unpublished()
 
     async def publish(
         self,
@@ -191,25 +159,28 @@ class Sinks:
         new = self._new(sink, epoch, names)
         chosen = 0
         if new:
-            if run and not self._publications.knows(sink, run):
+            if run and not self.publications.knows(sink, run):
                 raise UnknownRunError(
                     f"sink {sink[1]!r}: run {run!r} has not begun at this worker: call Begin first, which "
                     f"tells what an earlier run has published of epoch {epoch}"
                 )
             self.check(sink, epoch, new, published or {})
-            stages = self._staging.choose(sink, epoch, new)
+            stages = self.staging.choose(sink, epoch, new)
             attempts = [each.attempt for each in new]
-            chosen, left_out = self._publications.choose(sink, epoch, attempts, stages, run, published)
+            chosen, left_out = self.publications.choose(sink, epoch, attempts, stages, run, published)
             for staged in left_out:
-                self._staging.free(staged)
+                self.staging.free(staged)
             self._go_on()
         self._asked[sink, epoch] = time.monotonic()
         await asyncio.sleep(0)
-        return chosen, self._told(sink, epoch).waiting
+        return chosen, self._told(sink, epoch)[0]
 
-    async def progress(self, sink: Sink, epoch: int) -> EpochProgress:
-        """Return how far an epoch is, after a moment; StageGoneError if none was chosen here."""
-        if self._publications.waiting(sink, epoch) is None:
+    async def progress(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
+        """Return how many messages of an epoch wait for room, after a moment, and some of their tasks.
+
+        Raises StageGoneError if the epoch was not chosen here.
+        """
+        if self.publications.waiting(sink, epoch) is None:
             raise StageGoneError(
                 f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
                 "chosen; the epoch has to be computed again: start the query or the write again"
@@ -219,30 +190,30 @@ class Sinks:
         await self._router.activity.until(lambda: not self._left(sink, epoch)[0], deadline)
         return self._told(sink, epoch)
 
-    def _told(self, sink: Sink, epoch: int) -> EpochProgress:
-        """Return how far an epoch is, to somebody who asks again if something waits."""
-        found = EpochProgress(*self._left(sink, epoch))
-        if not found.waiting:
+    def _told(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
+        """Return the same now, to a caller that asks again while messages wait."""
+        found = self._left(sink, epoch)
+        if not found[0]:
             self._asked.pop((sink, epoch), None)
         return found
 
     def _left(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
-        return self._publications.waiting(sink, epoch) or (0, [])
+        return self.publications.waiting(sink, epoch) or (0, [])
 
     def look(self) -> None:
         """Look after what is old, and what waits; called now and then, and after a new assignment."""
         now = time.monotonic()
         self._asked = {key: asked for key, asked in self._asked.items() if asked > now - _ASKS_AGAIN_SECONDS}
-        for (_, name), epoch in self._staging.expire(now):
+        for (_, name), epoch in self.staging.expire(now):
             logger.warning("staging.expired", extra={"sink": name, "epoch": epoch})
-        if self._publications.look_again():
+        if self.publications.look_again():
             self._go_on()
 
     def snapshot(self) -> SinkSnapshot:
         """Return what is occupied."""
-        staging = self._staging
+        staging = self.staging
         return SinkSnapshot(
-            staging.memory_bytes, staging.disk_bytes, self._publications.waiting_messages, staging.waits
+            staging.memory_bytes, staging.disk_bytes, self.publications.waiting_messages, staging.waits
         )
 
     def _go_on(self) -> None:
@@ -251,7 +222,7 @@ class Sinks:
 
     async def _pump(self) -> None:
         try:
-            while taken := self._publications.take(_READ_BYTES):
+            while taken := self.publications.take(_READ_BYTES):
                 groups = [staged.group for staged, _ in taken if staged.group is not None]
                 if len(groups) < len(taken):
                     groups = await asyncio.to_thread(_read, taken)
@@ -263,20 +234,19 @@ class Sinks:
     def _deliver(self, taken: Sequence[Chosen], groups: Sequence[TaskGroup]) -> None:
         """Put groups on their way; those that nobody holds any more wait again."""
         known = [self._router.holder_known(staged.task) for staged, _ in taken]
-        self._publications.put_back([each for each, holds in zip(taken, known, strict=True) if not holds])
+        self.publications.put_back([each for each, holds in zip(taken, known, strict=True) if not holds])
         held = list(compress(groups, known))
-        self._router.recv(ReceivedBatch.arrived(held, self._publications))
+        self._router.recv(ReceivedBatch.arrived(held, self.publications))
         for staged, _ in compress(taken, known):
-            self._staging.free(staged)
+            self.staging.free(staged)
 
 
 def _read(taken: Sequence[Chosen]) -> list[TaskGroup]:
     """Return the groups, those in files read; in a thread."""
     groups = []
     for staged, _ in taken:
-        if staged.group is None:
-            file = cast("StageFile", staged.stage.file)
-            groups += file.read([(staged.offset, staged.length)])
-        else:
+        if staged.group is not None:
             groups.append(staged.group)
+        elif staged.stage.file is not None:
+            groups += staged.stage.file.read(staged.offset, staged.length)
     return groups

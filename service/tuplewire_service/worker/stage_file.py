@@ -11,7 +11,7 @@ import ctypes
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tuplewire.errors import ResourceLimitError
 from tuplewire.values.group import TaskGroup
@@ -85,17 +85,14 @@ class StageFile:
             raise _unusable(self._shared.directory, error) from error
         return written
 
-    def read(self, places: Sequence[tuple[int, int]]) -> list[TaskGroup]:
-        """Return the groups at these offsets, of these lengths."""
-        groups = []
-        for offset, length in places:
-            data = b""
-            while len(data) < length and (
-                part := os.pread(self._shared.file.fileno(), length - len(data), offset + len(data))
-            ):
-                data += part
-            groups += groups_of(OpaqueFrame.FromString(data))
-        return groups
+    def read(self, offset: int, length: int) -> list[TaskGroup]:
+        """Return the groups at an offset, of this length."""
+        data = b""
+        while len(data) < length and (
+            part := os.pread(self._shared.file.fileno(), length - len(data), offset + len(data))
+        ):
+            data += part
+        return groups_of(OpaqueFrame.FromString(data))
 
     def close(self) -> None:
         """Give the space back."""

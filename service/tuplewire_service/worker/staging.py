@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import adler32
 
 from tuplewire.errors import (
@@ -21,6 +21,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
+from tuplewire_service.worker.stage_file import StageFile
 
 Sink = tuple[str, str]
 """Whose it is, and its name: another owner's of the same name is another; see IAccess."""
@@ -32,13 +33,6 @@ _ENTRY_BYTES = 200
 """What is kept in memory for a group in a file."""
 _INDEX_SHARE = 4
 """A part of the memory, one of so many, is for what is kept of groups in files."""
-
-
-class IStageFile(Protocol):
-    """Where an attempt's groups are beyond the bound on memory."""
-
-    def close(self) -> None:
-        """Give the space back."""
 
 
 class AttemptName(NamedTuple):
@@ -93,7 +87,7 @@ class Stage:
     messages: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    file: IStageFile | None = None
+    file: StageFile | None = None
     writing: bool = False
     dropped: bool = False
     left: int = 0
@@ -155,10 +149,8 @@ class Staging:
             return self._place(sink, state, name, piece, groups, now)
         except TuplewireError:
             stage = state.stages.get(name.attempt)
-            if stage is not None and not stage.pieces:
-                del state.stages[name.attempt]
-            if not state.stages:  # nobody may come back to it, and it would count as open for an hour
-                del self._epochs[sink]
+            # An epoch without attempts would count as open for an hour.
+            self._forget(sink, state, [name.attempt] if stage is not None and not stage.pieces else [])
             raise
 
     def _place(
@@ -215,10 +207,8 @@ class Staging:
     def not_written(self, sink: Sink, stage: Stage) -> None:
         """Drop a stage whose file could not be written."""
         stage.writing = False
-        state = self._epochs.get(sink)
-        for attempt, each in list(state.stages.items() if state is not None else ()):
-            if each is stage and state is not None:
-                self._drop(state.stages.pop(attempt))
+        if (state := self._epochs.get(sink)) is not None:
+            self._forget(sink, state, [name for name, each in state.stages.items() if each is stage])
         stage.close()
 
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
@@ -265,23 +255,15 @@ class Staging:
     def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
         """Drop what an attempt has staged; without an attempt, the whole epoch."""
         state = self._epochs.get(sink)
-        if state is None or state.number != epoch:
-            return
-        for name in [attempt] if attempt else list(state.stages):
-            if name in state.stages:
-                self._drop(state.stages.pop(name))
-        if not state.stages:
-            del self._epochs[sink]
+        if state is not None and state.number == epoch:
+            self._forget(sink, state, [name for name in state.stages if attempt in {"", name}])
 
     def keep_only(self, sink: Sink, epoch: int, attempts: Container[str]) -> None:
         """Drop what a sink has staged for this epoch and earlier ones, but for these attempts."""
         state = self._epochs.get(sink)
-        if state is None or state.number > epoch:
-            return
-        for name in [each for each in state.stages if state.number < epoch or each not in attempts]:
-            self._drop(state.stages.pop(name))
-        if not state.stages:
-            del self._epochs[sink]
+        if state is not None and state.number <= epoch:
+            kept = attempts if state.number == epoch else ()
+            self._forget(sink, state, [name for name in state.stages if name not in kept])
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop the epochs that nobody has touched for too long; return them."""
@@ -303,10 +285,16 @@ class Staging:
         return state
 
     def _close(self, sink: Sink) -> int:
-        state = self._epochs.pop(sink)
-        for stage in state.stages.values():
-            self._drop(stage)
+        state = self._epochs[sink]
+        self._forget(sink, state, list(state.stages))
         return state.number
+
+    def _forget(self, sink: Sink, state: _OpenEpoch, attempts: Iterable[str]) -> None:
+        """Drop attempts of an epoch, and the epoch if it has no others."""
+        for attempt in attempts:
+            self._drop(state.stages.pop(attempt))
+        if not state.stages:
+            del self._epochs[sink]
 
     def _grow(self, stage: Stage, memory: int, disk: int) -> None:
         stage.memory_bytes += memory

@@ -15,7 +15,6 @@ from tuplewire.errors import DrainingError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
-from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer
@@ -23,7 +22,6 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
 from tuplewire_service.worker.sinks import Sinks
-from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -95,7 +93,7 @@ class Worker:
             self.servers.tell_departures,
             None if tracing is None else WorkerObserver(tracing, settings.worker_id),
         )
-        self._sinks = Sinks(settings, self.router)
+        self.sinks = Sinks(settings, self.router)
         self.times = Timekeeper(self.router, self.servers, settings.metrics_series)
 
     # --- life ------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ class Worker:
             await self._let_in()
             self._report_load()
             self.router.refresh()
-            self._sinks.look()
+            self.sinks.look()
             self.router.activity.set()
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
@@ -191,14 +189,14 @@ class Worker:
         router.refresh()  # the goodbye needs connections to all workers: they open meanwhile
 
         def passing() -> bool:
-            return bool(router.moving_tasks or router.connections.pending_messages or self._sinks.staged)
+            return bool(router.moving_tasks or router.connections.pending_messages or len(self.sinks.staging))
 
         def stays_open() -> bool:
             return passing() and self._clock() < moves_deadline
 
         def finished() -> bool:
             busy = self.servers.program is not None and self.servers.program.busy
-            held = router.held_messages or self._sinks.publishing
+            held = router.held_messages or self.sinks.publishing
             return stays_open() or not (router.moving_tasks or held or busy)
 
         while True:
@@ -225,8 +223,9 @@ class Worker:
         while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
         self.waits_for = "connections to other workers to close"
-        sinks = self._sinks
-        await router.close(max(0.1, deadline - self._clock()), sinks.remembered(), sinks.unpublished())
+        publications = self.sinks.publications
+        timeout = max(0.1, deadline - self._clock())
+        await router.close(timeout, publications.known(), publications.unpublished())
         self.waits_for = "servers to close"
         await self.servers.close()
         self.waits_for = "transports to end"
@@ -257,40 +256,18 @@ class Worker:
         changed = self.router.update(assignment, force=force)
         if changed:
             self.times.assigned(assignment)
-            self._sinks.assigned(before, assignment)
+            self.sinks.assigned(before, assignment)
             self._look_at_name()
             if self.servers.program is not None:
                 self.servers.program.assigned(assignment)
             self._check_ready()
         return changed
 
-    async def stage(
-        self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
-    ) -> str:
-        """Keep a piece of what an attempt of a sink writes; return what it waits for, or nothing.
+    def check_sinks(self, *, goes_on: bool) -> None:
+        """Check that sinks may start an epoch here, or continue one (goes_on).
 
-        Raises DrainingError for an epoch that begins while the worker drains, NotReadyError for one that
-        begins while no assignment has it, and what Sinks.stage raises.
-        """
-        self._check_sinks(goes_on=self._sinks.has(sink, epoch))
-        return await self._sinks.stage(sink, epoch, name, piece, groups)
-
-    def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
-        """See Sinks.discard."""
-        self._sinks.discard(sink, epoch, attempt)
-
-    def published_sinks(self) -> Sinks:
-        """Return what chooses and publishes.
-
-        Raises DrainingError once the worker has stopped, NotReadyError before it has an assignment.
-        """
-        self._check_sinks(goes_on=True)
-        return self._sinks
-
-    def _check_sinks(self, *, goes_on: bool) -> None:
-        """Raise the error for what begins, or goes on, that this worker cannot take; see publish.
-
-        What has begun goes on at a worker that has left the assignment: it passes its messages on.
+        A worker that has left the assignment continues, and forwards the messages. Raises DrainingError
+        while the worker drains, or once it has stopped, and NotReadyError while no assignment has it.
         """
         ended = {WorkerState.STOPPED} if goes_on else {WorkerState.DRAINING, WorkerState.STOPPED}
         if self.state in ended:
@@ -364,7 +341,7 @@ class Worker:
             local_tasks=len(router.queues),
             servers=self.servers.statistics(),
             timings=self.times.timings(),
-            sinks=self._sinks.snapshot(),
+            sinks=self.sinks.snapshot(),
             rejected=router.rejections.snapshot(),
             redelivered_messages=router.queues.redelivered_messages,
             addresses=tuple(self.servers.addresses),
