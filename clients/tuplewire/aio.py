@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self, overload
 
 from tuplewire.client import BaseClient
-from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.sender import Sender
-from tuplewire.errors import ClosedError, FlushTimeoutError
-from tuplewire.settings.config import checked_timeout
+from tuplewire.errors import FlushTimeoutError
 from tuplewire.subscription import BaseSubscription, Bounds
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
-from tuplewire.values.task_ids import check_tasks
 
 
 async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -33,19 +28,6 @@ class Client(BaseClient):
     A cancelled `send` has accepted nothing. A cancelled `flush` leaves every message pending, and they may
     still arrive. A cancelled wait for the next batch loses no message: the next call returns it.
     """
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._incarnation = self._incarnation or time.time_ns()
-
-    def _connected(self) -> Sender:
-        if self._closed:
-            raise ClosedError("the client is closed")
-        if self._sender is None:
-            self._sender = self._new_sender()
-            messaging_loop().begin(self._sender)
-            owe_goodbye(self, self._sender)
-        return self._sender
 
     @overload
     async def send(
@@ -94,9 +76,7 @@ class Client(BaseClient):
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
-        timeout = checked_timeout(timeout)
-        receiver = self._new_receiver(check_tasks(tasks))
-        return Subscription(receiver, timeout, self._observing())
+        return Subscription(*self._receive(tasks, timeout))
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then end; see tuplewire.Client.close, for the default and errors, too.

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
@@ -43,7 +42,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class BaseClient(Live, ABC):
+class BaseClient(Live):
     """What the blocking and the asyncio client share: their arguments, and what they open."""
 
     traced = True
@@ -92,7 +91,11 @@ class BaseClient(Live, ABC):
         self._forget()
 
     def _forget(self) -> None:
-        """Be a client that has not connected yet."""
+        """Be a client that has not connected yet, in this process."""
+        self._process = _process
+        self._unobserved: Sender | None = None
+        """The sender if tracing is off: send() need not look for an observer then."""
+        self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._id = self._client_id or str(uuid.uuid4())
         self._sender: Sender | None = None
         self._made: Sender | None = None
@@ -117,13 +120,18 @@ class BaseClient(Live, ABC):
         sender.receiver_id = self._worker_id
         return sender
 
-    def _new_receiver(self, tasks: Iterable[int]) -> Receiver:
-        thread = messaging_loop()
-        receiver = Receiver(self.address, self._identity(), tasks, self._settings, thread.loop, self._dial())
+    def _receive(
+        self, tasks: int | Iterable[int], timeout: float | None
+    ) -> tuple[Receiver, float | None, Observer | None]:
+        """Start to receive from tasks; return the arguments of a subscription."""
+        if self._process is not _process:
+            self._forget()
+        timeout, named, thread = checked_timeout(timeout), check_tasks(tasks), messaging_loop()
+        receiver = Receiver(self.address, self._identity(), named, self._settings, thread.loop, self._dial())
         receiver.receiver_id = self._worker_id
         thread.begin(receiver)
         self._receivers.add(receiver)
-        return receiver
+        return receiver, timeout, self._observing()
 
     def _observing(self) -> Observer | None:
         return observer() if self.traced else None
@@ -180,13 +188,28 @@ class BaseClient(Live, ABC):
             return True
         return sender.offer(as_groups(messages, payload, self.source, key, headers))
 
-    @abstractmethod
     def _connected(self) -> Sender:
         """Return the sender, which has begun to connect; ClosedError once the client is closed."""
+        if self._process is not _process:
+            self._forget()
+        if self._sender is None or self._closed:
+            # Without the lock: a logging handler may send with this client.
+            made = self._made = self._made or self._new_sender()
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the client is closed")
+                if self._sender is None:
+                    messaging_loop().begin(made)
+                    owe_goodbye(self, made)
+                    self._sender = made  # after an interrupt before it, the same one is begun again
+                    self._unobserved = made if self._observer is None else None
+        return self._sender
 
     def ledger(self) -> LedgerSnapshot:
-        """Return what became of every sent message."""
-        return LedgerSnapshot() if self._sender is None else self._sender.ledger()
+        """Return what became of every sent message; a forked child has sent none yet."""
+        if self._sender is None or self._process is not _process:
+            return LedgerSnapshot()
+        return self._sender.ledger()
 
     @property
     def perhaps_lost(self) -> int:
@@ -210,30 +233,6 @@ class Client(BaseClient):
     Close it, or use it in `with`. One that is dropped, or left at the interpreter's exit, gives a
     ResourceWarning, says goodbye for a short while, and logs how many messages were not acknowledged.
     """
-
-    def _forget(self) -> None:
-        """Be a client that has not connected yet, in this process."""
-        super()._forget()
-        self._process = _process
-        self._unobserved: Sender | None = None
-        """The sender if tracing is off: send() need not look for an observer then."""
-        self._lock = threading.RLock()  # a signal handler may send while its thread connects
-
-    def _connected(self) -> Sender:
-        if self._process is not _process:
-            self._forget()
-        if self._sender is None:
-            # Without the lock: a logging handler may send with this client.
-            made = self._made = self._made or self._new_sender()
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("the client is closed")
-                if self._sender is None:
-                    messaging_loop().begin(made)
-                    owe_goodbye(self, made)
-                    self._sender = made  # after an interrupt before it, the same one is begun again
-                    self._unobserved = made if self._observer is None else None
-        return self._sender
 
     @overload
     def send(
@@ -312,15 +311,7 @@ class Client(BaseClient):
         until then connect_seconds, which are 30. math.inf: for ever in any case. Raises InvalidTaskError for
         what is no task, and where there is none.
         """
-        if self._process is not _process:
-            self._forget()
-        timeout = checked_timeout(timeout)
-        receiver = self._new_receiver(check_tasks(tasks))
-        return Subscription(receiver, timeout, self._observing())
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return what became of every sent message; a forked child has sent none yet."""
-        return super().ledger() if self._process is _process else LedgerSnapshot()
+        return Subscription(*self._receive(tasks, timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then end.

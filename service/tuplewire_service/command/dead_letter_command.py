@@ -126,7 +126,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
     with client_of(
         arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="go_on"
     ) as client:
-        receiver = client._new_receiver([task])
+        receiver, *_ = client._receive([task], None)
         arrived = _read(receiver, there.queued_messages, arguments.timeout)
         letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
         yield _Box(client, receiver, arrived, letters)
