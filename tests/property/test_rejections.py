@@ -103,7 +103,7 @@ class Scene:
 
     def send_again(self) -> None:
         """Send what is due, and look at queues that were held."""
-        for copy in self.shell.messages.take_due(time.monotonic(), sys.maxsize):
+        for copy in self.shell.take_due(time.monotonic(), sys.maxsize):
             if copy.settles is None:
                 self.ledger.acknowledged += 1
             else:
@@ -185,12 +185,12 @@ class Scene:
     # --- what holds ------------------------------------------------------------------------------
 
     def adds_up(self) -> None:
-        pending = self.queues.pending_messages + len(self.shell.messages)
+        pending = self.queues.pending_messages + self.shell.snapshot().waiting
         assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
         for state in self.window._tasks.values():
             assert len(state.rejections) <= PREFETCH
         # Beyond their bound, there is no copy without a sender that has got no room for it.
-        for room in self.shell.messages._rooms.values():
+        for room in self.shell._rooms.values():
             assert room.messages < self.most + len(room.kept)
             assert room.full or not room.kept
 
@@ -198,7 +198,7 @@ class Scene:
         """Return what changes while anything moves."""
         ledger = self.ledger
         counts = (ledger.accepted, ledger.acknowledged, *ledger.dropped.values())
-        on_the_way = (len(self.down), len(self.up), len(self.buffer), len(self.shell.messages))
+        on_the_way = (len(self.down), len(self.up), len(self.buffer), self.shell.snapshot().waiting)
         done = (sum(map(len, self.processed.values())), sum(self.rejections.values()))
         return *counts, *on_the_way, *done, sum(self.sender.messages.values())
 
@@ -256,7 +256,7 @@ def test_rejected_messages_come_again_or_become_letters(
             scene.adds_up()
         standing = standing + 1 if scene.progress() == before else 0
     letters = scene.letters()
-    full = any(room.full for room in scene.shell.messages._rooms.values())
+    full = any(room.full for room in scene.shell._rooms.values())
     waiting = sum(1 for times in scene.rejections.values() if times) if full else 0
     assert sum(scene.sender.messages.values()) >= total - waiting
     scene.read_letters()

@@ -98,7 +98,7 @@ def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
     assert max(scene.settled) <= TURN
     assert sum(scene.settled) == MESSAGES
     assert not scene.consumer.waiting
-    assert scene.rejections.messages.rejections == rejected
+    assert scene.rejections.rejections == rejected
     assert [(each.number, each.received) for each in scene.consumer.take_answers()] == (
         [(rejected, MESSAGES)] if rejected else []
     )
@@ -112,7 +112,7 @@ def test_messages_before_a_rejection_are_acknowledged_in_slices_too() -> None:
     scene.finish(scene.consumer)
     assert max(scene.settled) <= TURN
     assert sum(scene.settled) == MESSAGES
-    assert scene.rejections.messages.rejections == 1
+    assert scene.rejections.rejections == 1
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
@@ -128,7 +128,7 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
     assert max(scene.settled) <= TURN
     scene.finish(again)
     assert max(scene.settled) <= TURN
-    assert scene.rejections.messages.rejections == rejected
+    assert scene.rejections.rejections == rejected
     assert again.starts == [(1, acknowledged)]
     [first, *_] = again.take(MIB)
     assert first.first_sequence == acknowledged + 1

@@ -169,7 +169,7 @@ def test_every_queue_on_hold_goes_on() -> None:
         consumer.progress(task, 0, Rejection(1, 1, seconds, "", wait=True))
     assert consumer.take() == []
     assert len(asked) >= 2
-    rejections.messages.hurry()
+    rejections.hurry()
     rejections.on_time()
     assert sorted(task for task, _, _ in consumer.take()) == [1, 2]
 
@@ -290,7 +290,7 @@ def test_another_consumers_rejections_count_from_one() -> None:
     second = Consumer(queues, 1, incarnation=2, rejections=rejections)
     second.take()
     second.progress(1, 2, Rejection(1, 2, 0, "", wait=False))
-    assert rejections.messages.rejections == 2
+    assert rejections.rejections == 2
 
 
 def test_sequences_go_on_when_tasks_come_back() -> None:

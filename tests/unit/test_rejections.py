@@ -14,7 +14,7 @@ from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.rejected_messages import GrownMessage, RejectedMessages
+from tuplewire_service.worker.rejected_messages import GrownMessage
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -37,7 +37,7 @@ class Sender:
         self.released += messages
 
 
-def rejected(messages: RejectedMessages, sender: Sender, count: int, task: int = 1) -> list[Done]:
+def rejected(messages: Rejections, sender: Sender, count: int, task: int = 1) -> list[Done]:
     """Queue messages, hand them out, and reject each of them; return what their senders are told."""
     log = DeliveryLog()
     log.append(TaskGroup.of(task, [b"x"] * count), sender)
@@ -45,7 +45,7 @@ def rejected(messages: RejectedMessages, sender: Sender, count: int, task: int =
     done = []
     for number in range(1, count + 1):
         each = Rejection(number, number, 100.0, "", wait=False)
-        outcome = messages.reject(log, each, 0.0, 0)
+        outcome = messages.reject(task, log, each)
         assert outcome is not None
         assert outcome.done is not None
         done.append(outcome.done)
@@ -55,7 +55,7 @@ def rejected(messages: RejectedMessages, sender: Sender, count: int, task: int =
 
 def test_a_task_that_moves_away_gives_its_senders_room() -> None:
     """Beyond the bound they get none, until the copies are sent or the task moves."""
-    messages = RejectionsWithoutTimers(most=3).messages
+    messages = RejectionsWithoutTimers(most=3)
     sender = Sender()
     rejected(messages, sender, 5)
     assert messages.is_full(1)
@@ -68,48 +68,49 @@ def test_a_task_that_moves_away_gives_its_senders_room() -> None:
 
 def test_room_before_and_at_the_bound() -> None:
     """A queue of copies is full at the bound, and has room again when most of them are done with."""
-    messages = RejectionsWithoutTimers(most=2).messages
+    messages = RejectionsWithoutTimers(most=2)
     sender = Sender()
     rejected(messages, sender, 1)
     assert not messages.is_full(1)
     rejected(messages, sender, 1)
     assert messages.is_full(1)
     assert not messages.is_full(2)
-    messages.released(1, 2, 1000)
+    messages.release(1, 2, 1000)
     assert not messages.is_full(1)
 
 
 def test_small_copies_take_room_in_bytes() -> None:
     """What a copy takes beside its payload counts: two thousand of one byte fill a mebibyte."""
-    messages = RejectionsWithoutTimers(most=1_000_000).messages
+    messages = RejectionsWithoutTimers(most=1_000_000)
     sender = Sender()
     rejected(messages, sender, 1000)
     assert not messages.is_full(1)
     rejected(messages, sender, 1000)
     rejected(messages, sender, 48)
     assert messages.is_full(1)
-    messages.released(1, 1300, 0)
+    messages.release(1, 1300, 0)
     assert not messages.is_full(1)
 
 
 @pytest.mark.parametrize(("task", "most"), [(None, 100), (DEAD, 1)])
 def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     """Without a dead-letter task, or if that is full, it is not kept."""
-    messages = RejectionsWithoutTimers(dead_letter_task=task, most=most).messages
+    messages = RejectionsWithoutTimers(dead_letter_task=task, most=most)
     group = TaskGroup.of(1, [b"x"])
-    first = messages.bury(group, 1, "no", 0.0, 0)
-    assert first is (task is not None)
-    assert not messages.bury(group, 1, "no", 0.0, 0)
-    assert len(messages) == (task is not None)
+    assert messages.has_room is (task is not None)
+    messages.bury(group, 1, "no")
+    assert not messages.has_room
+    messages.bury(group, 1, "no")
+    assert messages.snapshot().waiting == (task is not None)
 
 
 def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters() -> None:
     """Its sender is told, and it counts as dropped{rejected}."""
-    messages = RejectionsWithoutTimers(limit=1).messages
+    messages = RejectionsWithoutTimers(limit=1)
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"x"]), Sender())
     log.take(1, MIB, MIB)
-    outcome = messages.reject(log, Rejection(1, 1, 0.0, "", wait=False), 0.0, 0)
+    outcome = messages.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
     assert outcome is not None
     assert (outcome.given_up, outcome.dropped) == (True, DropReason.REJECTED)
     assert outcome.done is not None
@@ -129,7 +130,7 @@ def with_rejections(dead_letter_task: int | None, holder_known: bool) -> tuple[L
         room = rejections.has_room
         rejections.bury(TaskGroup.of(1, [b"x"]), 1, "no")
         await asyncio.sleep(0.05)
-        due = rejections.messages.next_due or 0.0
+        due = rejections.next_due or 0.0
         rejections.close()
         return ledger, len(sent), room, due - time.monotonic()
 
@@ -169,12 +170,12 @@ def test_a_rejected_message_that_is_given_up_is_counted() -> None:
 
 def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
     """In the order of their rejection, however long each was to wait."""
-    messages = RejectionsWithoutTimers().messages
+    messages = RejectionsWithoutTimers()
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"a", b"b", b"c"]), Sender())
     log.take(1000, MIB, MIB)
     for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
-        messages.reject(log, Rejection(number, number, after, "", wait=False), 0.0, 0)
+        messages.reject(1, log, Rejection(number, number, after, "", wait=False))
     messages.hurry()
     assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
 

@@ -249,7 +249,7 @@ class QueueConsumers:
         """Whether a queue hands out nothing for now: a rejected message keeps its place, and is not due."""
         if not queue.held_until:
             return False
-        if queue.held_until > time.monotonic() and not self._rejections.messages.hurried:
+        if queue.held_until > time.monotonic() and not self._rejections.hurried:
             self._rejections.wake(queue.held_until)
             self._holding.add(queue.task)
             return True

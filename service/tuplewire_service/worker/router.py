@@ -129,7 +129,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
         for task in gone:
-            self.rejections.messages.give_back(task)
+            self.rejections.give_back(task)
             self._moves.leave(task, partial(self.queues.left, task))
         after = {worker.peer: worker.tasks for worker in self.table.others}
         for worker in before:
