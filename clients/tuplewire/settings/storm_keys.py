@@ -15,117 +15,78 @@ from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 
-_JVM = "there is no JVM"
-_BATCHES = "messages gather while a connection is busy, and queues are bounded by the receive_queue settings"
-_BACKPRESSURE = "backpressure is always on, by credit for each task"
-_WAITING = "what waits sleeps until there is something to do"
-_PLACED = "Spark or Kubernetes places workers and bounds them"
-_METRICS = "metrics are Prometheus', at the admin address"
-_LOGS = "the log is set by log_level and log_format"
-_NETTY = "its transport is not here; `grpc` has settings of its own, tuplewire.grpc.*"
-_MULTILANG = "there are no multilang components; programs of other languages connect to a worker"
-_TRIDENT = "there is no Trident; Spark's queries are exactly-once"
-_DAEMON = "there is no such daemon"
-_ACKERS = "topology.acker.executors says how many acker tasks there are, with one executor for each"
-_STATE = "bolts keep no state here"
-
-_WITHOUT_EFFECT: Mapping[str, str] = {
-    "backpressure.disruptor.": _BACKPRESSURE,
-    "storm.cluster.metrics.": _METRICS,
-    "storm.cluster.state.store": _DAEMON,
-    "storm.messaging.netty.": _NETTY,
-    "storm.resource.isolation.": _PLACED,
-    "supervisor.blobstore.": _DAEMON,
-    "supervisor.childopts": _JVM,
-    "supervisor.cpu.capacity": _PLACED,
-    "supervisor.enable": _DAEMON,
-    "supervisor.heartbeat.frequency.secs": _DAEMON,
-    "supervisor.localizer.": _DAEMON,
-    "supervisor.memory.capacity.mb": _PLACED,
-    "supervisor.monitor.frequency.secs": _DAEMON,
-    "supervisor.queue.size": _DAEMON,
-    "supervisor.supervisors": _DAEMON,
-    "supervisor.supervisors.commands": _DAEMON,
-    "supervisor.thrift.": _DAEMON,
-    "supervisor.worker.heartbeats.max.timeout.secs": _DAEMON,
-    "supervisor.worker.timeout.secs": "nimbus.task.timeout.secs says when an executor counts as stuck",
-    "task.credentials.poll.secs": _DAEMON,
-    "task.heartbeat.frequency.secs": "worker.heartbeat.frequency.secs is for executors, too",
-    "task.refresh.poll.secs": _DAEMON,
-    "topology.acker.cpu.": _PLACED,
-    "topology.acker.resources.": _PLACED,
-    "topology.acker.tasks": _ACKERS,
-    "topology.auto-credentials": _DAEMON,
-    "topology.backpressure.": _BACKPRESSURE,
-    "topology.batch.flush.interval.millis": _BATCHES,
-    "topology.blobstore.map": "pass files by Spark, or by a volume",
-    "topology.bolt.wait.": _WAITING,
-    "topology.bolts.message.id.field.name": _STATE,
-    "topology.bolts.outgoing.overflow.buffer.enable": _BATCHES,
-    "topology.bolts.watermark.event.interval.ms": "a tuple's time moves its stream's watermark at once",
-    "topology.builtin.metrics.bucket.size.secs": _METRICS,
-    "topology.classpath": _JVM,
-    "topology.component.": _PLACED,
-    "topology.debug": _LOGS,
-    "topology.disable.loadaware": "load goes with the acknowledgements, and costs no message",
-    "topology.disruptor.": _BATCHES,
-    "topology.enable.v2.metrics.tick": _METRICS,
-    "topology.error.throttle.interval.secs": "each error is told, and counted",
-    "topology.enable.message.timeouts": "topology.message.timeout.secs is 0 for tuples without a timeout",
-    "topology.eventlogger.": _LOGS,
-    "topology.executor.overflow.limit": _BATCHES,
-    "topology.executor.send.buffer.size": _BATCHES,
-    "topology.fall.back.on.java.serialization": _JVM,
-    "topology.groups": "who may do what says the permissions file of a worker",
-    "topology.isolate.": _PLACED,
-    "topology.kryo.": _JVM,
-    "topology.localityaware.": _PLACED,
-    "topology.logging.sensitivity": _LOGS,
-    "topology.max.error.report.per.interval": "each error is told, and counted",
-    "topology.max.replication.wait.time.sec": _DAEMON,
-    "topology.max.task.parallelism": "a component has the tasks that its declaration says",
-    "topology.metrics.": _METRICS,
-    "topology.min.replication.count": _DAEMON,
-    "topology.multilang.": _MULTILANG,
-    "topology.optimize": _BATCHES,
-    "topology.priority": _PLACED,
-    "topology.producer.batch.size": _BATCHES,
-    "topology.ras.": _PLACED,
-    "topology.readonly.": "who may do what says the permissions file of a worker",
-    "topology.receiver.buffer.size": (
+_KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
+    "backpressure is always on, by credit for each task": "backpressure.disruptor. topology.backpressure.",
+    "metrics are Prometheus', at the admin address": (
+        "storm.cluster.metrics. topology.builtin.metrics.bucket.size.secs "
+        "topology.enable.v2.metrics.tick topology.metrics. topology.stats. "
+        "topology.v2.metrics.tick.interval.seconds worker.metrics"
+    ),
+    "there is no such daemon": (
+        "storm.cluster.state.store supervisor.blobstore. supervisor.enable "
+        "supervisor.heartbeat.frequency.secs supervisor.localizer. supervisor.monitor.frequency.secs "
+        "supervisor.queue.size supervisor.supervisors supervisor.supervisors.commands "
+        "supervisor.thrift. supervisor.worker.heartbeats.max.timeout.secs task.credentials.poll.secs "
+        "task.refresh.poll.secs topology.auto-credentials topology.max.replication.wait.time.sec "
+        "topology.min.replication.count topology.submitter.principal worker.max.timeout.secs"
+    ),
+    "its transport is not here; `grpc` has settings of its own, tuplewire.grpc.*": "storm.messaging.netty.",
+    "Spark or Kubernetes places workers and bounds them": (
+        "storm.resource.isolation. supervisor.cpu.capacity supervisor.memory.capacity.mb "
+        "topology.acker.cpu. topology.acker.resources. topology.component. topology.isolate. "
+        "topology.localityaware. topology.priority topology.ras. topology.scheduler. "
+        "topology.spread.components topology.worker.cpu."
+    ),
+    "there is no JVM": (
+        "supervisor.childopts topology.classpath topology.fall.back.on.java.serialization "
+        "topology.kryo. topology.skip.missing.kryo.registrations topology.worker.gc.childopts "
+        "topology.worker.max.heap.size.mb worker.gc.childopts worker.heap.memory.mb worker.profiler."
+    ),
+    "nimbus.task.timeout.secs says when an executor counts as stuck": (
+        "supervisor.worker.timeout.secs topology.worker.timeout.secs"
+    ),
+    "worker.heartbeat.frequency.secs is for executors, too": "task.heartbeat.frequency.secs",
+    "topology.acker.executors says how many acker tasks there are, with one executor for each": (
+        "topology.acker.tasks"
+    ),
+    "messages gather while a connection is busy, and queues are bounded by the receive_queue settings": (
+        "topology.batch.flush.interval.millis topology.bolts.outgoing.overflow.buffer.enable "
+        "topology.disruptor. topology.executor.overflow.limit topology.executor.send.buffer.size "
+        "topology.optimize topology.producer.batch.size topology.transfer."
+    ),
+    "pass files by Spark, or by a volume": "topology.blobstore.map",
+    "what waits sleeps until there is something to do": (
+        "topology.bolt.wait. topology.spout.recvq.skips topology.spout.wait."
+    ),
+    "bolts keep no state here": "topology.bolts.message.id.field.name topology.state.",
+    "a tuple's time moves its stream's watermark at once": "topology.bolts.watermark.event.interval.ms",
+    "the log is set by log_level and log_format": (
+        "topology.debug topology.eventlogger. topology.logging.sensitivity "
+        "topology.worker.logwriter.childopts worker.log.level.reset.poll.secs"
+    ),
+    "load goes with the acknowledgements, and costs no message": "topology.disable.loadaware",
+    "each error is told, and counted": (
+        "topology.error.throttle.interval.secs topology.max.error.report.per.interval"
+    ),
+    "topology.message.timeout.secs is 0 for tuples without a timeout": "topology.enable.message.timeouts",
+    "who may do what says the permissions file of a worker": (
+        "topology.groups topology.readonly. topology.users"
+    ),
+    "a component has the tasks that its declaration says": "topology.max.task.parallelism",
+    "there are no multilang components; programs of other languages connect to a worker": (
+        "topology.multilang. topology.shellbolt. topology.subprocess."
+    ),
+    (
         "in Storm it is how many messages a thread takes at once; a task's queue is bounded by "
         "topology.executor.receive.buffer.size"
-    ),
-    "topology.scheduler.": _PLACED,
-    "topology.shellbolt.": _MULTILANG,
-    "topology.skip.missing.kryo.registrations": _JVM,
-    "topology.spout.recvq.skips": _WAITING,
-    "topology.spout.wait.": _WAITING,
-    "topology.spread.components": _PLACED,
-    "topology.state.": _STATE,
-    "topology.stats.": _METRICS,
-    "topology.submitter.principal": _DAEMON,
-    "topology.subprocess.": _MULTILANG,
-    "topology.transfer.": _BATCHES,
-    "topology.trident.": _TRIDENT,
-    "topology.tuple.serializer": "tuples are MessagePack",
-    "topology.users": "who may do what says the permissions file of a worker",
-    "topology.v2.metrics.tick.interval.seconds": _METRICS,
-    "topology.worker.cpu.": _PLACED,
-    "topology.worker.gc.childopts": _JVM,
-    "topology.worker.logwriter.childopts": _LOGS,
-    "topology.worker.max.heap.size.mb": _JVM,
-    "topology.worker.receiver.thread.count": "a worker receives on its event loop",
-    "topology.worker.shared.thread.pool.size": "there is no shared pool of threads",
-    "topology.worker.timeout.secs": "nimbus.task.timeout.secs says when an executor counts as stuck",
-    "worker.gc.childopts": _JVM,
-    "worker.heap.memory.mb": _JVM,
-    "worker.log.level.reset.poll.secs": _LOGS,
-    "worker.max.timeout.secs": _DAEMON,
-    "worker.metrics": _METRICS,
-    "worker.profiler.": _JVM,
+    ): ("topology.receiver.buffer.size"),
+    "there is no Trident; Spark's queries are exactly-once": "topology.trident.",
+    "tuples are MessagePack": "topology.tuple.serializer",
+    "a worker receives on its event loop": "topology.worker.receiver.thread.count",
+    "there is no shared pool of threads": "topology.worker.shared.thread.pool.size",
 }
-"""Why each key changes nothing; one that ends with a dot stands for all that begin so."""
+"""The keys without an effect, by the reason. A key that ends with a dot stands for all keys that start so."""
+_WITHOUT_EFFECT = {key: reason for reason, keys in _KEYS_WITHOUT_EFFECT.items() for key in keys.split()}
 
 _TLS = (
     "would be ignored, and messages would travel in the open: set tls_certificate, tls_key and tls_ca of the "
