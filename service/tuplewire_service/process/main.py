@@ -10,7 +10,6 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 import tuplewire
 from tuplewire import tracing
 from tuplewire.errors import TuplewireError
+from tuplewire.identity.files import write_atomically
 from tuplewire.processes.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
 from tuplewire.settings.addresses import bracketed, join_host_port, split_host_port
@@ -221,10 +221,7 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
         "metrics_url": admin.metrics_url,
     }
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        Path(temporary).replace(path)
+        write_atomically(path, json.dumps(content))
     except OSError as error:
         raise TuplewireError(f"cannot write the address file {path}: {error.strerror}") from error
     try:
