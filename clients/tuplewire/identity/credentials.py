@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import is_loopback, split_host_port
-from tuplewire.settings.settings import FILE, FLAG, Kind, Settings, setting, settings_of
+from tuplewire.settings.settings import FILE, FLAG, Kind, Settings, setting
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -82,23 +80,6 @@ class Credentials(Settings):
             raise ConfigError("tls_certificate and tls_key belong together: give both, or none")
         if self.tls_ca is None and (self.tls_certificate is not None or self.tls_worker_names):
             raise ConfigError("tls_certificate, tls_key and tls_worker_names need tls_ca: name its file, too")
-
-    @classmethod
-    def from_environment(
-        cls, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
-    ) -> Self:
-        """Read TUPLEWIRE_TLS_CA and so on, which have the fields' names; an empty one counts as not set.
-
-        environment: None: that of the process. flags: fields that come before it. Raises ConfigError for what
-        does not hold together.
-        """
-        variables = os.environ if environment is None else environment
-        read = {
-            name: each.parse(variables[each.variable], each.variable)
-            for name, each in settings_of(cls).items()
-            if variables.get(each.variable)
-        }
-        return cls(**{**read, **(flags or {})})
 
     def secures(self, address: str) -> bool:
         """Whether a connection to an address (host:port or unix:///path) is TLS."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -301,6 +302,23 @@ class Settings:
             values[name] = kind.from_conf(conf)
         cls._complete(values)
         return cls(**values)
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Read variables such as TUPLEWIRE_TLS_CA, which have the fields' names; an empty one is not set.
+
+        environment: default: the variables of the process. flags: fields that come before them. Raises
+        ConfigError for values that do not fit.
+        """
+        variables = os.environ if environment is None else environment
+        read = {
+            name: each.parse(variables[each.variable], each.variable)
+            for name, each in settings_of(cls).items()
+            if variables.get(each.variable)
+        }
+        return cls(**{**read, **(flags or {})})
 
     def conf(self) -> dict[str, Any]:
         """Return what is not the default as a configuration of plain values, which from_conf reads."""
