@@ -84,17 +84,14 @@ def moving(*routes: Route) -> Moves:
 
 def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
     """Hold messages if they must wait; return whether they must."""
-    if not moves.holds(group, cast("InboundSession", inbound)):
-        return False
-    moves.hold(group, cast("InboundSession", inbound))
-    return True
+    return moves.keep(group, cast("InboundSession", inbound))
 
 
 def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool:
     """Return whether messages are to go after earlier ones, by this route."""
-    assert not moves.holds(group, cast("InboundSession", inbound))
     move = moves._moves[TASK]
-    return move is not None and move.earlier(group, cast("InboundSession", inbound)) is cast("Any", route)
+    assert not move.holds(group, cast("InboundSession", inbound))
+    return move.earlier(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
@@ -225,10 +222,10 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route = Route()
     moves = moving(route)
     route.send(messages(1))
-    moves.hold(messages(2), WORKER)
+    moves._moves[TASK].hold(messages(2), WORKER)
     moves.lose({PEER})
     route.window.take_back()
-    assert moves.holds(messages(3), WORKER)
+    assert moves._moves[TASK].holds(messages(3), WORKER)
     assert moves.done(moves.among()) == []
     moves.give_up(cast("RelayClient", route), [])
     assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]

@@ -76,8 +76,6 @@ def header_column(
     for column, name in ((keys, "keys"), (headers, "headers")):
         if column is not None and len(column) != count:
             raise MalformedError(f"{len(column)} {name} and {count} payloads: the columns differ in length")
-    if keys is None and headers is None:
-        return None
     none: Iterable[None] = (None,) * count
     column = list(map(encode_headers, none if keys is None else keys, none if headers is None else headers))
     return column if any(column) else None

@@ -240,13 +240,13 @@ class Moves:
             connection.route_before(group.task, numbers, group.entry_sequence) is not None
         )
 
-    def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Whether messages of a moving task must wait for earlier ones that are on an old route."""
-        return self._moves[group.task].holds(group, inbound)
-
-    def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Keep messages of a moving task."""
-        self._moves[group.task].hold(group, inbound)
+    def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Keep messages that must wait for earlier ones on an old route; return False if they need not."""
+        move = self._moves.get(group.task)
+        if move is None or not move.holds(group, inbound):
+            return False
+        move.hold(group, inbound)
+        return True
 
     def out_of_queues(self, left: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
         """Return messages that leave our queues as they travel on."""
@@ -266,13 +266,7 @@ class Moves:
         """
         for move in self._moves.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
-        free: list[HeldGroup] = []
-        for group, inbound in left:
-            if group.task in self and self.holds(group, inbound):
-                self.hold(group, inbound)
-            else:
-                free.append((group, inbound))
-        return free
+        return [(group, inbound) for group, inbound in left if not self.keep(group, inbound)]
 
     def done(self, tasks: Iterable[int]) -> list[HeldGroup]:
         """Take out, in order, these tasks' messages that need not wait; forget the moves that are over."""

@@ -87,7 +87,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._draining, self._closing = draining, False
         self.connections = Connections(context, settings.topology, self._attach, self._returned)
         self.connections.pressure.example = None if observer is None else observer.example
-        self._moves = Moves(self.number, incarnation, self.connections.get)
+        clock = asyncio.get_running_loop().time
+        self._moves = Moves(self.number, incarnation, self.connections.get, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -240,9 +241,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 group = self._entry_sequences.place(group, now_micros, kept=kept)  # noqa: PLW2901
             if ahead:
                 self._open_early(group.task)
-            if group.task in self._moves and self._moves.holds(group, inbound):
-                self._moves.hold(group, inbound)
-            elif not self._route(group, inbound):
+            if not self._moves.keep(group, inbound) and not self._route(group, inbound):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
