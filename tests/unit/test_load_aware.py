@@ -13,7 +13,6 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import GroupingContext, Locality, SingleGrouping, shuffle
 from tuplewire.grouping.load_aware import LoadAwareShuffle
 
@@ -279,10 +278,3 @@ def test_move_changes_what_is_near() -> None:
     near = {3: WORKER}
     grouping.refresh()
     assert grouping.shares[3] == 1
-
-
-@pytest.mark.parametrize("bounds", [(0.8, 0.2), (0.5, 0.5), (-0.1, 0.5), (0.2, 1.1)])
-def test_bounds_are_loads(bounds: tuple[float, float]) -> None:
-    """Bounds that are no loads, or in the wrong order, are an error."""
-    with pytest.raises(ConfigError, match="loads from 0 to 1"):
-        LoadAwareShuffle(GroupingContext(range(2), 0), *bounds)

@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 from math import ceil
 from statistics import fmean
 
-from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import GroupingContext, Locality, RingGrouping
 
 LOWER_BOUND = 0.2
@@ -49,16 +48,9 @@ class LoadAwareShuffle(RingGrouping):
     Where no task is heard of, all get equal shares; otherwise one that is not counts as fully loaded.
     """
 
-    def __init__(
-        self, context: GroupingContext, lower: float = LOWER_BOUND, higher: float = HIGHER_BOUND
-    ) -> None:
-        if not 0 <= lower < higher <= 1:
-            raise ConfigError(
-                f"bounds of {lower} and {higher}: they are loads from 0 to 1, the lower one first"
-            )
+    def __init__(self, context: GroupingContext) -> None:
         super().__init__(context.tasks, context.source)
         self._context = context
-        self._bounds = (lower, higher)
         self._weight = dict.fromkeys(self.tasks, 1.0)
         self._admission = dict.fromkeys(Locality, 0.0)
         self.refresh()
@@ -92,11 +84,10 @@ class LoadAwareShuffle(RingGrouping):
 
     def _admit(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
         """Move each tier's admission, from 0 to 1, towards what the nearer tiers' average load asks for."""
-        lower, higher = self._bounds
         admission = dict.fromkeys(Locality, 0.0)
         nearer: list[float] = []
         for tier, members in tiers:
-            wanted = (fmean(nearer) - lower) / (higher - lower) if nearer else 1.0
+            wanted = (fmean(nearer) - LOWER_BOUND) / (HIGHER_BOUND - LOWER_BOUND) if nearer else 1.0
             known = self._admission[tier]
             admission[tier] = known + _ADMISSION_LAG * (min(max(wanted, 0.0), 1.0) - known) if nearer else 1.0
             nearer += [loads[task] for task in members]
