@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tuplewire_service.testing.fault_line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
+_Result = TypeVar("_Result")
 
 
 class FaultProxy:
@@ -93,7 +94,7 @@ class FaultProxy:
 
     def resume(self) -> None:
         """Pass everything on as it comes again; what was held back goes first."""
-        self._call(lambda: self._line.change(CLEAR))
+        self._run(self._change(lambda _: CLEAR))
 
     @property
     def conditions(self) -> Conditions:
@@ -113,22 +114,18 @@ class FaultProxy:
         self._thread.join()
         self._loop.close()
 
-    def _run(self, coroutine: Coroutine[Any, Any, int]) -> int:
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _call(self, function: Callable[[], None]) -> None:
-        async def call() -> int:
-            function()
-            return 0
-
-        self._run(call())
-
     def _add(self, **conditions: Any) -> None:
-        self._call(lambda: self._line.change(dataclasses.replace(self._line.conditions, **conditions)))
+        self._run(self._change(lambda before: dataclasses.replace(before, **conditions)))
 
     # --- on the loop -----------------------------------------------------------------------------
 
-    async def _listen(self) -> int:
+    async def _change(self, change: Callable[[Conditions], Conditions]) -> None:
+        self._line.change(change(self._line.conditions))
+
+    async def _listen(self) -> None:
         if self.address.startswith(_UNIX):
             path = self.address.removeprefix(_UNIX)
             self._server = await asyncio.start_unix_server(self._accept, path)
@@ -136,7 +133,6 @@ class FaultProxy:
             host, _, port = self.address.rpartition(":")
             self._server = await asyncio.start_server(self._accept, host, int(port))
             self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
-        return 0
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)  # here: a task that is cancelled at once never begins
@@ -184,7 +180,7 @@ class FaultProxy:
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
 
-    async def _close(self) -> int:
+    async def _close(self) -> None:
         assert self._server is not None
         # asyncio forgets a connection that it has accepted when the server is closed before it has made
         # something of it. So first no more are accepted, then all that were are ours, then it is closed.
@@ -195,7 +191,6 @@ class FaultProxy:
             await asyncio.sleep(0)
         self._server.close()
         await asyncio.sleep(0)  # what was reset last is closed in the next turn of the loop
-        return 0
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
