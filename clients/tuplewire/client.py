@@ -45,6 +45,9 @@ os.register_at_fork(after_in_child=_forked)
 class BaseClient(Live):
     """What the blocking and the asyncio client share: their arguments, and what they open."""
 
+    traced = True
+    """Whether it makes spans of what it sends and receives, where the process makes any."""
+
     @naming_settings
     def __init__(
         self,
@@ -113,7 +116,7 @@ class BaseClient(Live):
         """Return a sender that has not begun to connect."""
         thread = messaging_loop()
         sender = Sender(self.address, self._identity(), self._settings, thread.loop, self._dial())
-        self._observer = observer()
+        self._observer = self._observing()
         sender.receiver_id = self._worker_id
         return sender
 
@@ -128,7 +131,10 @@ class BaseClient(Live):
         receiver.receiver_id = self._worker_id
         thread.begin(receiver)
         self._receivers.add(receiver)
-        return receiver, timeout, observer()
+        return receiver, timeout, self._observing()
+
+    def _observing(self) -> Observer | None:
+        return observer() if self.traced else None
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
