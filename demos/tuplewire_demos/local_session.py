@@ -1,30 +1,31 @@
-"""A local Spark session that starts quickly, and what a session of Spark Connect cannot do."""
+"""A local Spark session with a JVM of its own, and what a session of Spark Connect cannot do."""
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.releases import is_remote
-from tuplewire_demos.java import Java, cache_dir, find_java, wrapped_home
-from tuplewire_demos.jvm import GatewayProcess, plain_interrupts
-from tuplewire_demos.spark_home import pyspark_place, spark_home
+from tuplewire.spark.releases import is_remote, use_in_this_thread
+from tuplewire_demos.java import find_java, wrapped_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_GC = ["-XX:+UseSerialGC"]
-_JIT = [*_GC, "-XX:TieredStopAtLevel=1"]
-
+_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A JVM that runs for seconds only starts quickly with these."""
+_END_SECONDS = 60.0
+"""How long the JVM has to end."""
+_PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 _LOGGING = """\
 status = off
 rootLogger.level = {level}
@@ -48,22 +49,19 @@ def local_session(
     memory: str = "1g",
     log_level: str = "fatal",
     conf: Mapping[str, str] | None = None,
-    archive: bool = True,
 ) -> Iterator[SparkSession]:
     """Start Spark in this process's own JVM; on leaving, stop both and wait for them.
 
     cores: how many tasks run at the same time; default: as many as the machine has processors. They are
     threads, so more than that is allowed. memory: the JVM's heap. log_level: of Spark's own log, to
-    stderr. conf: further Spark settings, which win over those made here. archive: whether a JVM may write
-    its classes to an archive in the cache directory. The first one of a Java then takes some seconds to stop,
-    and all later ones start in half the time.
+    stderr. conf: further Spark settings, which win over those made here.
 
-    The Python workers run this very interpreter.
+    The Python workers run this very interpreter. Ctrl-C raises KeyboardInterrupt, and nothing else.
 
     Raises ConfigError when pyspark or Java is missing, when this process has a session already, or when it is
     a client of Spark Connect.
     """
-    if (installed := pyspark_place()) is None:
+    if find_spec("pyspark") is None:
         raise ConfigError("pyspark is not installed: run pip install 'tuplewire[spark]'")
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -72,130 +70,91 @@ def local_session(
         raise ConfigError("this process has a Spark session already: use that one, or stop it first")
     check_no_remote()
     java = find_java()
-    home = spark_home(installed)
-    classes = _ClassArchive(java, home, write=archive)
-    settings = {
-        "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": " ".join(
-            [*_JIT, *_native_access(java), *_logging(log_level), *classes.options]
-        ),
-        # Of executors in JVMs of their own, where `conf` asks for them (spark.master=local-cluster[...]).
-        "spark.executor.extraJavaOptions": " ".join([*_JIT, *_native_access(java), *classes.use]),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        # Spark gives a Python worker 15 seconds to start, which a busy machine does not always have.
-        "spark.python.authenticate.socketTimeout": "120s",
-        # Else Spark may not tell of a task until the next heartbeat, ten seconds later, that it has started.
-        "spark.ui.liveUpdate.period": "0",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        # See docs/how-to/spark.md, on large rows.
-        "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
-        **(conf or {}),
-    }
-    builder = SparkSession.builder.master(f"local[{cores or os.cpu_count() or 1}]").appName(app_name)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    environment = {
-        "JAVA_HOME": str(wrapped_home(java)),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        # spark-submit starts a JVM only to compose the command line of the real one.
-        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-    }
-    process = GatewayProcess()
-    try:
-        with plain_interrupts(), ExitStack() as stack:
-            with _environment(environment), process.starting():
-                spark = builder.getOrCreate()
-            stack.push(partial(_stop, spark, process, classes))
+    with TemporaryDirectory(prefix="tuplewire-spark-") as directory, ExitStack() as stack:
+        log = Path(directory, "log4j2.properties")
+        log.write_text(_LOGGING.format(level=log_level), encoding="utf-8")
+        settings = {
+            "spark.driver.memory": memory,
+            "spark.driver.extraJavaOptions": f"{_JVM} -Dlog4j2.configurationFile={log.as_uri()}",
+            # Of executors in JVMs of their own, where `conf` asks for them (spark.master=local-cluster[...]).
+            "spark.executor.extraJavaOptions": _JVM,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            # Spark gives a Python worker 15 seconds to start, which a busy machine does not always have.
+            "spark.python.authenticate.socketTimeout": "120s",
+            # Else Spark may report only with the next heartbeat, ten seconds later, that a task runs.
+            "spark.ui.liveUpdate.period": "0",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": "2",
+            # See docs/how-to/spark.md, on large rows.
+            "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
+            **(conf or {}),
+        }
+        builder = SparkSession.builder.master(f"local[{cores or os.cpu_count() or 1}]").appName(app_name)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        environment = {
+            "JAVA_HOME": str(wrapped_home(java, Path(directory, "java"))),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            # spark-submit starts a JVM only to compose the command line of the real one.
+            "SPARK_LAUNCHER_OPTS": _JVM,
+        }
+        stack.enter_context(_quiet_interrupts())
+        stack.callback(_end_jvm)
+        # In the main thread PySpark would handle Ctrl-C itself: it would have the JVM cancel all jobs in the
+        # middle of another request. So Ctrl-C waits until there is a JVM that can be ended.
+        with _environment(environment), ThreadPoolExecutor(1) as starting:
+            spark = starting.submit(builder.getOrCreate).result()
+        use_in_this_thread(spark)
+        try:
             yield spark
-    finally:
-        if process.end():
-            classes.discard()
-
-
-def _stop(
-    spark: SparkSession,
-    process: GatewayProcess,
-    classes: _ClassArchive,
-    kind: type[BaseException] | None,
-    *_: object,
-) -> None:
-    """Stop both in good order; after an interrupt they are not asked, as half an answer may be on its way."""
-    if kind is None or issubclass(kind, Exception):
+        except Exception:
+            spark.stop()
+            raise
+        # After an interrupt it is not asked to stop: half an answer of the JVM may be in transit.
         spark.stop()
-        if process.stop():
-            classes.adopt()
-        else:
-            classes.discard()
 
 
-def _logging(log_level: str) -> list[str]:
-    logging = cache_dir() / f"log4j2-{log_level}.properties"
-    text = _LOGGING.format(level=log_level)
-    if not logging.exists() or logging.read_text(encoding="utf-8") != text:
-        logging.write_text(text, encoding="utf-8")
-    return [f"-Dlog4j2.configurationFile={logging.as_uri()}"]
+def _end_jvm() -> None:
+    """End the JVM of this process, if there is one. A second interrupt ends it by force."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    process: subprocess.Popen[bytes] = gateway.proc
+    assert process.stdin is not None  # noqa: S101 - PySpark has opened it
+    process.stdin.close()  # without which the JVM ends
+    gateway.shutdown_callback_server()
+    try:
+        process.wait(_END_SECONDS)
+    except (KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()
 
 
-def _native_access(java: Java) -> list[str]:
-    """Return what lets Netty and Arrow do what Java 24 begins to warn of."""
-    if java.feature < 24:
-        return []
-    return ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
+@contextmanager
+def _quiet_interrupts() -> Iterator[None]:
+    """Have Py4J log no tracebacks of interrupts."""
+    logs = [logging.getLogger(name) for name in _PY4J_LOGS]
+    for log in logs:
+        log.addFilter(_is_no_interrupt)
+    try:
+        yield
+    finally:
+        for log in logs:
+            log.removeFilter(_is_no_interrupt)
 
 
-class _ClassArchive:
-    """The JVM's loaded classes in a file, for each (Java, pyspark), over one of the bare JVM's.
-
-    A JVM that finds the file unusable starts without it. Both are written under a name of their own and
-    renamed when complete, so that no other process ever sees half of one.
-    """
-
-    def __init__(self, java: Java, home: Path, *, write: bool) -> None:
-        # An archive holds for one class path only.
-        place = hashlib.blake2b(str(home).encode(), digest_size=4).hexdigest()
-        self._archive = cache_dir() / f"{java.key}-pyspark-{version('pyspark')}-{place}.jsa"
-        self._new: Path | None = None
-        # Else the JVM complains about every class that does not fit.
-        self.use = ["-Xlog:disable", "-Xlog:all=off"]
-        """For JVMs that may use it, if it is there."""
-        if self._archive.exists():
-            self.use.append(f"-XX:SharedArchiveFile={self._archive}")
-        self.options = list(self.use)
-        """For the JVM that makes it, if it is not."""
-        if self._archive.exists() or not write:
-            return
-        base = _base_archive(java)
-        if base is not None:
-            self._new = self._archive.with_suffix(f".{os.getpid()}")
-            self.options += [f"-XX:SharedArchiveFile={base}", f"-XX:ArchiveClassesAtExit={self._new}"]
-
-    def adopt(self) -> None:
-        """Put the new archive, if this JVM has written one, where the next start finds it."""
-        if self._new is not None and self._new.exists():
-            self._new.replace(self._archive)
-
-    def discard(self) -> None:
-        """Remove what this JVM has written of a new archive."""
-        if self._new is not None:
-            self._new.unlink(missing_ok=True)
-
-
-def _base_archive(java: Java) -> Path | None:
-    """Return the archive of the JVM's own classes, which a trimmed runtime comes without; None: it cannot."""
-    archive = cache_dir() / f"{java.key}.jsa"
-    if not archive.exists():
-        new = archive.with_suffix(f".{os.getpid()}")
-        command = [str(java.home / "bin" / "java"), "-Xshare:dump", *_GC, f"-XX:SharedArchiveFile={new}"]
-        if subprocess.run(command, capture_output=True, check=False).returncode != 0 or not new.exists():
-            return None
-        new.replace(archive)
-    return archive
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is None
 
 
 @contextmanager

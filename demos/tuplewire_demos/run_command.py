@@ -140,8 +140,7 @@ def _run_flights(arguments: argparse.Namespace) -> int:
     from tuplewire_demos.flight_input import nyc_flights
     from tuplewire_demos.input import file_of
 
-    given = nyc_flights() if arguments.input is None else arguments.input
-    with file_of(given) as path:
+    with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
         return _run_flights_of(path, arguments)
 
 

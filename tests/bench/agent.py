@@ -33,6 +33,10 @@ def serve(verbs: Verbs) -> None:
         print(json.dumps(answer), flush=True)
 
 
+_PATH = (*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parent))
+"""Where scripts find the tests' helpers, too."""
+
+
 class Agent:
     """Another process, running a role of a script in this folder; the caller's side.
 
@@ -52,7 +56,7 @@ class Agent:
             [*runner, str(HERE / script), role, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_PATH), **(env or {})},
         )
 
     @property

@@ -5,6 +5,7 @@ Each trial has its own data; what it wrote is taken away off the clock, so that 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from agent import BenchError, serve
+from helpers.warm_spark import WarmSpark
 from kafka_peer import Kafka
 from pyspark.sql import DataFrame, SparkSession
 from queries import Peer, Query, Wire, noop, stream_noop
@@ -191,6 +193,7 @@ def main(kafka: str, jars: str, *addresses: str) -> None:
         "spark.driver.extraClassPath": jars,
         "spark.driver.extraJavaOptions": "",  # a JVM as Spark starts it, with both of its compilers
     }
+    os.environ.update(WarmSpark().environment)
     with local_session("bench-kafka", cores=2 * CORES, memory="2g", conf=conf) as spark:
         spark.sparkContext.setLogLevel("ERROR")
         serve(Beside(spark, kafka, list(addresses)).verbs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 from agent import BenchError, serve
+from helpers.warm_spark import WarmSpark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
@@ -210,6 +212,7 @@ def memory() -> str | None:
 def main(*addresses: str) -> None:
     """Serve."""
     conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    os.environ.update(WarmSpark().environment)
     with local_session("bench", cores=2 * CORES, conf=conf) as spark:
         frames = Frames(spark, *addresses)
         serve(

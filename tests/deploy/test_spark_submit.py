@@ -51,7 +51,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesAp
         command += [f"--conf={name}={value}" for name, value in settings.items()]
         environment = {
             **os.environ,
-            "JAVA_HOME": str(wrapped_home(find_java())),
+            "JAVA_HOME": str(wrapped_home(find_java(), folder / "java")),
             "KUBECONFIG": os.devnull,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }

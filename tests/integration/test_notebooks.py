@@ -52,7 +52,7 @@ def test_notebook(name: str, tmp_path: Path) -> None:
             cell.outputs = []
     environment = {
         **os.environ,
-        "JAVA_HOME": str(wrapped_home(find_java())),
+        "JAVA_HOME": str(wrapped_home(find_java(), tmp_path / "java")),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # for Spark's Python
     }
     NotebookClient(

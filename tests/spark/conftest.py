@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from helpers.warm_spark import WarmSpark
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -41,8 +42,18 @@ def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Ru
         )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_spark() -> Iterator[WarmSpark]:
+    """Have every Spark start quickly, also those of other processes."""
+    warm = WarmSpark()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in warm.environment.items():
+            patch.setenv(name, value)
+        yield warm
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
     """Start the session that all tests share, with slots for four bolts and two spouts."""
     conf = {
         "spark.connect.grpc.binding.port": "0",  # any: for those that serve Spark Connect
@@ -51,13 +62,14 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     with ExitStack() as stack:
-        with _jvm_without_fork():
+        stack.callback(warm_spark.adopt)
+        with _jvm_without_fork(warm_spark.archiving):
             session = stack.enter_context(local_session("tuplewire-tests", cores=CORES, conf=conf))
         yield session
 
 
 @contextmanager
-def _jvm_without_fork() -> Iterator[None]:
+def _jvm_without_fork(environment: Mapping[str, str]) -> Iterator[None]:
     """Have PySpark start its JVM without a hook in the child, for which Python would fork.
 
     Other tests of this process have bound servers of gRPC, and that may crash a forked child (see README).
@@ -68,6 +80,8 @@ def _jvm_without_fork() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyspark.java_gateway.Popen", spawn)
+        for name, value in environment.items():
+            patch.setenv(name, value)
         yield
 
 

@@ -385,9 +385,8 @@ def main() -> int:
     assert pyspark.__version__.startswith(f"{line}."), pyspark.__file__
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        spark = stack.enter_context(
-            local_session("sparks", cores=CORES, conf=CONF, archive=False)
-        )  # before the workers: Spark forks
+        # Before the workers: Spark forks.
+        spark = stack.enter_context(local_session("sparks", cores=CORES, conf=CONF))
         workers = stack.enter_context(WorkerProcesses(2, "sparks", flags=["--drain-seconds=1"]))
         workers.assign(TASKS)
         stack.callback(close_clients)

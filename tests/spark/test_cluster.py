@@ -17,6 +17,7 @@ import pytest
 import venv_pack
 from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
 from helpers.packaging import ROOT, build_wheel
+from helpers.warm_spark import WarmSpark
 from pyspark.sql import SparkSession
 
 from tuplewire.connection.control_client import ControlClient
@@ -124,8 +125,9 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
     }
     command = [str(home / "bin" / "spark-submit"), "--master=local[2]", f"--py-files={py_file}"]
     flags = [flag for key, value in conf.items() for flag in ("--conf", f"{key}={value}")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "JAVA_HOME": str(wrapped_home(find_java())),
+    dropped = {"PYTHONPATH", *WarmSpark().environment}
+    environment = {name: value for name, value in os.environ.items() if name not in dropped} | {
+        "JAVA_HOME": str(wrapped_home(find_java(), cwd / "java")),
         "PYSPARK_PYTHON": str(python),
         "SPARK_LAUNCHER_OPTS": java_options,
         "SPARK_LOCAL_IP": "127.0.0.1",

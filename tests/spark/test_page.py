@@ -12,10 +12,10 @@ from tuplewire_demos.java import find_java, wrapped_home
 _SECONDS = 540.0
 
 
-def environment() -> dict[str, str]:
+def environment(directory: Path) -> dict[str, str]:
     """Return what a page's Spark needs here."""
     return {
-        "JAVA_HOME": str(wrapped_home(find_java())),
+        "JAVA_HOME": str(wrapped_home(find_java(), directory)),
         # Spark gives its Python 15 s to answer, which a busy machine may need.
         "PYSPARK_SUBMIT_ARGS": "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell",
     }
@@ -26,4 +26,4 @@ def environment() -> dict[str, str]:
 @pytest.mark.timeout(600)
 def test_pasted_into_a_fresh_session(tmp_path: Path) -> None:
     """Every block of both pages, as a person pastes them; the first makes the session."""
-    check(PASTED_ON_SPARK, paste(PASTED_ON_SPARK.pages, tmp_path, _SECONDS, environment()))
+    check(PASTED_ON_SPARK, paste(PASTED_ON_SPARK.pages, tmp_path, _SECONDS, environment(tmp_path / "java")))

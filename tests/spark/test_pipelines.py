@@ -57,7 +57,8 @@ def small_pieces(spark: SparkSession) -> Iterator[None]:
 
 def test_flights_of_2013(spark: SparkSession, flights_workers: Any, quiet: Progress) -> None:
     """All 336,776 flights go through both workers, and the answer is Spark's own."""
-    result = flights.run_flights(spark, flights_workers.endpoints, progress=quiet)
+    with flight_input.nyc_flights() as path:
+        result = flights.run_flights(spark, flights_workers.endpoints, path=path, progress=quiet)
     assert result.differences == []
     assert result.ok, result.ledgers
     assert result.rows == 336_776
@@ -219,10 +220,12 @@ def attachment_to(running: Any, placed: dict[int, list[int]]) -> Attachment:
     return Attachment.of("failing", f"run-{time.monotonic_ns()}", running.endpoints, placed)
 
 
-def test_too_few_slots(spark: SparkSession, flights_workers: Any, quiet: Progress) -> None:
+def test_too_few_slots(spark: SparkSession, flights_workers: Any, quiet: Progress, tmp_path: Path) -> None:
     """Bolts that would take every slot are refused: the spouts could never start."""
+    path = tmp_path / "flights.csv"
+    path.write_text(HEADER, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"6 bolts.* runs 7 PySpark tasks .* has 6 slot\(s\)"):
-        flights.run_flights(spark, flights_workers.endpoints, n_bolts=6, progress=quiet)
+        flights.run_flights(spark, flights_workers.endpoints, path=path, n_bolts=6, progress=quiet)
 
 
 def test_failing_spout_ends_the_run(spark: SparkSession, launch: Any, quiet: Progress) -> None:

