@@ -7,16 +7,8 @@ from dataclasses import dataclass
 
 from tuplewire.client import Client
 from tuplewire.errors import ConfigError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.shipped import Shipped
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEndpoint:
-    """A running worker: its id, its address for clients (host:port or unix:///path), its metrics' URL."""
-
-    worker_id: str
-    address: str
-    metrics_url: str
 
 
 def spread(*components: Iterable[int], n_workers: int) -> dict[int, list[int]]:
@@ -48,12 +40,12 @@ class Attachment(Shipped):
         cls,
         topology: str,
         run: str,
-        workers: Sequence[WorkerEndpoint],
+        workers: Sequence[Endpoint],
         placed: Mapping[int, Iterable[int]],
     ) -> Attachment:
         """Build from the running workers and the tasks of each, by index."""
         worker_of = {task: index for index, tasks in placed.items() for task in tasks}
-        return cls(topology, run, tuple(worker.address for worker in workers), worker_of)
+        return cls(topology, run, tuple(worker.unix_address for worker in workers), worker_of)
 
     def crosses(self, task: int, to: int) -> bool:
         """Whether what a task sends to another goes from worker to worker."""

@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 
 LATE_MINUTES = 15
 
-SCHEMA = (
-    "carrier string, flights bigint, mean_delay double, late_share double, "
-    "busiest_route string, route_flights bigint"
+SCHEMA = pa.schema(
+    [
+        ("carrier", pa.string()),
+        ("flights", pa.int64()),
+        ("mean_delay", pa.float64()),
+        ("late_share", pa.float64()),
+        ("busiest_route", pa.string()),
+        ("route_flights", pa.int64()),
+    ]
 )
 """The result: one row for each carrier; the mean (minutes) and the share are over flights that left."""
 
@@ -134,19 +140,7 @@ class _Delays:
         carriers: dict[str, list[dict[str, Any]]] = {}
         for row in routes:
             carriers.setdefault(row["carrier"], []).append(row)
-        return pa.RecordBatch.from_pylist(
-            [_row(carrier, rows) for carrier, rows in carriers.items()],
-            pa.schema(
-                [
-                    ("carrier", pa.string()),
-                    ("flights", pa.int64()),
-                    ("mean_delay", pa.float64()),
-                    ("late_share", pa.float64()),
-                    ("busiest_route", pa.string()),
-                    ("route_flights", pa.int64()),
-                ]
-            ),
-        )
+        return pa.RecordBatch.from_pylist([_row(carrier, rows) for carrier, rows in carriers.items()], SCHEMA)
 
 
 def _summed(table: pa.Table) -> pa.Table:

@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
-from io import StringIO
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tuplewire.errors import ConfigError
-from tuplewire_demos.attachment import Attachment, WorkerEndpoint, spread
+from tuplewire.processes.worker_processes import Endpoint
+from tuplewire_demos.attachment import Attachment, spread
 from tuplewire_demos.flight_check import differences, expected
 from tuplewire_demos.flight_input import raw_lines, read_flights, read_header
 from tuplewire_demos.flight_lines import FlightReader
 from tuplewire_demos.flight_tasks import LATE_MINUTES, SCHEMA, DelayBolt, FlightSpout, ReadOnly
 from tuplewire_demos.input import InputError
-from tuplewire_demos.jobs import Outcome, bolt_frame, check_room, run_jobs
-from tuplewire_demos.report import Account, Progress, Round, RunResult, write_account
+from tuplewire_demos.jobs import bolt_frame, check_room, run_jobs
+from tuplewire_demos.report import Findings, Progress
 from tuplewire_demos.text import REPORT, read_lines, skipped_rows
 from tuplewire_service.command.terminal import write_table, write_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+TOPOLOGY = "flights"
 
 
 def assignment_for(n_workers: int, n_bolts: int = 2) -> dict[int, list[int]]:
@@ -35,31 +38,90 @@ def assignment_for(n_workers: int, n_bolts: int = 2) -> dict[int, list[int]]:
     return spread(_bolt_tasks(n_bolts), n_workers=n_workers)
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One time through the input.
+
+    seconds: from the spouts' start to the last bolt's end, with Spark's reading. sending: what it took the
+    spouts to pack and send, receiving: the bolts to unpack and count; each is the sum of its tasks.
+    """
+
+    seconds: float
+    sending: float
+    receiving: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The messages and end marks of all rounds; crossed: those that went from worker to worker."""
+
+    messages: int
+    crossed: int
+    marks: int
+    crossed_marks: int
+
+    @property
+    def accepted(self) -> int:
+        """What the workers have accepted together: a message that crosses is accepted twice."""
+        return self.messages + self.crossed + self.marks + self.crossed_marks
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(Findings):
+    """A finished run.
+
+    table: the result. rows: how many were sent in each round. alone: the seconds in which Spark reads the
+    same rows and sends none.
+    """
+
+    table: DataFrame
+    rows: int
+    rounds: Sequence[Round]
+    account: Account
+    alone: float
+
+
 def run_flights(
     spark: SparkSession,
-    workers: Sequence[WorkerEndpoint],
+    workers: Sequence[Endpoint],
     *,
     path: Path,
     n_bolts: int = 2,
     repeat: int = 1,
-    topology: str = "flights",
     progress: Progress,
 ) -> RunResult:
-    """Run the pipeline on workers that have the assignment of assignment_for(len(workers), n_bolts).
+    """Run the pipeline on workers of TOPOLOGY that have assignment_for(len(workers), n_bolts).
 
     path: a CSV file with a header and COLUMNS among its columns. repeat: how many times all of it runs; only
     the first has to start Python in Spark's tasks.
     Raises InputError, ConfigError or PipelineError; rows that cannot be used are skipped and reported.
     """
-    header = read_header(path)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    reader = FlightReader(header := read_header(path))
     check_room(spark, n_bolts)
+    tasks = _bolt_tasks(n_bolts)
+    lines, report = raw_lines(spark, path), from_arrow_schema(REPORT)
     rounds = []
     for number in range(1, repeat + 1):
         if repeat > 1:
             progress.stage(f"Round {number} of {repeat} ...")
-        runner = _Runner(spark, workers, path, header, n_bolts, topology)
-        rounds.append(runner.run(progress))
-    outcome = runner.outcome
+        attachment = Attachment.of(
+            TOPOLOGY, f"flights-{uuid.uuid4().hex}", workers, assignment_for(len(workers), n_bolts)
+        )
+        receiving = spark.sparkContext.accumulator(0.0)
+        n_spouts = lines.rdd.getNumPartitions()
+        spout = FlightSpout(reader, attachment, tasks, first_task=max(tasks) + 1, n_spouts=n_spouts)
+        outcome = run_jobs(
+            spark,
+            workers,
+            bolts=bolt_frame(spark, tasks, DelayBolt(attachment, receiving), from_arrow_schema(SCHEMA)),
+            spouts=lines.mapInArrow(spout, report),
+            tasks=tasks,
+            progress=progress,
+        )
+        sending = sum(each["seconds"] for each in outcome.reports)
+        rounds.append(Round(outcome.seconds, sending, receiving.value))
     rows = sum(each["rows"] for each in outcome.reports)
     skipped = skipped_rows(read_lines(spark, path), outcome.reports)
     if not rows:
@@ -67,81 +129,31 @@ def run_flights(
         raise InputError(f"{path} has no flight that can be used: {why}")
     progress.stage("Reading the same rows by Spark alone ...")
     started = time.monotonic()
-    raw_lines(spark, path).mapInArrow(ReadOnly(FlightReader(header)), REPORT).collect()
+    lines.mapInArrow(ReadOnly(reader), report).collect()
     alone = time.monotonic() - started
     progress.stage("Comparing with Spark's own groupBy ...")
+    right = expected(read_flights(spark, path, header)).collect()
     return RunResult(
-        outcome.table,
-        differences(outcome.table.collect(), expected(read_flights(spark, path, header)).collect()),
+        differences(outcome.table.collect(), right),
         skipped,
+        outcome.ledgers,
+        outcome.table,
         rows,
         rounds,
-        runner.account(repeat),
+        _account(outcome.reports, attachment, tasks, repeat),
         alone,
-        outcome.ledgers,
     )
 
 
-class _Runner:
-    """One round. outcome: what it left."""
-
-    outcome: Outcome
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        workers: Sequence[WorkerEndpoint],
-        path: Path,
-        header: Sequence[str],
-        n_bolts: int,
-        topology: str,
-    ) -> None:
-        self._spark = spark
-        self._workers = workers
-        self._path = path
-        self._header = header
-        self._tasks = _bolt_tasks(n_bolts)
-        placed = assignment_for(len(workers), n_bolts)
-        self._attachment = Attachment.of(topology, f"flights-{uuid.uuid4().hex}", workers, placed)
-
-    def run(self, progress: Progress) -> Round:
-        """Run it."""
-        receiving = self._spark.sparkContext.accumulator(0.0)
-        bolts = bolt_frame(self._spark, self._tasks, DelayBolt(self._attachment, receiving), SCHEMA)
-        self.outcome = run_jobs(
-            self._spark,
-            self._workers,
-            bolts=bolts,
-            spouts=self._spouts,
-            tasks=self._tasks,
-            progress=progress,
-        )
-        sending = sum(each["seconds"] for each in self.outcome.reports)
-        return Round(self.outcome.seconds, sending, receiving.value)
-
-    def _spouts(self) -> DataFrame:
-        lines = raw_lines(self._spark, self._path)
-        spout = FlightSpout(
-            FlightReader(self._header),
-            self._attachment,
-            self._tasks,
-            first_task=max(self._tasks) + 1,
-            n_spouts=lines.rdd.getNumPartitions(),
-        )
-        return lines.mapInArrow(spout, REPORT)
-
-    def account(self, rounds: int) -> Account:
-        """Return the messages and end marks of so many rounds like this one."""
-        reports = self.outcome.reports
-        crossing = sum(
-            self._attachment.crosses(each["source"], bolt) for each in reports for bolt in self._tasks
-        )
-        return Account(
-            rounds * sum(each["messages"] for each in reports),
-            rounds * sum(each["crossed"] for each in reports),
-            rounds * len(reports) * len(self._tasks),
-            rounds * crossing,
-        )
+def _account(reports: Sequence[Row], attachment: Attachment, tasks: Sequence[int], rounds: int) -> Account:
+    """Return the messages and end marks of so many rounds like this one."""
+    crossing = sum(attachment.crosses(each["source"], bolt) for each in reports for bolt in tasks)
+    return Account(
+        rounds * sum(each["messages"] for each in reports),
+        rounds * sum(each["crossed"] for each in reports),
+        rounds * len(reports) * len(tasks),
+        rounds * crossing,
+    )
 
 
 def write_result(stream: TextIO, result: RunResult) -> None:
@@ -163,9 +175,29 @@ def write_result(stream: TextIO, result: RunResult) -> None:
             for row in result.table.orderBy("carrier").collect()
         ),
     )
-    account = StringIO()
-    write_account(account, result)
-    write_text(stream, f"\n{account.getvalue()}")
+    lines = ["", *result.lines("Spark's own groupBy on the same rows"), *_rates(result)]
+    write_text(stream, "".join(f"{line}\n" for line in lines))
+
+
+def _rates(result: RunResult) -> Iterator[str]:
+    """Yield the parts of the ledgers' sum, and the times of messaging and of Spark, each by itself."""
+    account, rows = result.account, result.rows
+    yield (
+        f"Accepted together: {account.messages:,} messages + {account.crossed:,} that crossed, once more "
+        f"+ {account.marks:,} end marks + {account.crossed_marks:,} that crossed = {account.accepted:,}"
+    )
+    for number, each in enumerate(result.rounds, 1):
+        name = f"Round {number}: " if len(result.rounds) > 1 else ""
+        busy = each.sending + each.receiving
+        yield (
+            f"{name}{rows:,} flights in {each.seconds:.2f} s, with Spark's reading: "
+            f"{rows / each.seconds:,.0f} flights/s"
+        )
+        yield (
+            f"{name}messaging: {each.sending:.2f} s to send, {each.receiving:.2f} s to receive and count: "
+            f"{rows / busy:,.0f} flights/s"
+        )
+    yield f"Spark alone, which reads the same rows and sends none: {result.alone:.2f} s"
 
 
 def _bolt_tasks(n_bolts: int) -> range:

@@ -7,31 +7,33 @@ never start. What spouts send waits at the workers until its bolt is there.
 
 from __future__ import annotations
 
-import queue
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.spark.releases import inheritable_thread
 from tuplewire.spark.slots import check_slots
-from tuplewire_demos.attachment import WorkerEndpoint
 from tuplewire_demos.local_session import check_classic
-from tuplewire_demos.report import Progress, Traffic
+from tuplewire_demos.report import Progress, settled
+from tuplewire_service.command.status_report import ledger_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
 
     from tuplewire.wire.control_pb2 import GetStatusResponse
 
-SETTLE_SECONDS = 10.0
 SUBSCRIBE_SECONDS = 60.0
 CANCEL_SECONDS = 30.0
 INTERRUPTED_SECONDS = 2.0
@@ -59,7 +61,7 @@ def bolt_frame(
     spark: SparkSession,
     tasks: Collection[int],
     run: Callable[[int], Iterator[pa.RecordBatch]],
-    schema: str,
+    schema: StructType | str,
 ) -> DataFrame:
     """Return a DataFrame whose partitions are the tasks, one PySpark task each, with what they yield."""
 
@@ -74,38 +76,41 @@ def bolt_frame(
 
 def run_jobs(
     spark: SparkSession,
-    workers: Sequence[WorkerEndpoint],
+    workers: Sequence[Endpoint],
     *,
     bolts: DataFrame,
-    spouts: Callable[[], DataFrame],
+    spouts: DataFrame,
     tasks: Collection[int],
     progress: Progress,
 ) -> Outcome:
     """Run the bolts, then beside them the spouts, until both have ended.
 
-    spouts: makes their DataFrame, while the bolts start. tasks: the bolts' task ids. Raises ConfigError when
-    Spark has too few slots, and PipelineError with the first error of a spout or a bolt, or UnreachableError
-    when a worker is gone; what runs is then cancelled.
+    tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
+    first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
     """
     check_room(spark, len(tasks))
-    finished: queue.SimpleQueue[PipelineJob] = queue.SimpleQueue()
     with ExitStack() as stack:
-        controls = [stack.enter_context(ControlClient(worker.address)) for worker in workers]
-        before = _traffic(ask_all(controls), set(tasks))
+        controls = [stack.enter_context(ControlClient(worker.unix_address)) for worker in workers]
+        before = _traffic(controls, tasks)
         # Materialized where it is computed: asking for the table again must not run the bolts again.
-        bolt_job = PipelineJob(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished)
-        stack.enter_context(bolt_job)
-        bolt_job.start()
+        bolt_job = stack.enter_context(PipelineJob(spark, "bolt", partial(bolts.localCheckpoint, eager=True)))
+        spout_job = stack.enter_context(PipelineJob(spark, "spout", spouts.collect))
         progress.stage(f"Starting {len(tasks)} bolts, then the spouts ...")
-        spout_job = PipelineJob(spark, "spout", spouts().collect, finished)
-        stack.enter_context(spout_job)
+        bolt_job.start()
         bolt_job.wait_running(len(tasks))
-        started = time.monotonic()
         spout_job.start()
-        _watch(2, finished, lambda: _traffic(ask_all(controls), set(tasks)) - before, progress)
-        seconds = max(bolt_job.ended, spout_job.ended) - started
+        started = ended = time.monotonic()
+        running = {job.done: job for job in (bolt_job, spout_job)}
+        while running:
+            done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
+            ended = time.monotonic()
+            for each in done:
+                running.pop(each).check()
+            sent, received = (now - then for now, then in zip(_traffic(controls, tasks), before, strict=True))
+            rate = received / (ended - started)
+            progress.line(f"sent {sent:,}, received {received:,}, {rate:,.0f} messages/s")
         ledgers = settled_ledgers(controls)
-    return Outcome(bolt_job.result, spout_job.result, seconds, ledgers)
+    return Outcome(bolt_job.done.result(), spout_job.done.result(), ended - started, ledgers)
 
 
 def check_room(spark: SparkSession, n_bolts: int) -> None:
@@ -117,38 +122,24 @@ def check_room(spark: SparkSession, n_bolts: int) -> None:
 class PipelineJob(AbstractContextManager["PipelineJob"]):
     """A Spark job in a thread of its own, under a group by which it can be cancelled."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        name: str,
-        action: Callable[[], Any],
-        finished: queue.SimpleQueue[PipelineJob],
-    ) -> None:
+    def __init__(self, spark: SparkSession, name: str, action: Callable[[], Any]) -> None:
         self.name = name
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.ended = 0.0
-        """When it ended, by the monotonic clock."""
+        self.done: Future[Any] = Future()
         self._context = spark.sparkContext
         self._group = f"{name}-{uuid.uuid4().hex}"
         self._action = action
-        self._finished = finished
-        self._started = False
         self._thread = inheritable_thread(spark, self._main)
 
     def start(self) -> None:
         """Run the action."""
-        self._started = True
         self._thread.start()
 
     def _main(self) -> None:
         self._context.setJobGroup(self._group, f"tuplewire {self.name}s", interruptOnCancel=True)
         try:
-            self.result = self._action()
+            self.done.set_result(self._action())
         except Exception as error:  # noqa: BLE001 - handed to the thread that watches
-            self.error = error
-        self.ended = time.monotonic()
-        self._finished.put(self)
+            self.done.set_exception(error)
 
     def wait_running(self, tasks: int) -> None:
         """Wait until Spark runs so many tasks of it; PipelineError when that takes too long, or it ends."""
@@ -162,7 +153,7 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
                 running += sum(stage.numActiveTasks for stage in stages if stage)
             if running >= tasks:
                 return
-            if not self._thread.is_alive():
+            if self.done.done():
                 self.check()
                 raise PipelineError("the bolts ended before any spout had started")
             if time.monotonic() > deadline:
@@ -176,17 +167,18 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
         """Cancel the job if it runs, and wait for its thread; not long after Ctrl-C, as Spark ends next."""
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         deadline = time.monotonic() + (INTERRUPTED_SECONDS if interrupted else CANCEL_SECONDS)
-        while self._started and self._thread.is_alive() and time.monotonic() < deadline:
+        while self._thread.is_alive() and time.monotonic() < deadline:
             # Again and again, as the thread may not have come as far as to have a job.
             with suppress(*([Exception] if interrupted else [])):  # Ctrl-C may have cut an answer of the JVM
                 self._context.cancelJobGroup(self._group)
             self._thread.join(_POLL_SECONDS)
 
     def check(self) -> None:
-        """Raise PipelineError if the job has failed."""
-        if self.error is None:
+        """Raise PipelineError if the job, which has ended, has failed."""
+        error = self.done.exception()
+        if error is None:
             return
-        summary, traceback = _root(self.error)
+        summary, traceback = _root(error)
         failure = PipelineError(f"a {self.name} failed: {summary}")
         if traceback:
             failure.add_note(f"In the PySpark task:\n{traceback}")
@@ -194,7 +186,7 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
         raise failure from None
 
 
-def _root(error: Exception) -> tuple[str, str]:
+def _root(error: BaseException) -> tuple[str, str]:
     """Return what a Spark error comes down to, and the traceback of the Python task, if one caused it."""
     lines = str(error).splitlines()
     if _TRACEBACK not in lines:
@@ -206,54 +198,13 @@ def _root(error: Exception) -> tuple[str, str]:
     return next(raised, _TRACEBACK), "\n".join(traceback).rstrip()
 
 
-def _watch(
-    running: int,
-    finished: queue.SimpleQueue[PipelineJob],
-    traffic: Callable[[], Traffic],
-    progress: Progress,
-) -> None:
-    while running:
-        job = next_finished(finished, _POLL_SECONDS)
-        if job is not None:
-            job.check()
-            running -= 1
-        progress.show(traffic())
-
-
-def next_finished(finished: queue.SimpleQueue[PipelineJob], seconds: float) -> PipelineJob | None:
-    """Return a job that has ended; None when none does in so many seconds."""
-    try:
-        return finished.get(timeout=seconds)
-    except queue.Empty:
-        return None
-
-
 def settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
     """Return each worker's ledger once nothing is pending; as it is when that takes too long."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
-        statuses = ask_all(controls)
-        ledgers = {
-            status.worker_id: LedgerSnapshot(
-                status.ledger.accepted,
-                status.ledger.acknowledged,
-                dict(status.ledger.dropped),
-                status.ledger.pending,
-            )
-            for status in statuses
-        }
-        if not any(ledger.pending for ledger in ledgers.values()) or time.monotonic() > deadline:
-            return ledgers
-        time.sleep(_QUICK_POLL_SECONDS)
-
-
-def ask_all(controls: Sequence[ControlClient]) -> list[GetStatusResponse]:
-    """Return the state of each worker; UnreachableError for one that stays silent for DEAD_SECONDS."""
-    return list(map(_status, controls))
+    return settled(lambda: {each.worker_id: ledger_of(each.ledger) for each in map(_status, controls)})
 
 
 def _status(control: ControlClient) -> GetStatusResponse:
-    """Ask a worker; only one that stays silent for DEAD_SECONDS ends the run (UnreachableError)."""
+    """Return the state of a worker; UnreachableError for one that stays silent for DEAD_SECONDS."""
     deadline = time.monotonic() + DEAD_SECONDS
     while True:
         try:
@@ -264,12 +215,9 @@ def _status(control: ControlClient) -> GetStatusResponse:
             time.sleep(_QUICK_POLL_SECONDS)
 
 
-def _traffic(statuses: Sequence[GetStatusResponse], tasks: set[int]) -> Traffic:
-    return Traffic(
-        sent=sum(
-            count.messages for status in statuses for count in status.received if count.source == "client"
-        ),
-        received=sum(
-            task.acknowledged_sequence for status in statuses for task in status.tasks if task.task in tasks
-        ),
-    )
+def _traffic(controls: Sequence[ControlClient], tasks: Collection[int]) -> tuple[int, int]:
+    """Return how many messages workers took from clients, and how many bolts acknowledged, with end marks."""
+    statuses = list(map(_status, controls))
+    sent = sum(each.messages for status in statuses for each in status.received if each.source == "client")
+    received = (task for status in statuses for task in status.tasks if task.task in tasks)
+    return sent, sum(task.acknowledged_sequence for task in received)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import subprocess
@@ -20,6 +21,9 @@ from tuplewire_demos.java import find_java, wrapped_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tuplewire.processes.worker_processes import WorkerProcesses
+    from tuplewire_demos.report import Progress
 
 _JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """A JVM that runs for seconds only starts quickly with these."""
@@ -116,6 +120,32 @@ def local_session(
             raise
         # After an interrupt it is not asked to stop: half an answer of the JVM may be in transit.
         spark.stop()
+
+
+@contextmanager
+def spark_and_workers(
+    topology: str, arguments: argparse.Namespace, cores: int, progress: Progress
+) -> Iterator[tuple[SparkSession, WorkerProcesses]]:
+    """Start Spark and the workers of a topology at the same time; arguments: of the command."""
+    from tuplewire.processes.worker_processes import WorkerProcesses
+
+    progress.stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
+    # After a failed run nobody takes the rest, and after any other there is none.
+    flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
+    # Silence gRPC's connection messages on the user's terminal.
+    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    with ExitStack() as stack:
+        workers = WorkerProcesses(arguments.workers, topology, flags=flags)
+        stack.callback(workers.stop)
+        # Beside Spark, whose start takes longer. They are not talked to before: Spark forks, and that is best
+        # done before this process has anything of gRPC.
+        started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
+        spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf))
+        started.result()
+        for each in workers.endpoints:
+            progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+        yield spark, workers
+        progress.wait("Ending Spark and the workers ...")
 
 
 def _end_jvm() -> None:

@@ -6,13 +6,11 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
@@ -21,18 +19,7 @@ from tuplewire_service.command.parsers import EXIT_CODES
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tuplewire_demos.attachment import WorkerEndpoint
-    from tuplewire_demos.report import Progress
-
-
-class _Result(Protocol):
-    @property
-    def ok(self) -> bool: ...
-
-
-_ResultT = TypeVar("_ResultT", bound=_Result)
+    from tuplewire_demos.report import Findings, Progress
 
 
 def add_flights(jobs: Any, name: str) -> None:
@@ -94,7 +81,7 @@ def _add(
     name: str,
     help_text: str,
     example: str,
-    handler: Callable[[argparse.Namespace], int],
+    run: Callable[[argparse.Namespace, Progress], Findings],
     workers: str = "2",
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = jobs.add_parser(
@@ -103,7 +90,7 @@ def _add(
         description=help_text[0].upper() + help_text[1:] + ".",
         epilog=f"example: {example}. {EXIT_CODES}",
     )
-    parser.set_defaults(handler=partial(_on_own_workers, handler))
+    parser.set_defaults(handler=partial(_run, run))
     parser.add_argument(
         "--verbose", action="store_true", help="show the log's warnings, and what each executor has done"
     )
@@ -121,13 +108,24 @@ def _add(
     return parser
 
 
-def _on_own_workers(handler: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Run a pipeline without this environment's credentials: its workers are its own, and ask for none."""
+def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: argparse.Namespace) -> int:
+    """Run a job; 0 only when its findings are flawless.
+
+    Without this environment's credentials: the workers are its own, and ask for none.
+    """
+    from tuplewire_demos.report import Progress
+
     for each in fields(Credentials):
         os.environ.pop(ENVIRONMENT_PREFIX + each.name.upper(), None)
     if not arguments.verbose:  # a run says itself what has gone wrong
         logging.getLogger("tuplewire").setLevel(logging.ERROR)
-    return handler(arguments)
+    with Progress() as progress:
+        try:
+            found = run(arguments, progress)
+        except KeyboardInterrupt:
+            progress.note("Stopped.")
+            return EXIT_INTERRUPTED
+    return EXIT_OK if found.ok else EXIT_FAILED
 
 
 def _positive(text: str) -> int:
@@ -136,128 +134,47 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _run_flights(arguments: argparse.Namespace) -> int:
-    from tuplewire_demos.flight_input import nyc_flights
-    from tuplewire_demos.input import file_of
-
-    with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
-        return _run_flights_of(path, arguments)
-
-
-def _run_flights_of(path: Path, arguments: argparse.Namespace) -> int:
+def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
     from tuplewire_demos import flights
-    from tuplewire_demos.flight_input import read_header
+    from tuplewire_demos.flight_input import nyc_flights, read_header
+    from tuplewire_demos.input import file_of
+    from tuplewire_demos.local_session import spark_and_workers
 
-    read_header(path)
-    return _run(
-        "flights",
-        arguments,
-        n_bolts=arguments.bolts,
-        placed=flights.assignment_for(arguments.workers, arguments.bolts),
-        runner=lambda spark, workers, progress: flights.run_flights(
-            spark,
-            workers,
-            path=path,
-            n_bolts=arguments.bolts,
-            repeat=arguments.repeat,
-            progress=progress,
-        ),
-        write=lambda result: flights.write_result(sys.stdout, result),
-    )
-
-
-def _run_wordcount(arguments: argparse.Namespace) -> int:
-    from tuplewire_demos.input import check_file, check_output, file_of
-
-    check_output(arguments.output)
-    arguments.workers = arguments.workers or (1 if arguments.mode == "local" else 2)
-    with file_of(arguments.input) as path:
-        check_file(path)
-        return _run_words_of(path, arguments)
-
-
-def _run_words_of(path: Path, arguments: argparse.Namespace) -> int:
-    if arguments.mode != "spark":
-        # Silence gRPC's connection messages on the user's terminal.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from tuplewire_demos.report import Progress
-    from tuplewire_demos.run_wordcount import run_words, run_words_on_spark
-
-    with Progress() as progress:
-        try:
-            if arguments.mode == "spark":
-                result = run_words_on_spark(path, arguments, progress)
-            else:
-                mode = "local" if arguments.mode == "local" else "distributed"
-                result = run_words(path, arguments, mode, progress)
-        except KeyboardInterrupt:
-            progress.note("Stopped.")
-            return EXIT_INTERRUPTED
-    return EXIT_OK if result.ok else EXIT_FAILED
-
-
-def _run(
-    pipeline: str,
-    arguments: argparse.Namespace,
-    *,
-    n_bolts: int,
-    placed: Mapping[int, Sequence[int]],
-    runner: Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], _ResultT],
-    write: Callable[[_ResultT], None],
-) -> int:
-    """Start what the pipeline needs, run it, write its account; 0 only when the account is flawless."""
-    from tuplewire_demos.report import Progress
-
+    n_bolts = arguments.bolts
     cores = arguments.cores or n_bolts + max(2, os.cpu_count() or 1)
     if cores < n_bolts + 1:
         raise ConfigError(
             f"--cores {cores} is too few: {n_bolts} bolts run at the same time, and the spouts need "
             f"one more; give at least {n_bolts + 1}"
         )
-    # When a run has failed nobody will take what is left, and after any other there is nothing left.
-    flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
-    with Progress() as progress:
-        try:
-            result = _launched(pipeline, arguments.workers, flags, cores, placed, runner, write, progress)
-        except KeyboardInterrupt:
-            progress.note("Stopped.")
-            return EXIT_INTERRUPTED
-    return EXIT_OK if result.ok else EXIT_FAILED
+    with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
+        read_header(path)
+        with spark_and_workers(flights.TOPOLOGY, arguments, cores, progress) as (spark, workers):
+            workers.assign(flights.assignment_for(arguments.workers, n_bolts))
+            found = flights.run_flights(
+                spark,
+                workers.endpoints,
+                path=path,
+                n_bolts=n_bolts,
+                repeat=arguments.repeat,
+                progress=progress,
+            )
+            progress.end()
+            flights.write_result(sys.stdout, found)
+    return found
 
 
-def _launched(
-    pipeline: str,
-    n_workers: int,
-    flags: Sequence[str],
-    cores: int,
-    placed: Mapping[int, Sequence[int]],
-    runner: Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], _ResultT],
-    write: Callable[[_ResultT], None],
-    progress: Progress,
-) -> _ResultT:
-    from tuplewire.processes.worker_processes import WorkerProcesses
-    from tuplewire_demos.attachment import WorkerEndpoint
-    from tuplewire_demos.local_session import local_session
+def _run_wordcount(arguments: argparse.Namespace, progress: Progress) -> Findings:
+    from tuplewire_demos.input import check_file, check_output, file_of
 
-    # Silence gRPC's connection messages on the user's terminal.
-    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
-    progress.stage(f"Starting Spark, and {n_workers} worker(s) ...")
-    with ExitStack() as stack:
-        workers = WorkerProcesses(n_workers, pipeline, flags=flags)
-        stack.callback(workers.stop)
-        # Beside Spark, whose start takes longer. They are not talked to before: Spark forks, and that is best
-        # done before this process has anything of gRPC.
-        started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
-        spark = stack.enter_context(local_session(f"tuplewire-{pipeline}", cores=cores, conf=conf))
-        started.result()
-        workers.assign(placed)
-        endpoints = [
-            WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url) for each in workers.endpoints
-        ]
-        for each in endpoints:
-            progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
-        result = runner(spark, endpoints, progress)
-        progress.end()
-        write(result)
-        progress.wait("Ending Spark and the workers ...")
-    return result
+    check_output(arguments.output)
+    arguments.workers = arguments.workers or (1 if arguments.mode == "local" else 2)
+    if arguments.mode != "spark":
+        # Silence gRPC's connection messages on the user's terminal.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from tuplewire_demos.run_wordcount import run_words, run_words_on_spark
+
+    with file_of(arguments.input) as path:
+        check_file(path)
+        run = run_words_on_spark if arguments.mode == "spark" else run_words
+        return run(path, arguments, progress)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_demos.report import Progress
+from tuplewire_demos.report import Progress, settled
 from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
 from tuplewire_demos.words_result import (
     WordCounts,
@@ -37,29 +36,28 @@ _SWITCH_SECONDS = 0.05
 lock loses its turn more often, and all others wait for it: a quarter more time."""
 _FOREVER = 10.0**9
 _PENDING = 5000
-_SETTLE_SECONDS = 10.0
-_POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.25
 
 
-def run_words(path: Path, arguments: argparse.Namespace, mode: str, progress: Progress) -> WordCounts:
-    """Run it, write its account, and return it. mode: "local" or "distributed", of `storm.cluster.mode`.
+def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
+    """Run it in this process or in processes of its own, write its account, and return it.
 
     Raises InputError for a file or directory that cannot be used, and the error by which the topology fails.
     """
     if arguments.cores is not None:
         raise ConfigError("--cores is for Spark; leave it out, or run with --mode spark")
-    if mode == "local":  # the process is this command's own
+    local = arguments.mode == "local"
+    if local:  # the process is this command's own
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
         sys.setswitchinterval(_SWITCH_SECONDS)
     topology = wordcount_topology(path, n_splitters=arguments.splitters, n_counters=arguments.counters)
     conf: dict[str, Any] = {
-        "storm.cluster.mode": mode,
+        "storm.cluster.mode": "local" if local else "distributed",
         "topology.workers": arguments.workers,
         "topology.max.spout.pending": _PENDING,
     }
-    where = "processes" if mode == "distributed" else "workers of this process"
+    where = "workers of this process" if local else "processes"
     progress.stage(f"Starting {arguments.workers} {where} ...")
     with cluster_of(conf) as cluster:
         running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
@@ -69,10 +67,10 @@ def run_words(path: Path, arguments: argparse.Namespace, mode: str, progress: Pr
         with _shown_while(running, sum(wanted.values()), progress):
             captured = running.finish(_FOREVER)
         seconds = time.monotonic() - started
-        executors, ledgers = running.status().executors, _settled_ledgers(running)
+        executors, ledgers = running.status().executors, settled(running.ledgers)
     counts = dict(captured.tuples(COUNTS))
     skipped = skipped_lines(path, captured.tuples(SKIPPED))
-    result = WordCounts(counts, differences_of(counts, wanted), skipped, seconds, executors, ledgers)
+    result = WordCounts(differences_of(counts, wanted), skipped, ledgers, counts, seconds, executors)
     return _account(arguments, result, progress)
 
 
@@ -102,35 +100,25 @@ def _shown_while(
 def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
     """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
     from tuplewire.connection.control_client import ControlClient
-    from tuplewire.processes.worker_processes import WorkerProcesses
     from tuplewire_demos.jobs import settled_ledgers
-    from tuplewire_demos.local_session import local_session
+    from tuplewire_demos.local_session import spark_and_workers
     from tuplewire_demos.words_spark import count_words
 
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     topology = wordcount_topology(
         path, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
     )
-    progress.stage("Starting Spark ...")
-    # Silence gRPC's connection messages on the user's terminal.
-    quiet = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
-    # Spark first: it forks, which is best done before this process talks to any worker.
-    with local_session("tuplewire-wordcount", cores=cores, conf=quiet) as spark:
-        progress.stage(f"Starting {arguments.workers} worker(s) ...")
-        # When a run has failed nobody will take what is left, and after any other there is nothing left.
-        with WorkerProcesses(arguments.workers, "wordcount", flags=["--drain-seconds=1"]) as workers:
-            for each in workers.endpoints:
-                progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
-            addresses = [each.unix_address for each in workers.endpoints]
-            conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
-            started = time.monotonic()
-            counts, skipped, executors = count_words(spark, topology, addresses, conf, progress)
-            seconds = time.monotonic() - started
-            with ExitStack() as stack:
-                ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
+    with spark_and_workers("wordcount", arguments, cores, progress) as (spark, workers):
+        addresses = [each.unix_address for each in workers.endpoints]
+        conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
+        started = time.monotonic()
+        counts, skipped, executors = count_words(spark, topology, addresses, conf, progress)
+        seconds = time.monotonic() - started
+        with ExitStack() as stack:
+            ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
     progress.stage("Comparing with collections.Counter ...")
     differences = differences_of(counts, expected_counts(path))
-    result = WordCounts(counts, differences, skipped_lines(path, skipped), seconds, executors, ledgers)
+    result = WordCounts(differences, skipped_lines(path, skipped), ledgers, counts, seconds, executors)
     return _account(arguments, result, progress)
 
 
@@ -141,13 +129,3 @@ def _account(arguments: argparse.Namespace, result: WordCounts, progress: Progre
         write_csv(arguments.output, result.counts)
         print(f"All {len(result.counts):,} words are in {arguments.output} (CSV)")
     return result
-
-
-def _settled_ledgers(running: LocalTopology | DistributedTopology) -> dict[str, LedgerSnapshot]:
-    """Return the ledgers once nothing is pending, or after a while: acknowledgements come last."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while True:
-        ledgers = running.ledgers()
-        if not any(ledger.pending for ledger in ledgers.values()) or time.monotonic() > deadline:
-            return ledgers
-        time.sleep(_POLL_SECONDS)

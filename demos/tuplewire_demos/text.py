@@ -52,13 +52,7 @@ class SkipTally:
         return rows.filter(problems.is_null())
 
 
-REPORT = (
-    "source int, messages bigint, crossed bigint, rows bigint, seconds double, skipped bigint, "
-    "first array<struct<id: bigint, problem: string, text: string>>"
-)
-"""What a spout yields when it has ended: one row of this."""
-
-_REPORT = pa.schema(
+REPORT = pa.schema(
     [
         ("source", pa.int32()),
         ("messages", pa.int64()),
@@ -69,6 +63,7 @@ _REPORT = pa.schema(
         ("first", pa.list_(pa.struct([("id", pa.int64()), ("problem", pa.string()), ("text", pa.string())]))),
     ]
 )
+"""What a spout yields when it has ended: one row of this."""
 
 
 def report(tally: SkipTally, **numbers: float) -> pa.RecordBatch:
@@ -78,7 +73,7 @@ def report(tally: SkipTally, **numbers: float) -> pa.RecordBatch:
     own. rows: what was in them. seconds: what it took to pack and send them, until all were acknowledged.
     """
     row = {**numbers, "skipped": tally.count, "first": tally.first}
-    return pa.RecordBatch.from_pylist([row], _REPORT)
+    return pa.RecordBatch.from_pylist([row], REPORT)
 
 
 def skipped_rows(lines: DataFrame, reports: Sequence[Row]) -> SkippedRows:

@@ -6,14 +6,12 @@ import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
-from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_demos.input import SHOWN_ROWS, InputError, SkippedRow, SkippedRows
-from tuplewire_demos.report import is_clean, write_ledgers, write_skipped
+from tuplewire_demos.report import Findings
 from tuplewire_demos.words import lines_of
 from tuplewire_service.command.terminal import write_table, write_text
 from tuplewire_topology.running.statistics import ExecutorStatistics
@@ -23,20 +21,12 @@ SHOWN_DIFFERENCES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class WordCounts:
-    """A finished run. executors, ledgers: as they were when all was done; ledgers by worker."""
+class WordCounts(Findings):
+    """A finished run. executors: as they were when all was done."""
 
     counts: Mapping[str, int]
-    differences: Sequence[str]
-    skipped: SkippedRows
     seconds: float
     executors: Sequence[ExecutorStatistics]
-    ledgers: Mapping[str, LedgerSnapshot]
-
-    @property
-    def ok(self) -> bool:
-        """Whether the answer is right, and every ledger adds up with nothing dropped or pending."""
-        return not self.differences and all(map(is_clean, self.ledgers.values()))
 
 
 def expected_counts(path: Path) -> Counter[str]:
@@ -97,46 +87,27 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
     write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
     if len(result.counts) > len(common):
         stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
-    account = StringIO()
-    _write_account(account, result)
-    write_text(stream, f"\n{account.getvalue()}")
+    words = sum(result.counts.values())
+    rate = words / max(result.seconds, 0.001)
+    lines = ["", *result.lines("collections.Counter on the same lines")]
+    lines.append(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s")
+    write_text(stream, "".join(f"{line}\n" for line in lines))
     if verbose:
         stream.write("\n")
         _write_executors(stream, result.executors)
 
 
-def _write_account(stream: TextIO, result: WordCounts) -> None:
-    write_skipped(stream, result.skipped)
-    if result.differences:
-        stream.write("This is NOT what collections.Counter gives on the same lines:\n")
-        stream.writelines(f"  {difference}\n" for difference in result.differences)
-    else:
-        stream.write("Equal to collections.Counter on the same lines: yes\n")
-    write_ledgers(stream, result.ledgers)
-    words = sum(result.counts.values())
-    rate = words / max(result.seconds, 0.001)
-    stream.write(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s\n")
-
-
 def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
     """Write what each executor has done, in tuples."""
+    names = ("emitted", "transferred", "executed", "acked", "failed")
     write_table(
         stream,
-        ("executor", "tasks", "emitted", "transferred", "executed", "acked", "failed"),
+        ("executor", "tasks", *names),
         (
             (
                 each.component,
                 f"{each.tasks[0]}-{each.tasks[-1]}",
-                *(
-                    f"{number:,}"
-                    for number in (
-                        each.counts.emitted,
-                        each.counts.transferred,
-                        each.counts.executed,
-                        each.counts.acked,
-                        each.counts.failed,
-                    )
-                ),
+                *(f"{getattr(each.counts, name):,}" for name in names),
             )
             for each in sorted(executors, key=lambda each: (each.component, each.tasks[0]))
         ),

@@ -12,9 +12,8 @@ import pytest
 from helpers.warm_spark import WarmSpark
 from pyspark.sql import SparkSession
 
-from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_demos import flights
-from tuplewire_demos.attachment import WorkerEndpoint
 from tuplewire_demos.local_session import local_session
 
 CORES = 6
@@ -25,7 +24,7 @@ class Running:
     """Workers that have their tasks."""
 
     local: WorkerProcesses
-    endpoints: list[WorkerEndpoint]
+    endpoints: list[Endpoint]
 
 
 Launch = Callable[[str, Mapping[int, Sequence[int]]], AbstractContextManager[Running]]
@@ -36,10 +35,7 @@ def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Ru
     # After a failed run nobody will take what is left.
     with WorkerProcesses(count=len(placed), topology=topology, flags=["--drain-seconds=1"]) as local:
         local.assign(placed)
-        yield Running(
-            local,
-            [WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url) for each in local.endpoints],
-        )
+        yield Running(local, local.endpoints)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -249,7 +249,7 @@ def test_failing_spout_ends_the_run(spark: SparkSession, launch: Any, quiet: Pro
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1, 2], bolt, "id bigint"),
-                spouts=lambda: spark.range(2).mapInArrow(spout, "id bigint"),
+                spouts=spark.range(2).mapInArrow(spout, "id bigint"),
                 tasks=[1, 2],
                 progress=quiet,
             )
@@ -280,7 +280,7 @@ def test_failing_bolt_ends_the_run(spark: SparkSession, launch: Any, quiet: Prog
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1], bolt, "id bigint"),
-                spouts=lambda: spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
+                spouts=spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
                 tasks=[1],
                 progress=quiet,
             )
@@ -311,7 +311,7 @@ def test_missing_message_is_noticed(spark: SparkSession, launch: Any, quiet: Pro
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1], bolt, "id bigint"),
-                spouts=lambda: spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
+                spouts=spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
                 tasks=[1],
                 progress=quiet,
             )
@@ -347,7 +347,7 @@ def test_dead_worker_ends_the_run(spark: SparkSession, launch: Any, quiet: Progr
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1, 2], bolt, "id bigint"),
-                spouts=lambda: spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
+                spouts=spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
                 tasks=[1, 2],
                 progress=quiet,
             )
