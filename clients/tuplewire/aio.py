@@ -58,13 +58,13 @@ class Client(BaseClient):
 
         If it is cancelled, nothing is accepted.
         """
-        sender = self._connected()
+        buffer = self._connected()
         if self._observer is not None and self._observer.samples():
             groups = as_groups(messages, payload, self.source, key, headers)
-            with self._observer.sending(groups, self.address, sender.max_message_bytes) as sent:
-                await sender.send_async(sent, timeout)
-        elif key is not None or headers or not sender.send_one(messages, payload, self.source):
-            await sender.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
+            with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
+                await buffer.send_async(sent, timeout)
+        elif key is not None or headers or not buffer.send_one(messages, payload, self.source):
+            await buffer.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
@@ -72,7 +72,7 @@ class Client(BaseClient):
         If it is cancelled, messages stay pending, and may still arrive.
         """
         if self._sender is not None:
-            await self._sender.flush_async(self._settings.flush_patience(timeout))
+            await self._sender.buffer.flush_async(self._settings.flush_patience(timeout))
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
@@ -87,7 +87,7 @@ class Client(BaseClient):
         self._closed = True
         for receiver in list(self._receivers):
             await _on_messaging_loop(receiver.close())
-        if self._sender is not None and not self._sender.ended:
+        if self._sender is not None and not self._sender.buffer.ended:
             await _on_messaging_loop(self._sender.close_async(patience))
             self._tell_given_up(self._sender, patience)
 

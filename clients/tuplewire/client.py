@@ -15,7 +15,9 @@ from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.resumable import Identity
+from tuplewire.connection.send_buffer import SendBuffer
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import Dial
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.credentials import Credentials
@@ -93,12 +95,12 @@ class BaseClient(Live):
     def _forget(self) -> None:
         """Be a client that has not connected yet, in this process."""
         self._process = _process
-        self._unobserved: Sender | None = None
-        """The sender if tracing is off: send() need not look for an observer then."""
+        self._unobserved: SendBuffer | None = None
+        """The sender's buffer if tracing is off: send() need not look for an observer then."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._id = self._client_id or str(uuid.uuid4())
-        self._sender: Sender | None = None
-        self._made: Sender | None = None
+        self._sender: SendingEnd | None = None
+        self._made: SendingEnd | None = None
         self._observer: Observer | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
@@ -112,13 +114,12 @@ class BaseClient(Live):
             raise ClosedError("the client is closed")
         return Identity(self.topology, self._id, self._incarnation or time.time_ns())
 
-    def _new_sender(self) -> Sender:
+    def _new_sender(self) -> SendingEnd:
         """Return a sender that has not begun to connect."""
-        thread = messaging_loop()
-        sender = Sender(self.address, self._identity(), self._settings, thread.loop, self._dial())
         self._observer = self._observing()
-        sender.receiver_id = self._worker_id
-        return sender
+        return SendingEnd(
+            self.address, self._identity(), self._settings, messaging_loop(), self._dial(), self._worker_id
+        )
 
     def _receive(
         self, tasks: int | Iterable[int], timeout: float | None
@@ -127,8 +128,9 @@ class BaseClient(Live):
         if self._process is not _process:
             self._forget()
         timeout, named, thread = checked_timeout(timeout), check_tasks(tasks), messaging_loop()
-        receiver = Receiver(self.address, self._identity(), named, self._settings, thread.loop, self._dial())
-        receiver.receiver_id = self._worker_id
+        receiver = Receiver(
+            self.address, self._identity(), named, self._settings, thread.loop, self._dial(), self._worker_id
+        )
         thread.begin(receiver)
         self._receivers.add(receiver)
         return receiver, timeout, self._observing()
@@ -140,12 +142,12 @@ class BaseClient(Live):
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
 
     @staticmethod
-    def _tell_given_up(sender: Sender, patience: float) -> None:
+    def _tell_given_up(sender: SendingEnd, patience: float) -> None:
         """Raise FlushTimeoutError where a close has given messages up that it has waited for."""
-        messages = sender.ledger().dropped.get(DropReason.CLOSED, 0)
+        messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
         if messages and patience:
             raise FlushTimeoutError(
-                f"{messages} messages were not acknowledged after {patience:g} s{sender.trouble}; they are "
+                f"{messages} messages were not acknowledged after {patience:g} s{sender.trouble()}; they are "
                 "given up, and may still arrive"
             )
 
@@ -154,7 +156,7 @@ class BaseClient(Live):
 
         It does not wait for a worker out of reach once more, after a flush has done so in vain.
         """
-        waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble
+        waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble()
         return 0.0 if waited else self._settings.patience_after_error
 
     @overload
@@ -176,20 +178,20 @@ class BaseClient(Live):
 
         tuplewire.aio.Client needs a running loop for it.
         """
-        sender = self._connected()
+        buffer = self._connected()
         if self._observer is not None and self._observer.samples():
             groups = as_groups(messages, payload, self.source, key, headers)
-            sending = self._observer.sending(groups, self.address, sender.max_message_bytes)
-            accepted = sender.offer(sending.groups)
+            sending = self._observer.sending(groups, self.address, buffer.window.max_message_bytes)
+            accepted = buffer.offer(sending.groups)
             if accepted:  # otherwise nothing was done; what does not end is never seen
                 sending.end(None)
             return accepted
-        if key is None and not headers and sender.send_one(messages, payload, self.source):
+        if key is None and not headers and buffer.send_one(messages, payload, self.source):
             return True
-        return sender.offer(as_groups(messages, payload, self.source, key, headers))
+        return buffer.offer(as_groups(messages, payload, self.source, key, headers))
 
-    def _connected(self) -> Sender:
-        """Return the sender, which has begun to connect; ClosedError once the client is closed."""
+    def _connected(self) -> SendBuffer:
+        """Return the buffer of the sender, which has begun to connect; ClosedError after close()."""
         if self._process is not _process:
             self._forget()
         if self._sender is None or self._closed:
@@ -202,14 +204,14 @@ class BaseClient(Live):
                     messaging_loop().begin(made)
                     owe_goodbye(self, made)
                     self._sender = made  # after an interrupt before it, the same one is begun again
-                    self._unobserved = made if self._observer is None else None
-        return self._sender
+                    self._unobserved = made.buffer if self._observer is None else None
+        return self._sender.buffer
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""
         if self._sender is None or self._process is not _process:
             return LedgerSnapshot()
-        return self._sender.ledger()
+        return self._sender.buffer.ledger()
 
     @property
     def perhaps_lost(self) -> int:
@@ -218,7 +220,7 @@ class BaseClient(Live):
         They count among the acknowledged. It rises, with a line in the log, once a worker answers again that
         has died; never with ack_mode="processed".
         """
-        return 0 if self._sender is None else self._sender.counts.perhaps_lost
+        return 0 if self._sender is None else self._sender.receipts.perhaps_lost
 
 
 class Client(BaseClient):
@@ -279,16 +281,16 @@ class Client(BaseClient):
             ClosedError: The client is closed.
             RefusedError: The session has ended for this reason.
         """
-        sender = self._unobserved
-        if sender is None or self._process is not _process:
-            sender = self._connected()
+        buffer = self._unobserved
+        if buffer is None or self._process is not _process:
+            buffer = self._connected()
             if self._observer is not None and self._observer.samples():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, sender.max_message_bytes) as sent:
-                    sender.send(sent, timeout=timeout)
+                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
+                    buffer.send(sent, timeout=timeout)
                 return
-        if key is not None or headers or not sender.send_one(messages, payload, self.source):
-            sender.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
+        if key is not None or headers or not buffer.send_one(messages, payload, self.source):
+            buffer.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged, or was given up as `overflow` says.
@@ -302,7 +304,7 @@ class Client(BaseClient):
             RefusedError: The session has ended for this reason.
         """
         if self._sender is not None and self._process is _process:
-            self._sender.flush(self._settings.flush_patience(timeout))
+            self._sender.buffer.flush(self._settings.flush_patience(timeout))
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks of the worker; iterate over the result to get batches.
@@ -334,8 +336,8 @@ class Client(BaseClient):
             sender = self._sender or self._made
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
-        if sender is not None and not sender.ended:
-            sender.run(sender.close_async(patience))
+        if sender is not None and not sender.buffer.ended:
+            sender.close(patience)
             self._tell_given_up(sender, patience)
 
     def __enter__(self) -> Self:

@@ -8,17 +8,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from helpers.hand_loop import HandLoop, HandThread, process_name
-from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.resumable import Identity
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
+from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import SessionSettings
-from tuplewire_service.messaging.base import IConnectionCallback, IContext
-from tuplewire_service.messaging.relay_client import RelayClient
+from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import ServerStream, code_of
-from tuplewire_service.messaging.streamed_transport import StreamedServer
+from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 HOST = "127.0.0.1"
@@ -255,35 +256,45 @@ class _NetworkServer(StreamedServer):
         await self._network.close(self._addresses[0], grace)
 
 
-class NetworkContext(IContext):
+class NetworkContext(StreamedContext):
     """The IContext of one worker, over a Network."""
 
     def __init__(self, network: Network, settings: TransportSettings) -> None:
+        super().__init__()
         self._network = network
         self._settings = settings
-        self._connections = 0
 
-    def prepare(self, conf: Mapping[str, Any]) -> None:
-        """See IContext. The settings are given already."""
-
-    def bind(
-        self, topology_id: str, port: int, callback: IConnectionCallback | None = None
-    ) -> _NetworkServer:
+    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> _NetworkServer:
         return _NetworkServer(self._network, topology_id, port, self._settings, callback)
 
-    def connect(self, topology_id: str, host: str, port: int) -> RelayClient:
+    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+        del topology_id  # the hello names it
+        return self._network.dial(f"{host}:{port}")
+
+    def connect(
+        self,
+        topology_id: str,
+        host: str,
+        port: int,
+        receiver_id: str = "",
+        events: SendEvents | None = None,
+    ) -> StreamedClient:
+        """Connect on the network's loop, under an id that is the same in each run."""
         self._connections += 1
-        settings = self._settings
-        identity = Identity(
-            topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
+        settings, dial = self._settings, self._dial(topology_id, host, port)
+        sender_id = f"{settings.worker_id}/{self._connections}"
+        identity = Identity(topology_id, sender_id, settings.incarnation, worker=True)
+        address, thread = f"{host}:{port}", self._network.thread
+        return StreamedClient(
+            SendingEnd(address, identity, settings.session, thread, dial, receiver_id, events)
         )
-        address, network = f"{host}:{port}", self._network
-        return RelayClient(network.thread, address, identity, settings.session, network.dial(address))
 
     def term(self) -> None:
         """See IContext. A drain or a kill has closed everything."""
 
 
-def sender(network: Network, address: str, identity: Identity, settings: SessionSettings) -> Sender:
+def sender(
+    network: Network, address: str, identity: Identity, settings: SessionSettings, events: SendEvents
+) -> SendingEnd:
     """Return a sending session to an address."""
-    return Sender(address, identity, settings, network.loop, network.dial(address))
+    return SendingEnd(address, identity, settings, network.thread, network.dial(address), events=events)

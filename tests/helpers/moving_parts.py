@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from helpers.memory_network import HOST, Network, sender
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.sender import Identity
+from tuplewire.connection.resumable import Identity
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot, Settled
+from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.worker import Worker
@@ -109,8 +110,8 @@ class Program:
             ack_mode=mode,
         )
         identity = Identity(TOPOLOGY, f"p{number}", 1)
-        self.sender = sender(network, address_of(self.worker), identity, session)
-        self.sender.attach(self._settled, lambda _: None)
+        events = SendEvents(settled=self._settled)
+        self.sender = sender(network, address_of(self.worker), identity, session, events)
         self.sender.start()
 
     def _settled(self, settled: Sequence[Settled]) -> None:

@@ -16,7 +16,7 @@ from helpers.hostile import SEND, frame, hello
 from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, numbered, one_worker, queued
 
 from tuplewire import Client
-from tuplewire.connection import sending_end
+from tuplewire.connection import receipts
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
@@ -207,12 +207,12 @@ def test_programs_that_end_anyhow_leave_no_share(worker: Endpoint) -> None:
 def flows_of(client: Client) -> int:
     """Return how many flows a client's sender has an account of."""
     assert client._sender is not None
-    return len(client._sender._window._flows)
+    return len(client._sender.buffer.window._flows)
 
 
 def test_accounts_come_and_go(worker: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides forget the tasks that are not sent to any more, and begin to count anew when they are."""
-    monkeypatch.setattr(sending_end, "CLOSE_UNUSED_SECONDS", 0.2)
+    monkeypatch.setattr(receipts, "CLOSE_UNUSED_SECONDS", 0.2)
     with Client(worker.address, topology=TOPOLOGY) as client, client.recv(range(1000)) as subscription:
 
         def forgotten() -> bool:

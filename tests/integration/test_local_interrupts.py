@@ -86,7 +86,7 @@ def test_interrupted_sends(on_alarm: OnAlarm, act: Callable[[Any, int], int]) ->
     with pair() as (numbers, connect):
         sender = connect()
         sender.send(TASK, b"0")
-        sender.flush(30)
+        sender.end.buffer.flush(30)
         while interrupts < INTERRUPTS and number < MOST:
             try:
                 signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-4))
@@ -97,7 +97,7 @@ def test_interrupted_sends(on_alarm: OnAlarm, act: Callable[[Any, int], int]) ->
             except Interrupted:
                 interrupts += 1
         assert interrupts > 100, "too few to say anything"
-        sender.flush(60)
+        sender.end.buffer.flush(60)
         balance = sender.statistics().ledger
         assert balance.accepted == balance.acknowledged
         numbers.check(balance.accepted)
@@ -114,11 +114,11 @@ def test_interrupted_flushes(on_alarm: OnAlarm) -> None:
                 signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 1e-3))
                 sender.send(TASK, b"%d" % number)
                 for _ in range(FLUSHES):
-                    sender.flush(30)
+                    sender.end.buffer.flush(30)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupted:
                 pass
-        sender.flush(60)
+        sender.end.buffer.flush(60)
         balance = sender.statistics().ledger
         assert balance.accepted == balance.acknowledged
         numbers.check(balance.accepted)
@@ -162,7 +162,7 @@ def test_a_signal_handler_may_send_and_flush(on_alarm: OnAlarm) -> None:
             sender.send(TASK, b"1000000000")
             assert sender.try_send(TASK, b"1000000000")
             if not len(last_words) % 10:
-                sender.flush(30)
+                sender.end.buffer.flush(30)
             last_words.append(1)
             if not ended:  # an alarm may have come just before the timer was stopped
                 signal.setitimer(signal.ITIMER_REAL, 1e-4)
@@ -175,7 +175,7 @@ def test_a_signal_handler_may_send_and_flush(on_alarm: OnAlarm) -> None:
             sent += 1
         ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sender.flush(60)
+        sender.end.buffer.flush(60)
         assert len(last_words) > 1
         assert sender.statistics().ledger.acknowledged == sent + 2 * len(last_words)
         eventually(lambda: len(numbers.received) == sent + 2 * len(last_words), 30)
@@ -195,8 +195,8 @@ def test_a_signal_handler_may_close(on_alarm: OnAlarm) -> None:
                 for each in count():
                     sender.send(TASK, b"%d" % (number * 1_000_000 + each))
                     if not each % 10:
-                        sender.flush(30)
-            sender.flush(30)
+                        sender.end.buffer.flush(30)
+            sender.end.buffer.flush(30)
             balance = sender.statistics().ledger
             assert balance.balanced
             assert balance.dropped["closed"] <= 1  # the one in which it was closed

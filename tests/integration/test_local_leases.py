@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tuplewire.connection import sending_end
+from tuplewire.connection import receipts
 from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.messaging import receiving_end
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
@@ -74,13 +74,13 @@ def test_senders_that_are_gone_take_no_share(size: int) -> None:
         for _ in range(SENDERS):
             sender = connect(context, server)
             sender.send(1, b"x" * size)
-            sender.flush(10)
+            sender.end.buffer.flush(10)
             sender.close()
         eventually(lambda: server.statistics().sessions == 0, 10)
         sender = connect(context, server)
         for _ in range(WINDOW - SENDERS):
             sender.send(1, b"x" * size)
-        sender.flush(10)
+        sender.end.buffer.flush(10)
         assert queue.messages == WINDOW
 
 
@@ -91,7 +91,7 @@ def test_sources_are_forgotten() -> None:
         first, second = connect(sending, server), connect(sending, server)
         for sender in (first, second):
             sender.send(1, b"x")
-            sender.flush(10)
+            sender.end.buffer.flush(10)
         first.close()
         assert [(each.source, each.messages) for each in server.statistics().received] == [("peer", 2)]
         second.close()
@@ -122,28 +122,28 @@ def test_a_limit_of_sessions_is_told(
         senders = [connect(context, server) for _ in range(3)]
         for sender in senders[:2]:
             sender.send(1, b"x")
-            sender.flush(10)
+            sender.end.buffer.flush(10)
         senders[2].send(1, b"x")
         with pytest.raises(FlushTimeoutError, match="2 senders are connected already"):
-            senders[2].flush(0.3)
+            senders[2].end.buffer.flush(0.3)
         senders[0].close()
-        senders[2].flush(10)
+        senders[2].end.buffer.flush(10)
 
 
 def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides forget the tasks that are not sent to any more, also where nothing at all is sent."""
-    monkeypatch.setattr(sending_end, "CLOSE_UNUSED_SECONDS", 0.2)
+    monkeypatch.setattr(receipts, "CLOSE_UNUSED_SECONDS", 0.2)
     with prepared() as context:
         server = context.bind(TOPOLOGY, 0, Recorder())
         sender = connect(context, server)
         for task in range(1000, 2000):
             sender.send(task, b"x")
-        sender.flush(10)
+        sender.end.buffer.flush(10)
         (session,) = sessions_of(server)
         assert len(session.state.credit._accounts) == 1000
         eventually(lambda: not session.state.credit._accounts, 20)
         sender.send(1, b"x")
-        sender.flush(10)
+        sender.end.buffer.flush(10)
 
 
 def sessions_of(server: StreamedServer) -> list[Any]:

@@ -60,12 +60,13 @@ async def _exchange(worker: Endpoint) -> None:
         for client in clients.values():
             client.try_send([])  # connects
         for client in clients.values():
-            sender = client._connected()
-            await sender._moved.wait_for_async(lambda sender=sender: sender.connected)  # type: ignore[misc]
+            sender = client._sender
+            assert sender is not None
+            await asyncio.to_thread(eventually, lambda sender=sender: sender.connected)
         seen = asyncio.create_task(_consume(worker))
         await asyncio.gather(*(_send(source, client) for source, client in clients.items()))
         assert _threads(worker) <= before + MORE_THREADS
-        assert all(client._connected().counts.connections == 1 for client in clients.values())
+        assert all(client._sender and client._sender.counts.connections == 1 for client in clients.values())
         sequences = await seen
         assert sequences.problems == []
         assert sequences.next == {(source, _task(source)): BATCH * BATCHES for source in clients}

@@ -32,7 +32,6 @@ from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
 
-
 TWO = {"topology.workers": 2, "tuplewire.worker.receive_queue_messages": 64}
 
 

@@ -215,7 +215,7 @@ class Cluster(RuleBasedStateMachine):
         groups = [
             numbered(task, program.source, program.offered[task], 3 * much, padding=which) for task in tasks
         ]
-        if self.loop.inside(lambda: program.sender.offer(groups), f"p{program.worker}"):
+        if self.loop.inside(lambda: program.sender.buffer.offer(groups), f"p{program.worker}"):
             for task in tasks:
                 program.offered[task] += 3 * much
 
@@ -357,11 +357,11 @@ class Cluster(RuleBasedStateMachine):
         """Every ledger balances, in every state, and nothing is dropped."""
         self._look_at_drains()
         for program in self.programs:
-            ledger = program.sender.ledger()
+            ledger = program.sender.buffer.ledger()
             assert ledger.balanced, str(ledger)
             assert ledger.accepted == sum(program.offered.values())
             assert ledger.acknowledged == sum(program.settled.values())
-            assert program.sender.failed is None, program.sender.failed
+            assert program.sender.buffer.failed is None, program.sender.buffer.failed
         for host in self.hosts:
             if host.worker is not None:
                 ledger = host.worker.snapshot().ledger
@@ -400,12 +400,12 @@ class Cluster(RuleBasedStateMachine):
         if any(host.version < len(self.assignments) for host in self.hosts):
             return False
         workers = [host.worker for host in self.hosts if host.worker is not None]
-        return not any(program.sender.pending_messages for program in self.programs) and not any(
+        return not any(program.sender.buffer.pending_messages for program in self.programs) and not any(
             worker.snapshot().ledger.pending or worker.snapshot().moving_tasks for worker in workers
         )
 
     def _stuck(self) -> str:
-        lines = [f"{program.source}: {program.sender.ledger()}" for program in self.programs]
+        lines = [f"{program.source}: {program.sender.buffer.ledger()}" for program in self.programs]
         lines += [f"{host.process}: {host.worker and host.worker.snapshot()}" for host in self.hosts]
         return "\n".join(["it does not settle:", *lines, *map(repr, self.network.links)])
 

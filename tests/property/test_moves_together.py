@@ -90,7 +90,9 @@ class Cluster:
         """Have a program send some messages, where it has room."""
         program = self.programs[number % len(self.programs)]
         group = numbered(TASK, program.source, program.offered[TASK], count, padding=count)
-        if self.loop.inside(lambda: program.sender.offer([group]), f"p{program.source - FIRST_SOURCE}"):
+        if self.loop.inside(
+            lambda: program.sender.buffer.offer([group]), f"p{program.source - FIRST_SOURCE}"
+        ):
             program.offered[TASK] += count
 
     def deliver(self, which: int, count: int) -> None:

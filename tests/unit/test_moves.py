@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, Successor
 from tuplewire.session.receive import AckUpdate, Opened
@@ -14,7 +15,6 @@ from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
 
@@ -48,9 +48,9 @@ class Route:
         self.window = SendWindow(SessionSettings())
         initial = Grant(0, PLENTY, PLENTY, 0)
         self.window.opened(Opened(1, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
-        self.all_released, self.route_before = self.window.all_released, self.window.route_before
+        self.receipts = self
 
-    def watch_releases(self, tasks: list[int]) -> None:
+    def watch(self, tasks: list[int]) -> None:
         """Take note of nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:
@@ -78,7 +78,7 @@ def moving(*routes: Route) -> Moves:
     """Return the moves of a worker whose task had these former owners."""
     moves = Moves(OWN)
     for route in routes:
-        moves.turn(TASK, PEER, cast("RelayClient", route))
+        moves.turn(TASK, PEER, cast("SendingEnd", route))
     return moves
 
 
@@ -98,7 +98,7 @@ def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Note where messages of another worker went."""
     move = moves._moves[TASK]
     assert move is not None
-    move.went(group, cast("InboundSession", WORKER), cast("RelayClient | None", route))
+    move.went(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
 
 
 def free(moves: Moves) -> list[int]:
@@ -164,7 +164,7 @@ def test_our_own_come_around_too() -> None:
     moves = moving(route)
     back = messages(1, passed_on=1, worker=OWN)
     went(moves, back, other)
-    moves.turn(TASK, PEER, cast("RelayClient", other))
+    moves.turn(TASK, PEER, cast("SendingEnd", other))
     other.send(back.passed_on(OWN))
     assert held(moves, messages(3), PROGRAM)
     assert follows(moves, messages(2, passed_on=1, worker=OWN), WORKER, other)
@@ -186,7 +186,7 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
     route = Route()
     route.send(earlier)
-    behind = route.route_before(TASK, (OTHER,), 2)
+    behind = route.window.route_before(TASK, (OTHER,), 2)
     assert behind == route_of(earlier.forwarded)
     assert later.passed_on(OTHER, behind).flow == earlier.flow
     assert messages(2, passed_on=4).passed_on(OTHER, behind).flow == messages(2, passed_on=5).flow
@@ -211,9 +211,9 @@ def test_a_way_that_is_given_up_holds_nobody() -> None:
     route.send(messages(1))
     moves = moving(route)
     assert held(moves, messages(2), PROGRAM)
-    moves.give_up(cast("RelayClient", Route()), [])
+    moves.give_up(cast("SendingEnd", Route()), [])
     assert free(moves) == []
-    moves.give_up(cast("RelayClient", route), [])
+    moves.give_up(cast("SendingEnd", route), [])
     assert free(moves) == [2]
 
 
@@ -227,7 +227,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route.window.take_back()
     assert moves._moves[TASK].holds(messages(3), WORKER)
     assert moves.done(moves.among()) == []
-    moves.give_up(cast("RelayClient", route), [])
+    moves.give_up(cast("SendingEnd", route), [])
     assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
     assert TASK not in moves
 
@@ -238,10 +238,10 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
     first = messages(1, 3)
     other.send(first)
     moves = moving(other)
-    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("RelayClient", ended))
+    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("SendingEnd", ended))
     moves.lose({("w2", "127.0.0.1:2")})
     left = [(messages(4), PROGRAM), (messages(9), WORKER)]
-    handed_back = moves.give_up(cast("RelayClient", ended), cast("Any", left))
+    handed_back = moves.give_up(cast("SendingEnd", ended), cast("Any", left))
     assert [group.entry_sequence for group, _ in handed_back] == [9]
     other.consume(first, 3)
     assert free(moves) == [4]

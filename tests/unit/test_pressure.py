@@ -58,9 +58,7 @@ class Clock:
 
 def session_of(window: Window, outbound: OutboundPressure) -> SendingPressure:
     """Return what keeps watch over a window."""
-    session = SendingPressure(cast("Any", window), lambda: Clock.now)
-    session.tell(outbound)
-    return session
+    return SendingPressure(cast("Any", window), lambda: Clock.now, outbound)
 
 
 class Window:

@@ -9,10 +9,10 @@ import pytest
 
 from tuplewire import TaskGroup
 from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
-from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -41,10 +41,10 @@ class _Program:
 def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Program, list[Any]]:
     """Send two messages each to tasks 0, 1 and 2 where every connection fails with this error."""
 
-    def forward(*_: object, **__: object) -> bool:
+    def offer(*_: object, **__: object) -> bool:
         raise error
 
-    monkeypatch.setattr(RelayClient, "forward", forward)
+    monkeypatch.setattr(SendBuffer, "offer", offer)
     program, defects = _Program(), []
 
     async def main() -> Router:

@@ -235,7 +235,7 @@ def test_a_lost_connection_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
     async def act(router: Router) -> None:
         monkeypatch.setattr(router, "_renew_ended", lambda: looked.append(router))
         connection: Any = router.connections.get(THERE.peer)
-        connection._when_lost()
+        connection._events.lost()
         assert looked == []  # in a turn of its own
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -112,7 +112,7 @@ def test_off_means_no_observer() -> None:
         context = LocalContext()
         router = Worker(WorkerSettings(worker_id="w", topology="t"), context, 1).router
         assert (router.observer, router.queues.observer) == (None, None)
-        assert router.connections.pressure.example is None
+        assert router.pressure.example is None
         await asyncio.to_thread(context.term)
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 
 from tuplewire.connection.loop import messaging_loop, watched
-from tuplewire.connection.loop_sending_end import LoopSendingEnd
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
 
@@ -24,49 +24,50 @@ _DROPPED_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
 """How long the end of a program waits for acknowledgements, all its clients together."""
 
-_open: weakref.WeakSet[LoopSendingEnd] = weakref.WeakSet()
+_open: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
 _closing: set[asyncio.Task[None]] = set()
 
 
-def owe_goodbye(client: object, sender: LoopSendingEnd) -> None:
+def owe_goodbye(client: object, sender: SendingEnd) -> None:
     """Let a sender say goodbye when its client is dropped, or the program ends, before it is closed."""
     _open.add(sender)
     weakref.finalize(client, _dropped, sender, os.getpid()).atexit = False
 
 
-def _dropped(sender: LoopSendingEnd, pid: int) -> None:
+def _dropped(sender: SendingEnd, pid: int) -> None:
     """Close in the background: a finaliser may run on any thread, the loop's included."""
-    if pid != os.getpid() or sender.closing:
+    if pid != os.getpid() or sender.buffer.closing:
         return
-    sender.event_loop.call_soon_threadsafe(_begin_to_close, sender)
+    sender.thread.loop.call_soon_threadsafe(_begin_to_close, sender)
     _warn(sender, "was dropped")
 
 
-def _begin_to_close(sender: LoopSendingEnd) -> None:
-    task = watched(sender.event_loop.create_task(_close([sender], _DROPPED_SECONDS)))
+def _begin_to_close(sender: SendingEnd) -> None:
+    task = watched(sender.thread.loop.create_task(_close([sender], _DROPPED_SECONDS)))
     _closing.add(task)
     task.add_done_callback(_closing.discard)
 
 
-def _warn(sender: LoopSendingEnd, what: str) -> None:
+def _warn(sender: SendingEnd, what: str) -> None:
+    messages = sender.buffer.pending_messages
     warnings.warn(
-        f"a client of {sender.address} {what} without close(), with {sender.pending_messages} messages not "
-        "acknowledged yet; call close(), or use it in a `with` block",
+        f"a client of {sender.address} {what} without close(), with {messages} messages not acknowledged "
+        "yet; call close(), or use it in a `with` block",
         ResourceWarning,
         stacklevel=3,
     )
 
 
-async def _close(senders: Sequence[LoopSendingEnd], timeout: float) -> None:
+async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
     await asyncio.gather(*(sender.close_async(timeout) for sender in senders))
     for sender in senders:
-        if messages := sender.ledger().dropped.get(DropReason.CLOSED):
+        if messages := sender.buffer.ledger().dropped.get(DropReason.CLOSED):
             reason = "they were not acknowledged when their client ended"
             extra = {"peer": sender.address, "messages": messages, "reason": reason}
             logger.warning("client.not_closed", extra=extra)
 
 
-async def _close_now(senders: Sequence[LoopSendingEnd]) -> None:
+async def _close_now(senders: Sequence[SendingEnd]) -> None:
     for closing in _closing:
         closing.cancel()
     await _close(senders, _EXIT_SECONDS)
@@ -74,10 +75,10 @@ async def _close_now(senders: Sequence[LoopSendingEnd]) -> None:
 
 @atexit.register
 def _program_ends() -> None:
-    left = [sender for sender in _open if not sender.ended]
+    left = [sender for sender in _open if not sender.buffer.ended]
     for sender in left:
-        sender.closed_because = ", as the program ends: send and close before its exit handlers run"
-        if not sender.closing:
+        sender.buffer.closed_because = ", as the program ends: send and close before its exit handlers run"
+        if not sender.buffer.closing:
             _warn(sender, "is left")
     if left:
         messaging_loop().run(_close_now(left))

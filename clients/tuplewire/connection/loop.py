@@ -164,31 +164,39 @@ class EventLoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
         """Run a coroutine on the loop and return its result; from any thread but the loop's own."""
-        if self.inside:
-            coroutine.close()
-            raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
         outcome = _Outcome[_Result]()
-        begun: set[asyncio.Task[_Result]] = set()
-
-        def begin() -> None:
-            task = self.loop.create_task(coroutine)
-            begun.add(task)
-            task.add_done_callback(end)
-
-        def end(task: asyncio.Task[_Result]) -> None:
-            begun.discard(task)
-            outcome.tell(task.result)
+        running = self.start(coroutine, lambda task: outcome.tell(task.result))
 
         def cancel() -> None:
-            for task in begun:
+            for task in running:
                 task.cancel()
 
-        self.loop.call_soon_threadsafe(begin)
         try:
             return outcome.wait(timeout)
         except TimeoutError:
             self.loop.call_soon_threadsafe(cancel)
             raise
+
+    def start(
+        self, coroutine: Coroutine[Any, Any, _Result], ended: Callable[[asyncio.Task[_Result]], object]
+    ) -> set[asyncio.Task[_Result]]:
+        """Start a coroutine on the loop, from any other thread; call `ended` with its task at the end.
+
+        The returned set has the task while it runs.
+        """
+        if self.inside:
+            coroutine.close()
+            raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
+        running: set[asyncio.Task[_Result]] = set()
+
+        def begin() -> None:
+            task = self.loop.create_task(coroutine)
+            running.add(task)
+            task.add_done_callback(running.discard)
+            task.add_done_callback(ended)
+
+        self.loop.call_soon_threadsafe(begin)
+        return running
 
     def call(self, function: Callable[[], _Result], timeout: float | None = None) -> _Result:
         """Call a function on the loop and return its result; from any thread. timeout: see run."""

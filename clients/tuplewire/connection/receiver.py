@@ -18,8 +18,7 @@ from typing import Any
 
 from tuplewire.connection.grpc_channel import ANY_SIZE
 from tuplewire.connection.handover import HandOverCondition
-from tuplewire.connection.resumable import FATAL, Resumable
-from tuplewire.connection.sender import Identity
+from tuplewire.connection.resumable import FATAL, Identity, Resumable
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
@@ -51,9 +50,10 @@ class Receiver(Resumable):
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
+        receiver_id: str = "",
     ) -> None:
-        super().__init__(address, settings, loop, dial)
-        self._identity = identity
+        super().__init__(address, identity, settings, loop, dial, receiver_id)
+        self.failed: TuplewireError | None = None
         self._number = secrets.randbits(63)
         self._lock = threading.Lock()
         self._moved = HandOverCondition(self._lock)
@@ -79,7 +79,7 @@ class Receiver(Resumable):
             return "closed"
         if self.failed is not None:
             return f"ended: {self.failed}"
-        return "connected" if self.connected else f"not connected: {self._last_problem}"
+        return self.connection
 
     def __repr__(self) -> str:
         return f"<Receiver {self.address} buffered={len(self._buffer)} {self.state}>"
@@ -223,9 +223,9 @@ class Receiver(Resumable):
             told = self._known if self._window.has_moved else self._acknowledged
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
-            topology=self._identity.topology,
-            consumer_id=self._identity.sender_id,
-            incarnation=self._identity.incarnation,
+            topology=self.identity.topology,
+            consumer_id=self.identity.sender_id,
+            incarnation=self.identity.incarnation,
             tasks=map(cursor_to_wire, cursors),
             worker_incarnation=self._window.worker_incarnation,
             receiver_id=self.receiver_id,

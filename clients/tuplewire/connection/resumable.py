@@ -7,6 +7,7 @@ import contextlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from google.protobuf.message import DecodeError, Message
@@ -35,6 +36,19 @@ FATAL = CREDENTIALS | {
 """Refusals that the same request would meet again, however often it is made."""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sends, or consumes: fences and resumes sessions.
+
+    incarnation: grows with every start of the same sender id. worker: whether it is a worker.
+    """
+
+    topology: str
+    sender_id: str
+    incarnation: int
+    worker: bool = False
+
+
 class Resumable(ABC):
     """Keeps one stream up until it is over. Belongs to the loop."""
 
@@ -43,24 +57,38 @@ class Resumable(ABC):
     """The codes of refusals after which it is of no use to try again."""
 
     def __init__(
-        self, address: str, settings: SessionSettings, loop: asyncio.AbstractEventLoop, dial: Dial
+        self,
+        address: str,
+        identity: Identity,
+        settings: SessionSettings,
+        loop: asyncio.AbstractEventLoop,
+        dial: Dial,
+        receiver_id: str,
     ) -> None:
+        """Describe a session; dial opens its streams.
+
+        receiver_id: the worker that is meant; empty: whoever answers at the address.
+        """
         self.address = address
-        self.receiver_id = ""
-        """The worker that is meant; empty: whoever answers at the address."""
+        self.identity = identity
+        self.receiver_id = receiver_id
         self.connected = False
         self._settings = settings
-        self.event_loop = self._loop = loop
+        self._loop = loop
         self._dial = dial
         self.over = False
         """Whether no further stream is wanted."""
         self._admitted = False
         """Whether the worker has let us in before, or others may exchange their files before we do ours."""
-        self.failed: TuplewireError | None = None
         self._last_problem = "no answer yet"
         self._task: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._log_rate = LogRate()
+
+    @property
+    def connection(self) -> str:
+        """The state of the connection, as text."""
+        return "connected" if self.connected else f"not connected: {self._last_problem}"
 
     # --- what a session does with its stream ---------------------------------------------------------
 

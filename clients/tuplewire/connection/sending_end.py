@@ -1,397 +1,389 @@
-"""The sending end of a session, but for the I/O: a window behind a lock, and those who wait for it.
+"""The sending end of a session with one worker: it writes frames, reads acknowledgements, and reconnects.
 
-Whatever carries it, streams on a loop or threads, says when a connection is there, asks for frames, takes
-acknowledgements in, and tells whoever has attached what has become of the messages.
+Messages that are accepted while a frame is being written are sent with the next one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
-from tuplewire.connection.handover import HandOverCondition
-from tuplewire.connection.receiver_reports import ReceiverReports, RefusedMessages, warn_of_lost
-from tuplewire.errors import (
-    BufferFullError,
-    ClosedError,
-    FlushTimeoutError,
-    RefusedMessagesError,
-    TuplewireError,
-)
-from tuplewire.session.departure import Departure
+from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.pacer import Pacer
+from tuplewire.connection.receipts import Receipts
+from tuplewire.connection.receiver_reports import ReceiverReports
+from tuplewire.connection.resumable import Identity, Resumable
+from tuplewire.connection.send_buffer import SendBuffer
+from tuplewire.connection.stream import ClientStream, Dial
+from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
-from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.ledger import SendCounts
+from tuplewire.session.pressure import SendingPressure
+from tuplewire.session.retry import ProbeTimer
 from tuplewire.session.send import SendWindow
-from tuplewire.settings.config import SessionSettings
+from tuplewire.session.send_events import SendEvents
+from tuplewire.settings.config import PROTOCOL_VERSION, AckMode, SessionSettings
+from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.translate import (
+    code_name,
+    departure_from_wire,
+    departure_to_wire,
+    loads_from_wire,
+    opened_from_wire,
+    update_from_wire,
+)
 
-CLOSE_UNUSED_SECONDS = 10.0
-"""How long a flow is not used before both sides forget it, or up to twice as long."""
+logger = event_logger(__name__)
+
+_GOODBYE_SECONDS = 1.0
 
 
-class SendingEnd(ReceiverReports, ABC):
-    """Keeps what is sent until it is settled. From any thread. address: the receiver's, for errors."""
+class SendingEnd(Resumable):
+    """Sends the messages of its buffer to one worker.
 
-    def __init__(self, address: str, settings: SessionSettings) -> None:
-        super().__init__(settings.load_expires_seconds)
-        self.address = address
-        self.connected = False
-        self.writes = True  # else no frame is written any more, as all that is left will be taken back
-        self.closing = self.ended = False
-        """Whether nothing more is accepted; whether all that was left has been given up or taken back."""
+    Call its methods only from the event loop, except close(), abort() and the properties. The buffer and the
+    receipts are thread-safe.
+    """
+
+    method = "Send"
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        settings: SessionSettings,
+        thread: EventLoopThread,
+        dial: Dial,
+        receiver_id: str = "",
+        events: SendEvents | None = None,
+    ) -> None:
+        """Describe a session; thread.begin() connects. dial: opens streams to the address.
+
+        receiver_id: the worker to reach. While another worker answers there, messages wait. Default: any.
+        """
+        super().__init__(address, identity, settings, thread.loop, dial, receiver_id)
+        self.thread = thread
+        self._events = events or SendEvents()
+        self.buffer = SendBuffer(address, settings, self._events, self._wake, self.trouble)
+        self.receipts = Receipts(self.buffer)
+        self.reports = ReceiverReports(settings.load_expires_seconds)
         self.counts = SendCounts()
-        self.receiver_assignment_version = 0
-        """That of the receiver, as of its last welcome; 0: it has none."""
-        self.assignment_version: Callable[[], int] = lambda: 0
-        self.draining: Callable[[], bool] = lambda: False
-        self._settings = settings
-        self.failed: TuplewireError | None = None
-        """The error for which the session has ended, if it has."""
-        self._last_problem = "not connected yet"
-        self._lock = threading.RLock()  # a signal handler may send while this thread sends
-        self._moved = HandOverCondition(self._lock)
-        self._window = SendWindow(settings)
-        self._asking = False
-        self._out_of_reach = False
-        self._watched: set[int] = set()
-        self._watched_told = True
-        self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
-        self._settled: list[Settled] = []
-        self._attached: tuple[Told, Told] | None = None
-        self.departures: Callable[[], Sequence[Departure]] = tuple
-        self.heard: Callable[[Sequence[Departure]], None] = lambda _: None
-        self._refused = RefusedMessages(address)
+        self.writes = True
+        """False if no more frames are written, so that no other process gets messages to be taken back."""
+        self._window = self.buffer.window
+        self._lock = self.buffer.lock
+        self._pressure = SendingPressure(self._window, self._loop.time, self._events.pressure)
+        self._admitted = identity.worker  # a worker never gives another one up for its certificate
+        self._due = asyncio.Event()
+        """Set when the writer should look."""
+        self._probing = False
+        self._silence = ProbeTimer(0.0)
+        self._pacer = Pacer(settings.gather_seconds)
+        self._dismissed = False
+        """True if the receiver drains, and has closed the stream cleanly."""
 
     def __repr__(self) -> str:
-        state = "ended" if self.ended else "closing" if self.closing else "open"
-        connection = "connected" if self.connected else f"not connected: {self._last_problem}"
-        pending = f"pending={self._window.messages} pending_bytes={self._window.size_bytes}"
-        return f"<{type(self).__name__} {self.address} {state} {pending} {connection}>"
+        return f"<SendingEnd {self.address} {self.buffer!r} {self.connection}>"
 
-    @abstractmethod
     def _wake(self) -> None:
-        """Carry and tell what there is, or see that it is done; called without the lock."""
+        """Have messages written, and settled ones reported; from any thread.
 
-    # --- for whoever sends ---------------------------------------------------------------------
-
-    def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
-        """Accept all messages if there is room for them now, or can be made as the setting `overflow` says.
-
-        retain: keep these until they are processed, whatever the mode of the session.
-        Raises ClosedError, MessageTooLargeError, or the error for which the session has ended.
+        On the loop the writer is woken directly: a worker's message waits one turn less.
         """
+        buffer = self.buffer
+        if threading.get_ident() == buffer.loop_thread:
+            self._wake_writer()
+            if buffer.settled:
+                self._loop.call_soon(buffer.tell)
+            return
+        handed = buffer.handed
+        look = handed.look
+        if handed.told != look:
+            self._loop.call_soon_threadsafe(self._woken)
+            handed.told = look  # after the call: an interrupt before it leaves that to the next one
+        if buffer.settled:
+            self._loop.call_soon_threadsafe(buffer.tell)
+
+    def _woken(self) -> None:
+        buffer = self.buffer
+        if self._pacer.gathers and self.connected and not (buffer.asking or buffer.offers):
+            return  # the next frame includes it, with later messages
+        self._pacer.press()
         with self._lock:
-            accepted = self._offer(groups, token, retain=retain)
-        if accepted:
-            self._wake()
-        return accepted
+            buffer.take_in()
+        self._wake_writer()
 
-    def send(self, groups: Sequence[TaskGroup], /, *, timeout: float | None = None) -> None:
-        """Accept all messages, waiting for room as the setting `overflow` says; never call it on the loop.
+    def _wake_writer(self) -> None:
+        self._due.set()
+        if not self.connected:  # no frame is written
+            self._pressure.look(connected=False)
 
-        Raises BufferFullError too.
-        """
-        patience = self._settings.patience(timeout)
-        with self._lock:
-            if not self._moved.wait_for(lambda: self._offer(groups), patience):
-                raise self._full(patience)
-        self._wake()
-
-    def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
-        """Accept one message if that is an append and a few comparisons; otherwise False, and send() decides.
-
-        What is no task id or not bytes is send()'s, too. Raises what offer() raises.
-        """
-        del task, payload, source
-        return False
-
-    closed_because = ""
-    """Why, to end a sentence with; empty where its owner has closed it."""
-
-    def _check_open(self) -> None:
-        if self.failed is not None:
-            raise self.failed
-        if self.closing:
-            raise ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
-
-    def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
-        self._check_open()
-        self._window.check(groups)
-        return not groups or self._offer_to_window(groups, token, retain=retain)
-
-    def _take_in(self) -> None:
-        """Take in what callers have handed over meanwhile; with the lock, where the I/O runs."""
-
-    def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
-        if not self._window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000):
-            return False
-        self._settle(self._window.take_overflowed())
-        return True
-
-    def _full(self, waited: float | None) -> BufferFullError:
-        return BufferFullError(
-            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} are pending, "
-            f"the receiver is slow or gone{self.trouble}"
-        )
-
-    @property
-    def _pending(self) -> str:
-        return f"{self.pending_messages} messages ({self._window.size_bytes} bytes)"
-
-    @property
     def trouble(self) -> str:
-        """Why the receiver is out of reach, to end a sentence with; empty if not so before we closed."""
-        in_reach = self.connected or (self.counts.connections and not self._out_of_reach)
-        return "" if in_reach else f"; {self.address} is not connected: {self._last_problem}"
+        """Return why the worker is unreachable, as the end of a sentence; empty if it is not."""
+        in_reach = self.connected or (self.counts.connections and not self.receipts.receiver_lost)
+        return "" if in_reach else f"; {self.address} is {self.connection}"
 
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until nothing is pending; never call it on the loop.
+    @property
+    def window(self) -> SendWindow:
+        """The send window, with all submitted messages."""
+        with self._lock:
+            self.buffer.take_in()
+        return self._window
 
-        Raises FlushTimeoutError, RefusedMessagesError for what was refused since the last call, or the error
-        for which the session has ended.
+    @property
+    def blocked_tasks(self) -> Collection[int]:
+        """The tasks with messages that the worker does not take at the moment."""
+        with self._lock:
+            return self._pressure.blocked_tasks()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.buffer.loop_thread = threading.get_ident()
+        super().start()
+
+    # The first of close, take_back and abort to stop waiting decides about the messages left. A cancelled
+    # call leaves a session that accepts no more messages, and that another call must end.
+
+    async def close_async(self, timeout: float = 10.0) -> None:
+        """Wait for acknowledgements until the timeout, say goodbye, and drop the rest."""
+        await self._finish(timeout)
+        await self._end()
+
+    async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Close, and return the messages that are not acknowledged by then, in order for each task.
+
+        Each comes with its token. The ledger then reads as if it had never accepted them. Messages that may
+        have arrived nevertheless are marked as redelivered. A second call returns none.
         """
-        self.wait_settled(timeout)
-        self._raise_flush(timeout)
+        await self._finish(timeout)
+        if self.buffer.ended:
+            return []
+        await self.suspend()
+        left = self.receipts.take_back()
+        self._tell()
+        return left
 
-    async def flush_async(self, timeout: float | None = None) -> None:
-        """Do the same as flush, on a loop. A cancelled call changes nothing."""
-        await self.wait_settled_async(timeout)
-        self._raise_flush(timeout)
+    async def _finish(self, timeout: float) -> None:
+        self.buffer.stop_accepting()
+        await self.buffer.wait_settled(timeout)
+        if self.connected and not self.buffer.pending_messages and self._task is not None:
+            self.over = True
+            self._due.set()
+            await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
 
-    def wait_settled(self, timeout: float | None) -> None:
-        """Wait until nothing is pending, or the session has ended; at most so long. Not on the loop."""
-        self._ask()
-        with self._lock:
-            self._moved.wait_for(lambda: self._all_settled, timeout)
+    async def _end(self) -> None:
+        if not self.buffer.ended:
+            await self.suspend()
+            self.buffer.drop_pending()
+            self._tell()
 
-    async def wait_settled_async(self, timeout: float | None) -> None:
-        """Do the same on a loop, without a thread; a cancelled call changes nothing."""
-        self._ask()
-        await self._moved.wait_for_async(lambda: self._all_settled, timeout)
+    def close(self, timeout: float = 10.0) -> None:
+        """Do the same as close_async, from any other thread."""
+        if not self.buffer.ended:
+            self._block_on(self.close_async(timeout))
 
-    @property
-    def _all_settled(self) -> bool:
-        return not self.pending_messages or self.failed is not None
+    def abort(self) -> None:
+        """Drop all pending messages, now; from any other thread."""
+        if not self.buffer.ended:
+            self.buffer.stop_accepting()
+            self._block_on(self._end())
 
-    def _ask(self) -> None:
-        """Let the receiver acknowledge at once what it has: somebody waits for it here."""
-        if self.pending_messages:
-            self._asking = True
-            self._wake()
+    def _block_on(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the loop, and wait as flush() does.
 
-    def _raise_flush(self, timeout: float | None) -> None:
-        with self._lock:
-            refused = self._refused.take()
-            if self.failed is not None:
-                raise self.failed
-            if refused:
-                raise RefusedMessagesError(refused)
-            if not self._all_settled:
-                raise FlushTimeoutError(
-                    f"{self._pending} are not acknowledged after {timeout} s{self.trouble}; they stay pending"
-                )
-
-    @property
-    def pending_messages(self) -> int:
-        """Messages that are accepted and not settled."""
-        return self._window.messages
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return the balance of this session."""
-        with self._lock:
-            return self._window.ledger()
-
-    @property
-    def unkept_messages(self) -> int:
-        """See HeldMessages.unkept."""
-        with self._lock:
-            return self._window.unkept()
-
-    # --- for a worker that passes on -------------------------------------------------------------
-
-    def attach(
-        self,
-        on_settled: Told,
-        on_released: Told,
-        assignment_version: Callable[[], int] = lambda: 0,
-        draining: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Say whom to tell, and whom to ask; before the first message. See RelayClient."""
-        self._attached = on_settled, on_released
-        self.assignment_version, self.draining = assignment_version, draining
-
-    def tell_departures(
-        self, departures: Callable[[], Sequence[Departure]], heard: Callable[[Sequence[Departure]], None]
-    ) -> None:
-        """Say whom to ask for the workers that have ended in good order, and whom to tell of them."""
-        self.departures, self.heard = departures, heard
-
-    def watch_releases(self, tasks: Collection[int]) -> None:
-        """Ask to hear of every release of these tasks' messages, and not only once it is worth a grant."""
-        with self._lock:
-            if self._watched.issuperset(tasks):
-                return
-            self._watched.update(tasks)
-            self._watched_told = False
-        self._wake()
-
-    def all_released(self, task: int) -> bool:
-        """Whether all messages to a task that were handed over are done with at the receiver."""
-        with self._lock:
-            self._take_in()
-            return self._window.all_released(task)
-
-    def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
-        """See SendWindow.route_before."""
-        with self._lock:
-            self._take_in()
-            return self._window.route_before(task, workers, entry_sequence)
-
-    # --- for whatever carries it -------------------------------------------------------------------
-
-    def opened(self, opened: Opened, loads: Mapping[int, float]) -> None:
-        """Go on over a new connection, as the receiver's welcome says."""
-        self.take_load(loads)
-        with self._lock:
-            if self.ended:
-                return
-            known = self._window.acknowledged
-            settled = self._window.opened(opened)
-            lost = self._take_perhaps_lost()
-            self._refused.add_too_large(settled, self._window.max_message_bytes)
-            self._watched_told = not self._watched
-            self.receiver_assignment_version = opened.assignment_version
-            self.counts.connections += 1
-            self.connected = True
-            self._out_of_reach = False
-            self._take_outcome(settled, opened.update, known)
-        warn_of_lost(self.address, lost)
-        self._refused.log()
-
-    def _take_perhaps_lost(self) -> int:
-        lost = self._window.take_perhaps_lost()
-        self.counts.perhaps_lost += lost
-        return lost
-
-    def lost(self, *, answers: bool = False) -> None:
-        """Take account of a connection that has broken, or whose receiver is gone.
-
-        answers: whether the receiver has said that it is about to end, and will account for what it has.
+        A signal handler's thread may have the lock that the loop needs. A Future's lock would be left taken
+        by an interrupt, and the loop would wait for it forever.
         """
-        with self._lock:
-            self.connected = False
-            self._out_of_reach = True
-            self._window.receiver_answers |= answers
-            self._notify()
+        done: list[asyncio.Task[None]] = []
 
-    def next_frame(self) -> OutFrame | None:
-        """Return what to write next; None when there is nothing, or no connection."""
+        def end(task: asyncio.Task[None]) -> None:
+            with self._lock:
+                done.append(task)
+                self.buffer.moved.notify_all()
+
+        self.thread.start(coroutine, end)
+        with self._lock:
+            self.buffer.moved.wait_for(lambda: bool(done), None)
+        done[0].result()
+
+    def resume(self) -> None:
+        """Continue after a fork."""
+        if not self.buffer.ended and self.buffer.failed is None:  # a close() may wait for acknowledgements
+            self.start()
+
+    def _lost(self, error: TuplewireError) -> None:
+        about = {"peer": self.address, "reason": str(error)}
+        was_connected = self.connected
+        if self.over:
+            logger.info("connection.closed", extra={"peer": self.address})
+        elif was_connected:
+            logger.info("connection.lost", extra=about)
+        elif str(error) != self._last_problem:
+            logger.info("connection.failed", extra=about)
+        self._last_problem = str(error)
+        self.connected = False
+        self.receipts.lost(answers=self.over or isinstance(error, DrainingError))
+        if was_connected:
+            self._events.lost()
+        self._pressure.look(connected=False)
+
+    def _failed(self, error: TuplewireError) -> None:
+        self.buffer.fail(error)
+        logger.error("connection.refused", extra={"peer": self.address, "reason": str(error)})
+        self._tell()
+
+    def _tell(self) -> None:
+        self._pressure.look(connected=self.connected)
+        self.buffer.tell()
+
+    def _may_try_again(self, error: TuplewireError) -> bool:
+        # Between workers nothing is final: the other one may be mended, or replaced, while messages wait.
+        return self.identity.worker or super()._may_try_again(error)
+
+    def _dismissed_because(self) -> TuplewireError | None:
+        if self._dismissed:  # over ZeroMQ the last message of a receiver that ends may be lost
+            return DrainingError(f"{self.address} is draining; it takes nothing new")
+        return None
+
+    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        return self._write(stream), self._probe()
+
+    async def _open(self, stream: ClientStream) -> None:
+        self._dismissed = False
+        identity, processed = self.identity, self._settings.ack_mode is AckMode.PROCESSED
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            topology=identity.topology,
+            sender_id=identity.sender_id,
+            incarnation=identity.incarnation,
+            kind=pb.PEER_KIND_WORKER if identity.worker else pb.PEER_KIND_CLIENT,
+            ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
+            acknowledged=self._window.acknowledged,
+            receiver_incarnation=self._window.receiver_incarnation,
+            draining=self._events.draining(),
+            receiver_id=self.receiver_id,
+        )
+        answer = await self._exchange(stream, pb.SendRequest(hello=hello))
+        welcome = pb.SendResponse.FromString(answer).welcome
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
+                "bring both to one release"
+            )
+        self._hear(welcome.departures)
+        self.reports.take_load(loads_from_wire(welcome.load))
+        self.receipts.opened(opened_from_wire(welcome))
+        self.connected = not self.buffer.ended
+        self.counts.connections += 1
+        self._silence.heard(self._loop.time())
+        self._pressure.opened()
+        logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
+        self._tell()
+        self._due.set()
+
+    def _hear(self, departures: Iterable[pb.Departure]) -> None:
+        if told := [departure_from_wire(each) for each in departures]:
+            self._events.departed(told)
+
+    async def _probe(self) -> None:
+        """Request all updates again if expected ones do not arrive: they may be lost."""
+        while True:
+            await asyncio.sleep(self._silence.wait(self._loop.time()))
+            now = self._loop.time()
+            if self._silence.wait(now):
+                continue
+            self._silence.heard(now)
+            with self._lock:
+                self._probing = self._window.waiting
+            if self._probing or self.receipts.close_unused_due:
+                self._due.set()
+
+    async def _write(self, stream: ClientStream) -> None:
+        pressure = self._pressure
+        asked = False
+        while True:
+            self._due.clear()
+            if self._dismissed:
+                await stream.done_writing()  # the peer acknowledges what it has, and ends the stream
+                return
+            if self._probing:
+                self._probing = False
+                probe = pb.Probe(acknowledged=self._window.acknowledged)
+                await stream.write(pb.SendRequest(probe=probe).SerializeToString())
+            if watched := self.receipts.next_watched():
+                request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
+                await stream.write(request.SerializeToString())
+            frame = self._next_frame()
+            pressure.look(connected=True)
+            if frame is None:
+                if self.buffer.asking:
+                    self.buffer.asking = False
+                    if not asked:
+                        await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
+                    continue
+                if self.over:
+                    goodbye = pb.Goodbye(departures=map(departure_to_wire, self._events.departures()))
+                    await stream.write(pb.SendRequest(goodbye=goodbye).SerializeToString())
+                    await stream.done_writing()
+                    return
+                pressure.idles()
+                await self._due.wait()
+                pressure.goes_on()
+                asked = False
+                continue
+            asked = frame.asks
+            pressure.writes(frame)
+            await stream.write_frame(frame, self._events.assignment_version())
+            pressure.goes_on()
+            if wait := self._pacer.wrote(frame.size_bytes):
+                await self._pacer.gather(wait)
+
+    def _next_frame(self) -> OutFrame | None:
+        """Return the next frame to write; None if there is none, or no connection."""
         with self._lock:
             if not (self.connected and self.writes):
                 return None
-            self._take_in()
-            if self.close_unused_due:
-                self._watched.difference_update(self._window.close_unused())
-                self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
-            frame = self._window.next_frame(time.monotonic(), pressing=self._asking)
+            self.buffer.take_in()
+            self.receipts.close_unused()
+            frame = self._window.next_frame(time.monotonic(), pressing=self.buffer.asking)
             if frame is not None:
                 self.counts.messages += frame.messages
                 self.counts.frames += 1
                 self.counts.bytes += frame.size_bytes
             return frame
 
-    @property
-    def close_unused_due(self) -> bool:
-        """Whether it is time to look for flows that are not used, and to close them with the next frame."""
-        return time.monotonic() >= self._close_unused_at
-
-    def next_watched(self) -> Collection[int]:
-        """Return the tasks whose releases the receiver is to tell; none when it knows."""
-        if self._watched_told:
-            return ()
-        with self._lock:
-            self._watched_told = True
-            return tuple(self._watched)
-
-    def update(self, update: AckUpdate) -> None:
-        """Take an acknowledgement in."""
-        with self._lock:
-            if not self.ended:
-                known = self._window.acknowledged
-                self._take_outcome(self._window.update(update), update, known)
-        self._refused.log()
-
-    def _take_outcome(self, settled: list[Settled], update: AckUpdate, known: int) -> None:
-        """Note what has settled, and what was refused in frames after the known: others were told before."""
-        self._settle(settled)
-        self._refused.add(each for each in update.refusals if each.sequence > known)
-        self._notify()
-
-    def tell(self) -> None:
-        """Tell whoever has attached what has settled, and what is released; from one thread at a time."""
-        with self._lock:
-            settled, self._settled = self._settled, []
-            released = self._window.take_released()
-        if self._attached is not None:
-            on_settled, on_released = self._attached
-            if settled:
-                on_settled(settled)
-            if released:
-                on_released(released)
-
-    def _settle(self, settled: list[Settled]) -> None:
-        """Keep what tell() is to tell; with the lock."""
-        if self._attached is not None:
-            self._settled += settled
-
-    def fail(self, error: TuplewireError) -> None:
-        """Drop what is pending, and raise this error to whoever sends or waits."""
-        with self._lock:
-            self._take_in()
-            self.failed = error
-            self._settle(self._window.abandon(DropReason.REFUSED))
-            self._notify()
-
-    def stop_accepting(self) -> None:
-        """Accept nothing more."""
-        with self._lock:
-            self.closing = True
-
-    def give_up(self, reason: DropReason) -> bool:
-        """End, and drop what is pending; False when it had ended before."""
-        with self._lock:
-            if not self._begin_to_end():
-                return False
-            self._settle(self._window.abandon(reason))
-            self._notify()
-            return True
-
-    def _begin_to_end(self) -> bool:
-        """Take in and accept nothing more; False when it had ended before. With the lock."""
-        if self.ended:
-            return False
-        self._take_in()
-        self.closing = self.ended = True
-        return True
-
-    def _take_back(self) -> list[tuple[TaskGroup, Any]] | None:
-        """End, and return what is pending as if it had never been accepted; None when it had ended before."""
-        lost = 0
-        with self._lock:
-            if not self._begin_to_end():
-                return None
-            if self._out_of_reach:
-                self._window.receiver_gone()
-                lost = self._take_perhaps_lost()
-            left = self._window.take_back()
-            self._notify()
-        warn_of_lost(self.address, lost)
-        return left
-
-    def _notify(self) -> None:
-        """Wake all who wait; with the lock."""
-        self._moved.notify_all()
+    async def _read(self, stream: ClientStream) -> None:
+        while (data := await stream.read()) is not None:
+            response = pb.SendResponse.FromString(data)
+            kind = response.WhichOneof("kind")
+            if kind == "ack":
+                ack = response.ack
+                update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
+                if self._window.missed(update):
+                    self._probing = True
+                    self._due.set()
+                    continue
+                self._silence.heard(self._loop.time())
+                self.receipts.update(update)
+                self._pacer.press()
+                self._pressure.acknowledged()
+                self._tell()
+                self._due.set()
+            elif kind == "load":
+                self.reports.take_load(loads_from_wire(response.load))
+            elif kind == "backpressure":
+                self.reports.take_status(response.backpressure.congested, response.backpressure.relieved)
+            elif kind == "drain":
+                logger.info("peer.draining", extra={"peer": self.address})
+                self._dismissed = True
+                self._due.set()
+            elif kind == "departures":
+                self._hear(response.departures.departures)
+            elif kind == "ended":
+                raise refused(code_name(response.ended.code), response.ended.detail)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +40,6 @@ class Settled:
     messages: int
     size_bytes: int
     dropped: DropReason | None
-
-
-Told = Callable[[Sequence[Settled]], None]
-"""Hears what became of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +109,3 @@ class SendCounts:
     frames: int = 0
     bytes: int = 0
     connections: int = 0
-    perhaps_lost: int = 0
-    """Messages that a receiver had acknowledged, and that may have died with it: at most so many."""

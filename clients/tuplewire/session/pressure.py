@@ -54,17 +54,15 @@ class SendingPressure:
     program's threads may call look() beside the I/O; nobody reads what their session tells.
     """
 
-    def __init__(self, window: SendWindow, clock: Callable[[], float]) -> None:
-        self.outbound = OutboundPressure()
+    def __init__(
+        self, window: SendWindow, clock: Callable[[], float], outbound: OutboundPressure | None = None
+    ) -> None:
+        self.outbound = outbound or OutboundPressure()
         """Where this session adds its part; a worker has one for all its connections."""
         self._window = window
         self._clock = clock
         self._without_credit = 0
         self._frames = FrameTimes()
-
-    def tell(self, outbound: OutboundPressure) -> None:
-        """Add this session's part there from now on; before anything is written."""
-        self.outbound = outbound
 
     def look(self, *, connected: bool) -> None:
         """Update the counts. A connection that is down takes nothing."""

@@ -6,19 +6,24 @@ import asyncio
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
-from tuplewire.connection.sender import Identity
+from tuplewire.connection.resumable import Identity
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import Dial
 from tuplewire.errors import ClosedError
 from tuplewire.session.departure import Departure
+from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import bracketed
+from tuplewire.values.batch import as_groups
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
+    ClientStatistics,
     ConnectionStatus,
+    IClientConnection,
     IConnectionCallback,
     Intake,
     IServerConnection,
@@ -27,7 +32,6 @@ from tuplewire_service.messaging.base import (
 )
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.recv_service import RecvService
-from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.send_service import SendService
 from tuplewire_service.messaging.server_stream import ServerStream, SilentStreams
 from tuplewire_service.messaging.subscription import ISubscriptionSource
@@ -186,6 +190,67 @@ class StreamedServer(IServerConnection):
         self._thread.pinned -= self.pins_loop
 
 
+def statistics_of(end: SendingEnd) -> ClientStatistics:
+    """Return a snapshot of a sending end's counts."""
+    counts, receipts = end.counts, end.receipts
+    return ClientStatistics(
+        end.buffer.ledger(),
+        counts.messages,
+        counts.frames,
+        counts.bytes,
+        max(0, counts.connections - 1),
+        receipts.assignment_version,
+        receipts.perhaps_lost,
+    )
+
+
+class StreamedClient(IClientConnection):
+    """A sending end, as the plug-in contract has it."""
+
+    def __init__(self, end: SendingEnd) -> None:
+        """Begin to connect."""
+        self.end = end
+        end.thread.begin(end)
+
+    @property
+    def port(self) -> int:
+        return int(self.end.address.rpartition(":")[2])
+
+    @property
+    def status(self) -> ConnectionStatus:
+        if self.end.buffer.ended or self.end.buffer.failed is not None:
+            return ConnectionStatus.CLOSED
+        return ConnectionStatus.READY if self.end.connected else ConnectionStatus.CONNECTING
+
+    @property
+    def congested(self) -> frozenset[int]:
+        return self.end.reports.congested
+
+    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
+        return self.end.reports.get_load(tasks)
+
+    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+        buffer = self.end.buffer
+        if not buffer.send_one(messages, payload):
+            buffer.send(as_groups(messages, payload), timeout=timeout)
+
+    def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
+        buffer = self.end.buffer
+        return buffer.send_one(messages, payload) or buffer.offer(as_groups(messages, payload))
+
+    def statistics(self) -> ClientStatistics:
+        return statistics_of(self.end)
+
+    def close(self, timeout: float = 10.0) -> None:
+        self.end.close(timeout)
+
+    async def close_async(self, timeout: float = 10.0) -> None:
+        await self.end.close_async(timeout)
+
+    def abort(self) -> None:
+        self.end.abort()
+
+
 class StreamedContext(TransportContext):
     """Binds and connects; a transport says how (_serve, _dial).
 
@@ -211,8 +276,10 @@ class StreamedContext(TransportContext):
         """See IContext. Raises BindError when the port is in use."""
         return self._keep(self._serve(topology_id, port, callback))
 
-    def connect(self, topology_id: str, host: str, port: int) -> RelayClient:
-        """See IContext. Each connection is a session of its own."""
+    def connect(
+        self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
+    ) -> StreamedClient:
+        """See IContext; each connection is a session of its own. receiver_id, events: see SendingEnd."""
         settings = self._settings
         host = bracketed(host)
         self._connections += 1
@@ -224,4 +291,5 @@ class StreamedContext(TransportContext):
             worker=bool(settings.worker_id),
         )
         dial, thread = self._dial(topology_id, host, port), messaging_loop()
-        return self._keep(RelayClient(thread, f"{host}:{port}", identity, settings.session, dial))
+        end = SendingEnd(f"{host}:{port}", identity, settings.session, thread, dial, receiver_id, events)
+        return self._keep(StreamedClient(end))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from tuplewire.session.ledger import Settled
+from tuplewire.session.send_events import SendEvents
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, Intake
-from tuplewire_service.messaging.relay_client import RelayClient
+from tuplewire_service.messaging.base import ConnectionStatus, IContext, Intake
+from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.scenery import (
     HOST,
@@ -22,25 +24,30 @@ from tuplewire_service.testing.scenery import (
 )
 
 
-def attached(client: IClientConnection) -> tuple[RelayClient, list[Settled], list[Settled]]:
-    """Return a connection that may pass on, and the lists that it fills: what is settled, and released."""
-    assert isinstance(client, RelayClient)
+def forwarder(context: IContext, port: int) -> tuple[StreamedClient, list[Settled], list[Settled]]:
+    """Return a worker's connection, and the lists to which it adds settled and released messages."""
+    assert isinstance(context, StreamedContext)
     settled: list[Settled] = []
     released: list[Settled] = []
-    client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
-    return client, settled, released
+    events = SendEvents(settled=settled.extend, released=released.extend)
+    return context.connect(TOPOLOGY, HOST, port, events=events), settled, released
+
+
+def taken_back(client: StreamedClient, timeout: float) -> list[tuple[TaskGroup, Any]]:
+    """Close a connection, and return its pending messages."""
+    return client.end.thread.run(client.end.take_back(timeout))
 
 
 class RelayConformance(TransportConformance):
-    """Inherit from this where connections are RelayClients."""
+    """Inherit from this if the context is a StreamedContext."""
 
     def test_the_token_comes_back_when_messages_settle(self) -> None:
         """A relay's token is returned for what was acknowledged and for what was refused."""
-        with self.pair(Recorder()) as (_, connection):
-            client, settled, released = attached(connection)
-            client.watch_releases([1])
+        with self.context() as context:
+            client, settled, released = forwarder(context, context.bind(TOPOLOGY, 0, Recorder()).port)
+            client.end.receipts.watch([1])
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
-            assert client.forward(TaskMessageBatch(batch).groups, "token")
+            assert client.end.buffer.offer(TaskMessageBatch(batch).groups, "token")
             for told in (settled, released):
                 eventually(lambda told=told: sum(each.messages for each in told) == 2)  # type: ignore[misc]
                 assert {each.token for each in told} == {"token"}
@@ -48,41 +55,47 @@ class RelayConformance(TransportConformance):
 
     def test_all_is_released_once_everything_is_released(self) -> None:
         """all_released() is False while the receiver holds a message of the task; watched releases come."""
-        with self.recorded(1) as (recorder, connection):
-            client, _, released = attached(connection)
-            client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
+        recorder = Recorder([1])
+        with self.context() as context:
+            client, _, released = forwarder(context, context.bind(TOPOLOGY, 0, recorder).port)
+            end = client.end
+            end.buffer.offer([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
             eventually(lambda: len(recorder.seen()) == 3)
-            client.watch_releases([1, 2])
-            eventually(lambda: client.all_released(2))
-            assert not client.all_released(1)
+            end.receipts.watch([1, 2])
+
+            def all_released(task: int) -> bool:
+                return end.thread.call(lambda: end.window.all_released(task))
+
+            eventually(lambda: all_released(2))
+            assert not all_released(1)
             recorder.release()
-            eventually(lambda: client.all_released(1))
+            eventually(lambda: all_released(1))
             eventually(lambda: sum(each.messages for each in released if each.task == 1) == 2)
 
     def test_messages_can_be_taken_back(self) -> None:
         """What no server has taken comes back in order, and the ledger forgets it."""
         with self.context() as context:
-            client, _, _ = attached(context.connect(TOPOLOGY, HOST, self.unused_port()))
+            client, _, _ = forwarder(context, self.unused_port())
             for number in range(3):
-                client.forward([TaskGroup.of(1, [b"%d" % number])], number)
-            left = client.take_back(0.1)
+                client.end.buffer.offer([TaskGroup.of(1, [b"%d" % number])], number)
+            left = taken_back(client, 0.1)
             assert [(group.payloads(), token) for group, token in left] == [
                 ([b"%d" % n], n) for n in range(3)
             ]
-            assert client.take_back(0.1) == []
+            assert taken_back(client, 0.1) == []
             assert_ledger(client, 0)
 
-    def test_nothing_is_written_after_stop_writing(self) -> None:
+    def test_nothing_is_written_after_writing_is_stopped(self) -> None:
         """A server that comes later gets nothing, and what is taken back is not marked as redelivered."""
         recorder = Recorder()
         with self.context() as context:
             port = self.unused_port()
-            client, _, _ = attached(context.connect(TOPOLOGY, HOST, port))
-            client.forward([TaskGroup.of(1, [b"a"])], "token")
-            client.stop_writing()
+            client, _, _ = forwarder(context, port)
+            client.end.buffer.offer([TaskGroup.of(1, [b"a"])], "token")
+            client.end.writes = False
             context.bind(TOPOLOGY, port, recorder)
             eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
-            left = client.take_back(0.2)
+            left = taken_back(client, 0.2)
             assert [(group.payloads(), group.redelivered) for group, _ in left] == [([b"a"], False)]
             assert recorder.seen() == []
 
@@ -90,10 +103,11 @@ class RelayConformance(TransportConformance):
         """What waits for its receiver was sent before; what is passed on keeps the time that it has."""
         before = time.time_ns() // 1000
         recorder = Recorder()
-        with self.pair(None) as (server, connection):
-            client, _, _ = attached(connection)
+        with self.context() as context:
+            server = context.bind(TOPOLOGY, 0)
+            client, _, _ = forwarder(context, server.port)
             client.send(1, b"x")
-            assert client.forward([TaskGroup.of(2, [b"y"]).accepted(5_000_000)], "token")
+            assert client.end.buffer.offer([TaskGroup.of(2, [b"y"]).accepted(5_000_000)], "token")
             waits_until = time.time() + 0.2
             eventually(lambda: time.time() > waits_until)
             server.register_recv(recorder)
@@ -104,9 +118,9 @@ class RelayConformance(TransportConformance):
     def test_the_token_comes_back_when_messages_give_way(self) -> None:
         """What was given up for room is told as what was refused is: settled and released, with its token."""
         with self.context(max_pending_messages=3, overflow="drop_oldest") as context:
-            client, settled, released = attached(context.connect(TOPOLOGY, HOST, self.unused_port()))
+            client, settled, released = forwarder(context, self.unused_port())
             for token in range(5):
-                assert client.forward([TaskGroup.of(token, [b"x"] * 2)], token)
+                assert client.end.buffer.offer([TaskGroup.of(token, [b"x"] * 2)], token)
             for told in (settled, released):
                 eventually(lambda told=told: sum(each.messages for each in told) == 7)  # type: ignore[misc]
                 assert [each.token for each in told for _ in range(each.messages)] == [0, 0, 1, 1, 2, 2, 3]

@@ -11,14 +11,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 from tuplewire.connection.loop import watched
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import ConfigError
 from tuplewire.session.departure import OfEntry
-from tuplewire.session.pressure import OutboundPressure
+from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.messaging.base import ConnectionStatus, IContext
+from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.reception import OTHER
-from tuplewire_service.messaging.relay_client import RelayClient
+from tuplewire_service.messaging.streamed_transport import StreamedContext, statistics_of
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
@@ -38,25 +39,23 @@ class Connections:
         self,
         context: IContext,
         topology: str,
-        attach: Callable[[RelayClient], None],
-        on_returned: Callable[[RelayClient, list[tuple[TaskGroup, Any]]], None],
+        events: SendEvents,
+        on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
         """Start without any.
 
-        attach: says to a new connection whom to tell. on_returned: called with the messages that a closed
+        events: the callbacks of each connection. on_returned: called with the messages that a closed
         connection's peer had not acknowledged.
         """
         self._context = context
         self._topology = topology
-        self._attach = attach
-        self.pressure = OutboundPressure()
-        """What holds messages up in any connection."""
+        self._events = events
         self._on_returned = on_returned
-        self._connections: dict[Peer, RelayClient] = {}
+        self._connections: dict[Peer, SendingEnd] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._leaving: dict[RelayClient, Peer] = {}
+        self._leaving: dict[SendingEnd, Peer] = {}
         self._opened = 0
-        self._numbers: dict[RelayClient, int] = {}
+        self._numbers: dict[SendingEnd, int] = {}
         self._lost_before: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -86,7 +85,7 @@ class Connections:
     def _leave(self, peer: Peer, timeout: float) -> None:
         connection = self._connections.pop(peer)
         if not timeout:  # a peer that answers now must not get what goes elsewhere
-            connection.stop_writing()
+            connection.writes = False
         self._leaving[connection] = peer
         task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
         self._closing.add(task)
@@ -99,30 +98,27 @@ class Connections:
 
     def _open(self, worker: AssignedWorker) -> None:
         host, port = worker.host_port
-        connection = self._context.connect(self._topology, host, port)
-        if not isinstance(connection, RelayClient):
+        if not isinstance(self._context, StreamedContext):
             raise ConfigError(
-                f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
-                "its connect() has to return a RelayClient"
+                f"the transport's {type(self._context).__name__} cannot carry a worker's messages: "
+                "it has to inherit from StreamedContext"
             )
-        self._attach(connection)
-        connection.expect(worker.worker_id)
-        connection.watch(self.pressure)
+        connection = self._context.connect(self._topology, host, port, worker.worker_id, self._events).end
         self._opened += 1
         self._numbers[connection] = self._opened
         self._connections[worker.peer] = connection
         logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
 
-    async def _close(self, key: Peer, connection: RelayClient, timeout: float) -> None:
-        left = await connection.take_back_async(timeout)
-        if lost := connection.statistics().perhaps_lost:
+    async def _close(self, key: Peer, connection: SendingEnd, timeout: float) -> None:
+        left = await connection.take_back(timeout)
+        if lost := connection.receipts.perhaps_lost:
             known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
             self._lost_before[key[0] if known else OTHER] += lost
         del self._leaving[connection], self._numbers[connection]
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
         self._on_returned(connection, left)
 
-    def get(self, peer: Peer) -> RelayClient | None:
+    def get(self, peer: Peer) -> SendingEnd | None:
         """Return the connection to a worker."""
         return self._connections.get(peer)
 
@@ -134,17 +130,17 @@ class Connections:
     def ready(self, peer: Peer) -> bool:
         """Whether there is a session with a worker at the moment."""
         connection = self._connections.get(peer)
-        return connection is not None and connection.status is ConnectionStatus.READY
+        return connection is not None and connection.connected
 
     @property
     def unkept_messages(self) -> int:
         """Those that neither the receiver nor their sender is known to have."""
-        return sum(each.unkept_messages for each in (*self._connections.values(), *self._leaving))
+        return sum(each.window.unkept() for each in (*self._connections.values(), *self._leaving))
 
     @property
     def pending_messages(self) -> int:
         """Messages that were forwarded and are not settled."""
-        return sum(peer.statistics.ledger.pending for peer in self.snapshot())
+        return sum(each.buffer.ledger().pending for each in (*self._connections.values(), *self._leaving))
 
     def snapshot(self) -> list[PeerSnapshot]:
         """Return every connection as it is."""
@@ -154,9 +150,9 @@ class Connections:
                 worker_id,
                 address,
                 self._numbers[connection],
-                connection.status is ConnectionStatus.READY,
-                connection.statistics(),
-                connection.congested,
+                connection.connected,
+                statistics_of(connection),
+                connection.reports.congested,
             )
             for (worker_id, address), connection in (*self._connections.items(), *leaving)
         ]
@@ -174,7 +170,7 @@ class Connections:
     def blocked(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not take now, with that worker's id."""
         for (worker_id, _), connection in self._connections.items():
-            for task in connection.blocked_tasks():
+            for task in connection.blocked_tasks:
                 yield task, worker_id
 
     def loads(self, peer: Peer, tasks: Sequence[int]) -> dict[int, float]:
@@ -184,7 +180,7 @@ class Connections:
         """
         if not self.ready(peer):
             return {}
-        return {**dict.fromkeys(tasks, 0.0), **self._connections[peer].get_load(tasks)}
+        return {**dict.fromkeys(tasks, 0.0), **self._connections[peer].reports.get_load(tasks)}
 
     async def close(self, timeout: float) -> None:
         """Close everything: wait for acknowledgements for at most `timeout` seconds; the rest is dropped.
@@ -197,9 +193,10 @@ class Connections:
             await asyncio.gather(*self._closing)
 
     def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[OfEntry, int]]]:
-        """Yield each worker, its incarnation, and of whom it has messages or is to; see RelayClient."""
+        """Yield each worker, its incarnation, and its unreleased messages; see SendWindow.unreleased."""
         for peer, connection in self._connections.items():
-            yield peer, *connection.unreleased()
+            window = connection.window
+            yield peer, window.worker_incarnation, window.unreleased()
 
     def ended(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
         """Return the unreachable peers that will not need their messages, with the tasks of those messages.
@@ -210,16 +207,16 @@ class Connections:
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():
             if not self.ready(peer):
-                incarnation, keys = connection.unreleased()
-                done = incarnation in incarnations or (peer in former and connection.receiver_has_none)
-                if keys and done:
+                window = connection.window
+                keys, drained = window.unreleased(), window.worker_incarnation in incarnations
+                if keys and (drained or (peer in former and window.receiver_has_none)):
                     found[peer] = {task for task, _ in keys}
         return found
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
-        """See RelayClient.receivers_ended."""
+        """See Receipts.receivers_ended."""
         for connection in self._connections.values():
-            connection.receivers_ended(incarnations)
+            connection.receipts.receivers_ended(incarnations)
 
     def abort(self) -> None:
         """End everything now; not on the event loop."""

@@ -13,9 +13,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.successors import Successors
@@ -33,19 +33,19 @@ class _Route:
     """
 
     peer: Peer
-    connection: RelayClient
+    connection: SendingEnd
     lost: bool = False
 
 
 class Trail:
     """Where messages of one entry worker went last from here: by a connection, or (None) into our queue."""
 
-    def __init__(self, connection: RelayClient | None) -> None:
+    def __init__(self, connection: SendingEnd | None) -> None:
         """Begin with all of them in one place."""
         self._ends: list[float] = [math.inf]
-        self._went_to: list[RelayClient | None] = [connection]
+        self._went_to: list[SendingEnd | None] = [connection]
 
-    def add(self, first: int, last: int, connection: RelayClient | None) -> None:
+    def add(self, first: int, last: int, connection: SendingEnd | None) -> None:
         """Note where messages went; first, last: their entry sequences."""
         start, stop = bisect_left(self._ends, first), bisect_right(self._ends, last)
         if start and self._went_to[start - 1] is connection:
@@ -53,7 +53,7 @@ class Trail:
         self._ends[start:stop] = [last]
         self._went_to[start:stop] = [connection]
 
-    def before(self, entry_sequence: int) -> RelayClient | None:
+    def before(self, entry_sequence: int) -> SendingEnd | None:
         """Return where the messages went that come before this one."""
         return self._went_to[bisect_left(self._ends, entry_sequence - 1)]
 
@@ -68,7 +68,7 @@ class Move:
     left: Callable[[], bool] | None = None
     routes: list[_Route] = field(default_factory=list)
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
-    first: RelayClient | None = None
+    first: SendingEnd | None = None
     trails: dict[int, Trail] = field(default_factory=dict)
     """By entry workers."""
     own_follow: bool = False
@@ -96,7 +96,7 @@ class Move:
             return True
         return self.must_wait(group, inbound)
 
-    def earlier(self, group: TaskGroup, inbound: InboundSession) -> RelayClient | None:
+    def earlier(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
         """Return where messages that another worker has sent must go, behind earlier ones; None: anywhere.
 
         So messages that were in a queue together stay together, and none of them waits for another one.
@@ -111,13 +111,13 @@ class Move:
                 return went_to
         return None
 
-    def went(self, group: TaskGroup, inbound: InboundSession, connection: RelayClient | None) -> None:
+    def went(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
         """Note where messages went; None: into our queue."""
         trail = self._trail(self.entry_worker(group, inbound))
         trail.add(group.entry_sequence, group.end - 1, connection)
 
     def _is_before(self, route: _Route, workers: Collection[int], group: TaskGroup) -> bool:
-        return route.connection.route_before(self.task, workers, group.entry_sequence) is not None
+        return route.connection.window.route_before(self.task, workers, group.entry_sequence) is not None
 
     def _trail(self, worker: int) -> Trail:
         """Return where the messages of an entry worker are, as far as is known here."""
@@ -151,7 +151,7 @@ class Move:
     def ends(self) -> bool:
         """Forget the old routes that are empty; return whether nothing is left to wait for."""
         self.routes = [
-            route for route in self.routes if route.lost or not route.connection.all_released(self.task)
+            each for each in self.routes if each.lost or not each.connection.window.all_released(self.task)
         ]
         return not self.routes and not self.waiting and self.has_left()
 
@@ -167,7 +167,7 @@ class Moves:
         self,
         own: int,
         incarnation: int = 0,
-        connection: Callable[[Peer], RelayClient | None] = lambda _: None,
+        connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without any.
@@ -194,7 +194,7 @@ class Moves:
         """
         self._move_of(task).left = left
 
-    def turn(self, task: int, peer: Peer, connection: RelayClient) -> None:
+    def turn(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Note that a task's messages go to another worker than this from now on."""
         self._move_of(task).turn(_Route(peer, connection))
 
@@ -215,7 +215,7 @@ class Moves:
 
     def way(
         self, group: TaskGroup, inbound: InboundSession, owner: Peer | None
-    ) -> tuple[Move | None, RelayClient | None]:
+    ) -> tuple[Move | None, SendingEnd | None]:
         """Return the task's move, if any, and where messages must go behind earlier ones; None: anywhere.
 
         owner: the worker that has the task, which may be this one; None: nobody.
@@ -226,7 +226,7 @@ class Moves:
             connection = self._connection(peer)
             if connection is not None and not self._waits_for(owner, group, entered):
                 self.turn(group.task, peer, connection)
-                connection.watch_releases([group.task])
+                connection.receipts.watch([group.task])
                 self._moves[group.task].own_follow = True
                 return self._moves[group.task], connection
         move = self._moves.get(group.task)
@@ -237,7 +237,7 @@ class Moves:
         connection = None if owner is None else self._connection(owner)
         numbers = (0, entered) if entered == self._own else (entered,)
         return connection is not None and (
-            connection.route_before(group.task, numbers, group.entry_sequence) is not None
+            connection.window.route_before(group.task, numbers, group.entry_sequence) is not None
         )
 
     def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
@@ -259,7 +259,7 @@ class Moves:
             for route in move.routes:
                 route.lost |= route.peer in peers
 
-    def give_up(self, connection: RelayClient, left: Iterable[HeldGroup]) -> list[HeldGroup]:
+    def give_up(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
         """Take a route as empty: its connection is closed, and these messages were handed back.
 
         Return those that need not wait for others, which are on another old route.

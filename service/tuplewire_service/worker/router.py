@@ -12,17 +12,19 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from functools import partial
 from itertools import chain
 
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.observer import Observer
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure, Departures, OfEntry, SinkEpoch, Successor
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
+from tuplewire.session.pressure import OutboundPressure
+from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
-from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -85,9 +87,21 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Called with what a worker knew of sinks that has ended."""
         self._on_departures = on_departures
         self._draining, self._closing = draining, False
-        self.connections = Connections(context, settings.topology, self._attach, self._returned)
-        self.connections.pressure.example = None if observer is None else observer.example
+        self.pressure = OutboundPressure()
+        """What holds messages up in any connection to another worker."""
+        self.pressure.example = None if observer is None else observer.example
         clock = asyncio.get_running_loop().time
+        events = SendEvents(
+            settled=self._settled,
+            released=self._released,
+            lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
+            departed=self.workers_left,
+            departures=self.departures.known,
+            assignment_version=lambda: self.table.version,
+            draining=draining,
+            pressure=self.pressure,
+        )
+        self.connections = Connections(context, settings.topology, events, self._returned)
         self._moves = Moves(self.number, incarnation, self.connections.get, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
@@ -96,11 +110,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
             f"<Router {self._settings.worker_id} version={self.assignment_version} "
             f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
-
-    def _attach(self, connection: RelayClient) -> None:
-        connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
-        connection.tell_departures(self.departures.known, self.workers_left)
-        connection.when_lost(partial(asyncio.get_running_loop().call_soon, self.refresh))
 
     # --- assignment --------------------------------------------------------------------------------
 
@@ -210,7 +219,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         finally:
             self._drops.lose(group for group, _ in waiting)
 
-    def _returned(self, connection: RelayClient, left: Sequence[HeldGroup]) -> None:
+    def _returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
         """Route a lost worker's unacknowledged messages again, then the messages that waited for them."""
         self._reroute(self._moves.give_up(connection, left))
         self._end_moves()
@@ -266,7 +275,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
                 self._moves.turn(task, peer, connection)
-            connection.watch_releases(tasks)
+            connection.receipts.watch(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Put messages into a queue or the transfer queue; return False if nobody holds their task."""

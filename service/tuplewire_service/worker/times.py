@@ -202,7 +202,7 @@ class Timekeeper:
 
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
-        pressure = self._router.connections.pressure
+        pressure = self._router.pressure
         since = pressure.held_since
         if (since is None or ended - since <= HELD_SECONDS) and not (
             pressure.without_credit or self._servers.any_exhausted
@@ -247,7 +247,7 @@ class Timekeeper:
             totals.blocking_seconds,
             self._recent.since(totals),
             self._router.queues.wait.copy(),
-            self._router.connections.pressure.send_to_ack.copy(),
+            self._router.pressure.send_to_ack.copy(),
             self._router.end_to_end.copy(),
             self._lag.lag.copy(),
         )

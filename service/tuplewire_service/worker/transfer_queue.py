@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter, itemgetter
 
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import by_size
 from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Connections
 from tuplewire_service.worker.drops import Drops
@@ -90,12 +90,12 @@ class TransferQueue:
         except Exception as error:  # noqa: BLE001 - told to the loop
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
-    def follow(self, connection: RelayClient, group: TaskGroup, inbound: InboundSession) -> None:
+    def follow(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker at once, after earlier ones, by a connection that these took."""
         self.drain()
         self._send(connection, inbound, [group.out_of_queue(0)])  # earlier ones go in no circle
 
-    def _send(self, connection: RelayClient | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
+    def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         if inbound.worker_number and connection is not None:
             if lost := self._lost_workers:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
@@ -104,7 +104,7 @@ class TransferQueue:
             self._drops.unroutable(group, inbound)
 
     def _left_by(
-        self, connection: RelayClient | None, inbound: InboundSession, groups: list[TaskGroup]
+        self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]
     ) -> list[TaskGroup]:
         """Hand groups to a connection; return those that it does not take because it is closed.
 
@@ -114,10 +114,10 @@ class TransferQueue:
             return groups
         try:
             if inbound.wants_releases:
-                connection.watch_releases([group.task for group in groups])
+                connection.receipts.watch([group.task for group in groups])
             for kept, run in groupby(groups, attrgetter("kept")):
                 some = list(run)
-                if not connection.forward(some, inbound, retain=kept):
+                if not connection.buffer.offer(some, inbound, retain=kept):
                     return groups
                 groups = groups[len(some) :]
         except ClosedError:
@@ -136,11 +136,11 @@ class TransferQueue:
             return []
 
 
-def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: RelayClient) -> Iterator[TaskGroup]:
+def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:
     """Return messages of another worker (its number) as they are forwarded, in order with earlier ones."""
     routes: dict[int, int | None] = {}
     for group in groups:
         if group.task not in routes:
             workers = (entry_worker(group.forwarded) or worker,)
-            routes[group.task] = connection.route_before(group.task, workers, group.entry_sequence)
+            routes[group.task] = connection.window.route_before(group.task, workers, group.entry_sequence)
         yield group.passed_on(worker, routes[group.task] or 0)

@@ -1,0 +1,377 @@
+"""The messages of a sending end: a send window behind a lock. Only the event loop changes the window.
+
+Callers on other threads submit messages in one step. So an interrupt, or a signal handler that sends, in
+the middle of a call leaves no work half done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tuplewire.connection.handover import SMALL_BYTES, HandOver, HandOverCondition, Offer, batches_of
+from tuplewire.connection.receiver_reports import RefusedMessages
+from tuplewire.errors import (
+    MAX_TASK,
+    BufferFullError,
+    ClosedError,
+    FlushTimeoutError,
+    RefusedMessagesError,
+    TuplewireError,
+)
+from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
+from tuplewire.session.send import SendWindow
+from tuplewire.session.send_events import SendEvents
+from tuplewire.settings.config import Overflow, SessionSettings
+from tuplewire.values.group import TaskGroup
+
+_ANSWER_SECONDS = 10.0
+"""The longest wait for the loop's answer to an offer; the answer takes one turn of the loop."""
+
+
+class SendBuffer:
+    """Keeps messages until they are settled. Thread-safe, unless a method needs the lock or the loop."""
+
+    def __init__(
+        self,
+        address: str,
+        settings: SessionSettings,
+        events: SendEvents,
+        wake: Callable[[], None],
+        trouble: Callable[[], str],
+    ) -> None:
+        """Start empty.
+
+        wake: called from any thread when there is something to write or to report. trouble: returns why the
+        receiver is unreachable, as the end of a sentence, for errors.
+        """
+        self.address = address
+        self._settings = settings
+        self._events = events
+        self.wake = wake
+        self._trouble = trouble
+        self.closing = self.ended = False
+        """True if nothing more is accepted; true if the messages left were also dropped or taken back."""
+        self.closed_because = ""
+        """Why it is closed, as the end of a sentence; empty if its owner has closed it."""
+        self.failed: TuplewireError | None = None
+        """The error that closed the session."""
+        self.lock = threading.RLock()  # a signal handler may send while this thread sends
+        self.moved = HandOverCondition(self.lock)
+        self.window = SendWindow(settings)
+        self.refused = RefusedMessages(address)
+        self.asking = False
+        """True if a caller waits for acknowledgements."""
+        self.loop_thread = 0
+        """The identifier of the event loop's thread, once the session has started."""
+        self.handed = HandOver()
+        self.offers: list[Offer] = []
+        self.settled: list[Settled] = []
+        """Messages that tell() has not reported yet."""
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "closing" if self.closing else "open"
+        return f"{state} pending={self.window.messages} pending_bytes={self.window.size_bytes}"
+
+    # --- for callers ----------------------------------------------------------------------------
+
+    def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+        """Accept all messages, or return False if there is no room and the setting `overflow` makes none.
+
+        token: comes back in the callbacks of SendEvents. retain: keep the messages until they are processed,
+        in every mode of the session. Raises ClosedError, MessageTooLargeError, or the error for which the
+        session is closed.
+        """
+        with self.lock:
+            accepted = self._accept(groups, token, retain=retain)
+        if accepted:
+            self.wake()
+        return accepted
+
+    def send(self, groups: Sequence[TaskGroup], /, *, timeout: float | None = None) -> None:
+        """Accept all messages, waiting for room as the setting `overflow` says; not on the loop.
+
+        Raises BufferFullError, and the errors of offer().
+        """
+        if len(groups) == 1 and self._sent_as_one(groups[0]):
+            return
+        patience = self._settings.patience(timeout)
+        with self.lock:
+            if not self.moved.wait_for(lambda: self._accept(groups), patience):
+                raise self._full(patience)
+        self.wake()
+
+    def _sent_as_one(self, group: TaskGroup) -> bool:
+        return len(group) == 1 and group.plain and self.send_one(group.task, group.data, group.source)
+
+    async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
+        """Do the same as send, on any event loop. A cancelled call has accepted nothing."""
+        patience = self._settings.patience(timeout)
+        if not await self.moved.wait_for_async(lambda: self._accept(groups), patience):
+            with self.lock:
+                raise self._full(patience)
+        self.wake()
+
+    def _full(self, waited: float | None) -> BufferFullError:
+        return BufferFullError(
+            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} are pending, "
+            f"the receiver is slow or gone{self._trouble()}"
+        )
+
+    @property
+    def _pending(self) -> str:
+        return f"{self.pending_messages} messages ({self.window.size_bytes} bytes)"
+
+    def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
+        """Accept one message if an append and a few comparisons are enough; otherwise return False.
+
+        It also returns False for an invalid task or payload. offer() decides then. Raises the same errors.
+        """
+        handed = self.handed
+        entries = handed.entries
+        if (
+            type(payload) is bytes
+            and type(task) is int
+            and 0 <= task <= MAX_TASK
+            and len(payload) <= handed.small_bytes
+            and (len(entries) < handed.room or self._has_room_for(task))
+        ):
+            entries.append((task, source, payload))
+            if handed.told != handed.look:
+                self.wake()
+            return True
+        return self._send_one_counted(task, payload, source)
+
+    def _has_room_for(self, task: int) -> bool:
+        """Return True if a small message fits because its task has fewer than others."""
+        handed, entries = self.handed, len(self.handed.entries)
+        return (
+            entries < handed.room_elsewhere
+            and entries + handed.beyond_entries + self.window.held_of(task)
+            < self._settings.max_pending_task_messages
+        )
+
+    def _send_one_counted(self, task: Any, payload: Any, source: int | None) -> bool:
+        """Accept one message if it fits together with all submitted messages."""
+        if type(payload) is not bytes or type(task) is not int or not 0 <= task <= MAX_TASK:
+            return False
+        settings, window, handed = self._settings, self.window, self.handed
+        size = len(payload)
+        with self.lock:
+            self._check_open()
+            handed.count()
+            if (
+                size > window.max_message_bytes
+                or window.messages + handed.messages >= settings.max_pending_messages
+                or window.size_bytes + handed.size_bytes + size > settings.max_pending_bytes
+                or window.held_of(task) + handed.of_flow.get(task, 0) >= settings.max_pending_task_messages
+            ):
+                return False
+            if size <= SMALL_BYTES:
+                self._make_room()
+            else:
+                handed.shut()
+            handed.entries.append((task, source, payload))
+        self.wake()
+        return True
+
+    def _make_room(self) -> None:
+        """Set how many messages may be appended after the counted ones; with the lock."""
+        settings, window, handed = self._settings, self.window, self.handed
+        if self.closing or self.failed is not None:
+            handed.shut()
+            return
+        messages = window.messages + handed.messages
+        handed.make_room(
+            settings.max_pending_messages - messages,
+            settings.max_pending_bytes - window.size_bytes - handed.size_bytes,
+            settings.max_pending_task_messages - messages,
+            window.max_message_bytes,
+        )
+
+    def _check_open(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+        if self.closing:
+            raise ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
+
+    def _accept(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+        """Do the same as offer; with the lock, and without waking the loop."""
+        self._check_open()
+        self.window.check(groups)
+        if not groups:
+            return True
+        if threading.get_ident() == self.loop_thread:
+            self.take_in()
+            self.handed.shut()
+            return self._offer_to_window(groups, token, retain=retain)
+        if self._hand_over(groups, token, retain=retain):
+            return True
+        if self._settings.overflow is not Overflow.DROP_OLDEST:
+            return False
+        if self._offer_on_loop(Offer(groups, token, retain)):
+            return True
+        # Threads that waited then were notified of room since the loop's answer. This thread was not.
+        return self._hand_over(groups, token, retain=retain)
+
+    def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+        if not self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000):
+            return False
+        self.settled += self.window.take_overflowed()
+        return True
+
+    def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+        handed = self.handed
+        handed.count()
+        if not self.window.fits(groups, handed.messages, handed.size_bytes, handed.of_flow):
+            return False
+        handed.add(groups, token, retain=retain)
+        return True
+
+    def _offer_on_loop(self, offer: Offer) -> bool:
+        """Let the loop decide, because it knows which messages may be dropped."""
+        try:
+            self.offers.append(offer)
+            self._wake_now()
+            self.moved.wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
+        finally:  # the loop may have had no time for it, or the caller is interrupted
+            offer.accepted = bool(offer.accepted)
+        return offer.accepted
+
+    def _wake_now(self) -> None:
+        """Wake the loop even if it was woken before, because it may wait for more messages."""
+        self.handed.told = -1
+        self.wake()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending; not on the loop.
+
+        Raises FlushTimeoutError, RefusedMessagesError for messages refused since the last call, or the error
+        that closed the session.
+        """
+        self._ask()
+        with self.lock:
+            self.moved.wait_for(lambda: self._all_settled, timeout)
+        self._raise_flush(timeout)
+
+    async def flush_async(self, timeout: float | None = None) -> None:
+        """Do the same as flush, on any event loop. A cancelled call changes nothing."""
+        await self.wait_settled(timeout)
+        self._raise_flush(timeout)
+
+    async def wait_settled(self, timeout: float | None) -> None:
+        """Do the same as flush_async, without an error."""
+        self._ask()
+        await self.moved.wait_for_async(lambda: self._all_settled, timeout)
+
+    def _ask(self) -> None:
+        """Have the receiver acknowledge its messages immediately, because a caller waits for that."""
+        if self.pending_messages:
+            self.asking = True
+            self._wake_now()
+
+    @property
+    def _all_settled(self) -> bool:
+        return not self.pending_messages or self.failed is not None
+
+    def _raise_flush(self, timeout: float | None) -> None:
+        with self.lock:
+            refused = self.refused.take()
+            if self.failed is not None:
+                raise self.failed
+            if refused:
+                raise RefusedMessagesError(refused)
+            if not self._all_settled:
+                raise FlushTimeoutError(
+                    f"{self._pending} are not acknowledged after {timeout} s{self._trouble()}; "
+                    "they stay pending"
+                )
+
+    @property
+    def pending_messages(self) -> int:
+        """The number of messages that are accepted and not settled."""
+        return self.window.messages + self.handed.pending
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return the balance of this session."""
+        with self.lock:
+            ledger, handed = self.window.ledger(), self.handed.pending
+            return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
+
+    # --- for the event loop ---------------------------------------------------------------------
+
+    def take_in(self) -> None:
+        """Move the submitted messages to the window; with the lock. On other threads it does nothing."""
+        if threading.get_ident() != self.loop_thread:
+            return
+        handed = self.handed
+        handed.look += 1
+        if entries := handed.entries[:]:
+            now_micros = time.time_ns() // 1000
+            for batch in batches_of(entries):
+                self.window.accept(batch.groups, batch.token, retain=batch.retain, now_micros=now_micros)
+            handed.start_count()
+            self._make_room()
+            handed.forget(len(entries))
+            if self.ended or self.failed is not None:  # it came while another thread, or its own, closed this
+                self.abandon(DropReason.CLOSED if self.failed is None else DropReason.REFUSED)
+        if self.offers:
+            offers, self.offers = self.offers, []
+            handed.shut()
+            for offer in offers:
+                if offer.accepted is None:
+                    offer.accepted = self.failed is None and self._offer_to_window(
+                        offer.groups, offer.token, retain=offer.retain
+                    )
+            self.moved.notify_all()
+
+    def notify(self) -> None:
+        """Wake all callers that wait; with the lock."""
+        if self.closing or self.failed is not None:
+            self.handed.shut()
+        self.moved.notify_all()
+
+    def tell(self) -> None:
+        """Report settled and released messages; from one thread at a time, without the lock."""
+        with self.lock:
+            settled, self.settled = self.settled, []
+            released = self.window.take_released()
+        if settled:
+            self._events.settled(settled)
+        if released:
+            self._events.released(released)
+
+    def stop_accepting(self) -> None:
+        """Accept no more messages."""
+        with self.lock:
+            self.closing = True
+            self.handed.shut()
+
+    def abandon(self, reason: DropReason) -> None:
+        """Drop all pending messages; with the lock."""
+        self.settled += self.window.abandon(reason)
+        self.notify()
+
+    def fail(self, error: TuplewireError) -> None:
+        """Drop all pending messages, and raise this error to callers from now on."""
+        with self.lock:
+            self.take_in()
+            self.failed = error
+            self.abandon(DropReason.REFUSED)
+
+    def end(self) -> bool:
+        """Accept no more messages, and return True; False if it was closed before. With the lock."""
+        if self.ended:
+            return False
+        self.take_in()
+        self.closing = self.ended = True
+        return True
+
+    def drop_pending(self) -> None:
+        """End, and drop all pending messages."""
+        with self.lock:
+            if self.end():
+                self.abandon(DropReason.CLOSED)

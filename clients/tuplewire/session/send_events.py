@@ -1,0 +1,36 @@
+"""The callbacks of a sending end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuplewire.session.departure import Departure
+from tuplewire.session.ledger import Settled
+from tuplewire.session.pressure import OutboundPressure
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendEvents:
+    """The callbacks of a sending end, which calls them on the messaging loop."""
+
+    settled: Callable[[Sequence[Settled]], None] = _ignore
+    """Called with messages that were acknowledged or dropped, and the tokens that they were sent with."""
+    released: Callable[[Sequence[Settled]], None] = _ignore
+    """Called with messages that the receiver has processed."""
+    lost: Callable[[], object] = lambda: None
+    """Called after the connection breaks."""
+    departed: Callable[[Sequence[Departure]], None] = _ignore
+    """Called with workers that have shut down cleanly, as reported by the receiver."""
+    departures: Callable[[], Sequence[Departure]] = tuple
+    """Returns the workers to report to the receiver at the end of the session."""
+    assignment_version: Callable[[], int] = lambda: 0
+    """Returns the version of the assignment that messages are routed by; 0: none."""
+    draining: Callable[[], bool] = lambda: False
+    """Returns True if this worker drains. The receiver then accepts its messages longer."""
+    pressure: OutboundPressure | None = None
+    """Counts blocked time and frame times. A worker has one for all its connections."""
