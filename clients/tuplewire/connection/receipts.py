@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from typing import Any
 
 from tuplewire.connection.receiver_reports import warn_of_lost
@@ -33,8 +33,6 @@ class Receipts:
         """The most messages that may have been lost with a receiver that had acknowledged them."""
         self.assignment_version = 0
         """The version in the receiver's last welcome; 0: it has no assignment."""
-
-    # --- for the stream --------------------------------------------------------------------------
 
     def opened(self, opened: Opened) -> None:
         """Continue over a new connection, as the receiver's welcome says."""
@@ -115,8 +113,6 @@ class Receipts:
         warn_of_lost(self._buffer.address, lost)
         return left
 
-    # --- for workers that forward ----------------------------------------------------------------
-
     def watch(self, tasks: Collection[int]) -> None:
         """Request every release of these tasks' messages. Otherwise some are sent with later credit only."""
         with self._lock:
@@ -125,14 +121,3 @@ class Receipts:
             self._watched.update(tasks)
             self._watched_told = False
         self._buffer.wake()
-
-    def receivers_ended(self, incarnations: Container[int]) -> None:
-        """Count all messages of the receiver as released if it is one of these workers (incarnations).
-
-        These workers have drained, so their messages are at other workers.
-        """
-        with self._lock:
-            if self._window.worker_incarnation in incarnations:
-                self._window.receiver_ended()
-                self._window.receiver_answers = True
-        self._buffer.tell()

@@ -304,9 +304,7 @@ class SendBuffer:
     # --- for the event loop ---------------------------------------------------------------------
 
     def take_in(self) -> None:
-        """Move the submitted messages to the window; with the lock. On other threads it does nothing."""
-        if threading.get_ident() != self.loop_thread:
-            return
+        """Move the submitted messages to the window; with the lock."""
         handed = self.handed
         handed.look += 1
         if entries := handed.entries[:]:

@@ -7,7 +7,7 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.resumable import Identity
@@ -24,7 +24,9 @@ from tuplewire_service.messaging.base import (
     ClientStatistics,
     ConnectionStatus,
     IClientConnection,
+    IConnection,
     IConnectionCallback,
+    IContext,
     Intake,
     IServerConnection,
     ServerStatistics,
@@ -35,12 +37,13 @@ from tuplewire_service.messaging.recv_service import RecvService
 from tuplewire_service.messaging.send_service import SendService
 from tuplewire_service.messaging.server_stream import ServerStream, SilentStreams
 from tuplewire_service.messaging.subscription import ISubscriptionSource
-from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _LAST_CALLS_SECONDS = 0.5
 """What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
 
 
+_Connection = TypeVar("_Connection", bound=IConnection)
 Serve = Callable[[ServerStream], Awaitable[None]]
 """Serves one stream to its end."""
 
@@ -244,23 +247,27 @@ class StreamedClient(IClientConnection):
     def close(self, timeout: float = 10.0) -> None:
         self.end.close(timeout)
 
-    async def close_async(self, timeout: float = 10.0) -> None:
-        await self.end.close_async(timeout)
-
     def abort(self) -> None:
         self.end.abort()
 
 
-class StreamedContext(TransportContext):
+class StreamedContext(IContext):
     """Binds and connects; a transport says how (_serve, _dial).
 
     Not for use on the messaging loop itself: bind, close and term wait for it.
     """
 
+    kind: ClassVar[type[TransportSettings]] = TransportSettings
+    """Has the keys of prepare()."""
+
     def __init__(self) -> None:
-        super().__init__()
+        self._settings = self.kind.from_conf({})
+        self._made: list[IConnection] = []
         self._connections = 0
         self._start = uuid.uuid4().hex[:16]
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        self._settings = self.kind.from_conf(conf)
 
     @abstractmethod
     def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> StreamedServer:
@@ -293,3 +300,14 @@ class StreamedContext(TransportContext):
         dial, thread = self._dial(topology_id, host, port), messaging_loop()
         end = SendingEnd(f"{host}:{port}", identity, settings.session, thread, dial, receiver_id, events)
         return self._keep(StreamedClient(end))
+
+    def _keep(self, made: _Connection) -> _Connection:
+        """Note what term() is to end; what has ended meanwhile is forgotten."""
+        self._made = [each for each in self._made if each.status is not ConnectionStatus.CLOSED]
+        self._made.append(made)
+        return made
+
+    def term(self) -> None:
+        made, self._made = self._made, []
+        for connection in reversed(made):
+            connection.close()

@@ -1,24 +1,19 @@
-"""The settings that all transports have, and what our contexts share."""
+"""The settings that all transports have."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.settings.config import MIB, SessionSettings
 from tuplewire.settings.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
-from tuplewire_service.messaging.base import ConnectionStatus, IConnection, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 
 MIN_WINDOW_MESSAGES = 64
 _MOST = 2**31 - 1
 """What gRPC takes as a number."""
-
-
-_Connection = TypeVar("_Connection", bound=IConnection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,28 +57,3 @@ class TransportSettings(Settings):
             Share(self.receive_messages, self.receive_bytes),
             Share(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
         )
-
-
-class TransportContext(IContext):
-    """A context that has settings, and ends what it has made."""
-
-    kind: ClassVar[type[TransportSettings]] = TransportSettings
-    """Has the keys of prepare()."""
-
-    def __init__(self) -> None:
-        self._settings = self.kind.from_conf({})
-        self._made: list[IConnection] = []
-
-    def prepare(self, conf: Mapping[str, Any]) -> None:
-        self._settings = self.kind.from_conf(conf)
-
-    def _keep(self, made: _Connection) -> _Connection:
-        """Note what term() is to end; what has ended meanwhile is forgotten."""
-        self._made = [each for each in self._made if each.status is not ConnectionStatus.CLOSED]
-        self._made.append(made)
-        return made
-
-    def term(self) -> None:
-        made, self._made = self._made, []
-        for connection in reversed(made):
-            connection.close()

@@ -214,9 +214,13 @@ class Connections:
         return found
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
-        """See Receipts.receivers_ended."""
+        """Count all messages at these workers (incarnations) as released: they passed them on and ended."""
         for connection in self._connections.values():
-            connection.receipts.receivers_ended(incarnations)
+            window = connection.window
+            if window.worker_incarnation in incarnations:
+                window.receiver_ended()
+                window.receiver_answers = True
+                connection.buffer.tell()
 
     def abort(self) -> None:
         """End everything now; not on the event loop."""
