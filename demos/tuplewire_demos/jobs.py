@@ -220,4 +220,4 @@ def _traffic(controls: Sequence[ControlClient], tasks: Collection[int]) -> tuple
     statuses = list(map(_status, controls))
     sent = sum(each.messages for status in statuses for each in status.received if each.source == "client")
     received = (task for status in statuses for task in status.tasks if task.task in tasks)
-    return sent, sum(task.acknowledged_sequence for task in received)
+    return sent, sum(task.begin_sequence + task.acknowledged_messages for task in received)

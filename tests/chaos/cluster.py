@@ -24,7 +24,7 @@ from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import ledger_of
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = logging.getLogger(__name__)

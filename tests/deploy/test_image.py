@@ -26,7 +26,7 @@ from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.wire import health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthStub
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 # The first test that needs the image builds it: a minute, or ten seconds with what earlier builds have kept.

@@ -20,7 +20,7 @@ from helpers.worker_process import environment_without_ours
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.identity.credentials import Credentials
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 SEND = """

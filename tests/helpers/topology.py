@@ -18,7 +18,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.subscription import Subscription
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import ledger_of
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -144,7 +144,8 @@ def queued(endpoint: Endpoint, task: int) -> int:
 
 def acknowledged(endpoint: Endpoint, task: int) -> int:
     """Return the last sequence of a local task that its consumer has acknowledged."""
-    return next(each.acknowledged_sequence for each in status(endpoint).tasks if each.task == task)
+    found = next(each for each in status(endpoint).tasks if each.task == task)
+    return found.begin_sequence + found.acknowledged_messages
 
 
 def metric(endpoint: Endpoint, sample: str) -> float:

@@ -17,7 +17,7 @@ from helpers import eventually
 from helpers.admin import get
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX
 from tuplewire.wire import control_pb2
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 COMMAND = [sys.executable, "-m", "tuplewire_service"]

@@ -20,7 +20,6 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
 from tuplewire_service.command.status_report import status_as_json, status_as_text
-from tuplewire_service.command.viewer.rates import acknowledged_messages, received_messages
 
 SENDS_AND_WAITS = """
 import sys, tuplewire
@@ -82,7 +81,7 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
         with client.recv([1], timeout=30) as batches:
             got = len(next(batches))
             batches.acknowledge()
-            eventually(lambda: acknowledged_messages(task(worker, 1)) == got, 30, "acknowledged")
+            eventually(lambda: task(worker, 1).acknowledged_messages == got, 30, "acknowledged")
             reader = consumer(worker, "teller")
             assert reader is not None
             assert (list(reader.tasks), reader.outstanding_messages) == ([1], 5 - got)
@@ -110,7 +109,7 @@ def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
         eventually(lambda: task(worker, 3).oldest_seconds > first, 30, "it gets older")
         client.send(3, b"b")
         client.flush(30)
-        assert (received_messages(task(worker, 3)), acknowledged_messages(task(worker, 3))) == (2, 0)
+        assert (task(worker, 3).received_messages, task(worker, 3).acknowledged_messages) == (2, 0)
         assert measured("task_received_messages_total") == 2
         assert measured("task_acknowledged_messages_total") == 0
         assert measured("queue_oldest_seconds") > first
@@ -119,7 +118,7 @@ def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
             while taken < 2:
                 taken += len(next(batches))
             batches.acknowledge()
-            eventually(lambda: acknowledged_messages(task(worker, 3)) == 2, 30, "acknowledged")
+            eventually(lambda: task(worker, 3).acknowledged_messages == 2, 30, "acknowledged")
     assert task(worker, 3).oldest_seconds == 0
     assert (measured("task_received_messages_total"), measured("queue_oldest_seconds")) == (2, 0)
     plain = next(each for each in status_as_json(asked(worker))["tasks"] if each["task"] == 3)
@@ -227,7 +226,9 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
             with ControlClient(address, credentials=mine[name]) as control:
                 told = control.status(100)
                 assert told.connected_sessions == 2
-                return {each.who for each in told.sessions}
+                assert not control.status().identities
+                assert {each.who for each in told.sessions} == set(told.identities)
+                return set(told.identities)
 
         with (
             Client(address, credentials=mine["one"]) as one,

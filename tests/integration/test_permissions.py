@@ -17,7 +17,7 @@ from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, StaleEpochError, TuplewireError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire import control_pb2
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"

@@ -19,7 +19,7 @@ from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, TuplewireError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"

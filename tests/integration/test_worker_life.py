@@ -12,7 +12,7 @@ from helpers.hosted import hosted
 
 from tuplewire import TaskGroup
 from tuplewire_service.testing import eventually
-from tuplewire_service.worker.worker_snapshot import WorkerState
+from tuplewire_service.worker.worker import WorkerState
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,

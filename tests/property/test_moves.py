@@ -43,9 +43,8 @@ from tuplewire.settings.config import AckMode
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker import Worker, WorkerState
 from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
-from tuplewire_service.worker.worker_snapshot import WorkerState
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 LONG_STEPS = 200_000
@@ -364,7 +363,7 @@ class Cluster(RuleBasedStateMachine):
             assert program.sender.buffer.failed is None, program.sender.buffer.failed
         for host in self.hosts:
             if host.worker is not None:
-                ledger = host.worker.snapshot().ledger
+                ledger = host.worker.router.ledger()
                 assert ledger.balanced, f"{host.process}: {ledger}"
                 assert not sum(ledger.dropped.values()), f"{host.process}: {ledger}"
 
@@ -401,12 +400,12 @@ class Cluster(RuleBasedStateMachine):
             return False
         workers = [host.worker for host in self.hosts if host.worker is not None]
         return not any(program.sender.buffer.pending_messages for program in self.programs) and not any(
-            worker.snapshot().ledger.pending or worker.snapshot().moving_tasks for worker in workers
+            worker.router.held_messages or worker.router.moving_tasks for worker in workers
         )
 
     def _stuck(self) -> str:
         lines = [f"{program.source}: {program.sender.buffer.ledger()}" for program in self.programs]
-        lines += [f"{host.process}: {host.worker and host.worker.snapshot()}" for host in self.hosts]
+        lines += [f"{host.process}: {host.worker and host.worker.status()}" for host in self.hosts]
         return "\n".join(["it does not settle:", *lines, *map(repr, self.network.links)])
 
     def _close(self) -> None:

@@ -22,7 +22,7 @@ from tuplewire import Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.testing import eventually
 
 _WORKER, _PROGRAM = "worker.example", "etl.example"

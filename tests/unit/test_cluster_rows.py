@@ -45,7 +45,8 @@ def task(number: int, received: int, acknowledged: int, begin: int = 0) -> pb.Ta
     return pb.TaskStatus(
         task=number,
         queued_messages=received - acknowledged,
-        acknowledged_sequence=begin + acknowledged,
+        received_messages=received,
+        acknowledged_messages=acknowledged,
         begin_sequence=begin,
         subscribed=True,
     )

@@ -309,7 +309,7 @@ def test_debts_are_real() -> None:
         ("tuplewire.packing.packing", "import numpy"),
         (
             "tuplewire_service.messaging.base",
-            "from tuplewire_service.worker.worker_snapshot import WorkerState",
+            "from tuplewire_service.worker.worker import WorkerState",
         ),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),

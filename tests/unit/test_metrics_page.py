@@ -9,78 +9,87 @@ from helpers.certificates import Authority
 from helpers.secured import files_of
 from prometheus_client.metrics_core import Metric
 
-from tuplewire.session.durations import Durations
-from tuplewire.session.ledger import LedgerSnapshot
+import tuplewire
+from tuplewire.session.durations import BOUNDS
 from tuplewire.settings.settings import settings_of
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.log_output import LogOutput
-from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount, ServerStatistics
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
-from tuplewire_service.worker.worker_snapshot import (
-    PeerSnapshot,
-    RecentSnapshot,
-    RejectedSnapshot,
-    SinkSnapshot,
-    TaskSnapshot,
-    Timings,
-    WorkerSnapshot,
-    WorkerState,
-)
 
 BOUNDED = WorkerConfig(worker_id="w", metrics_series=20)
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
-def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
+def status(tasks: int, peers: int) -> pb.GetStatusResponse:
     """Return a worker with so many tasks and peers, each of which has something to tell."""
-    ledger = LedgerSnapshot(10, 6, {"closed": 1}, 3)
-    return WorkerSnapshot(
+    ledger = pb.Ledger(accepted=10, acknowledged=6, dropped={"closed": 1}, pending=3)
+    latency = pb.Latency(bounds=BOUNDS, messages=[0] * (len(BOUNDS) + 1))
+    return pb.GetStatusResponse(
         worker_id="w",
         incarnation=1,
         topology="t",
-        state=WorkerState.READY,
+        version=tuplewire.__version__,
+        state=pb.WORKER_STATE_READY,
         assignment_version=1,
-        newest_version=1,
+        newest_assignment_version=1,
         ledger=ledger,
         peers=[
-            PeerSnapshot(
-                f"w{number}", "host:1", number, True, ClientStatistics(ledger, 9, 1, 90, 0), frozenset()
+            pb.PeerStatus(
+                worker_id=f"w{number}",
+                address="host:1",
+                number=number,
+                connected=True,
+                ledger=ledger,
+                sent_messages=9,
+                sent_batches=1,
+                sent_bytes=90,
             )
             for number in range(peers)
         ],
-        predecessor_lost=0,
         perhaps_lost={f"w{number}": 2 for number in range(peers)},
-        tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 7, 2, 1.5) for task in range(tasks)],
+        tasks=[
+            pb.TaskStatus(
+                task=task,
+                queued_messages=3,
+                queued_bytes=30,
+                load=0.03,
+                subscribed=True,
+                acknowledged_messages=5,
+                received_messages=8,
+                begin_sequence=2,
+                oldest_seconds=1.5,
+            )
+            for task in range(tasks)
+        ],
         local_tasks=tasks,
-        servers=ServerStatistics(
-            [ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)],
-            3,
-            2,
-            smallest_window=64,
-            identities={f"token t{number}": (2, 1) for number in range(peers)},
-        ),
-        timings=Timings(
-            {state.value: 1.0 for state in TimeState},
-            {("1", "local"): 0.5},
-            RecentSnapshot(1.0),
-            *(Durations() for _ in range(4)),
-        ),
-        sinks=SinkSnapshot(1, 2, 3, 4),
-        rejected=RejectedSnapshot(5, 1, 9),
-        redelivered_messages=0,
-        addresses=(),
-        peer_addresses=(),
-        congested=frozenset(),
-        moving_tasks=0,
-        not_ready_because="",
+        received=[
+            pb.ReceiveCount(source=f"w{number}", messages=9, batches=1, bytes=90) for number in range(peers)
+        ],
+        sharing_sessions=3,
+        resumable_sessions=2,
+        smallest_window=64,
+        identities={
+            f"token t{number}": pb.IdentitySessions(sharing=2, resumable=1) for number in range(peers)
+        },
+        state_seconds={state.value: 1.0 for state in TimeState},
+        blocking=[pb.Blocking(task="1", where="local", seconds=0.5)],
+        queue_wait=latency,
+        send_to_ack=latency,
+        end_to_end=latency,
+        loop_lag=latency,
+        sinks=pb.SinkStatus(memory_bytes=1, disk_bytes=2, waiting_messages=3, waits=4),
+        rejections=5,
+        rejected_waiting=1,
+        dead_letter_task=9,
     )
 
 
 def families(tasks: int, peers: int, config: WorkerConfig) -> list[Metric]:
     """Return what a worker with so many tasks and peers tells."""
-    return list(WorkerCollector(lambda: snapshot(tasks, peers), config, 2**30).collect())
+    return list(WorkerCollector(lambda: status(tasks, peers), config, 2**30).collect())
 
 
 def rows() -> dict[str, tuple[str, set[str]]]:

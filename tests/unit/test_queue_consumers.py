@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -51,6 +53,13 @@ def queues_of(*tasks: int) -> ReceiveQueues:
 def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:
     """Return what serves the consumers of some queues."""
     return QueueConsumers(SETTINGS, 1, queues, rejections or RejectionsWithoutTimers())
+
+
+def statuses(queues: ReceiveQueues, tasks: Sequence[int] | None = None) -> Sequence[pb.TaskStatus]:
+    """Return the status of these tasks, or of all."""
+    status = pb.GetStatusResponse()
+    queues.add_to(status, tasks, congested=())
+    return status.tasks
 
 
 class Consumer:
@@ -179,9 +188,9 @@ def test_a_subscription_that_has_ended_holds_no_task() -> None:
     queues = queues_of(1)
     put(queues, 1, b"a")
     consumer = Consumer(queues, 1)
-    assert [each.subscribed for each in queues.snapshot()] == [True]
+    assert [each.subscribed for each in statuses(queues)] == [True]
     consumer.subscription.end(DrainingError("so far"))
-    assert [each.subscribed for each in queues.snapshot()] == [False]
+    assert [each.subscribed for each in statuses(queues)] == [False]
     assert consumer.take() == []
     consumer.progress(1, 1)
     assert Consumer(queues, 1, number=2).take() == [(1, b"a", False)]
@@ -314,8 +323,8 @@ def test_a_task_is_opened_once() -> None:
     assert queues.open(2)
     put(queues, 2, b"a", b"b")
     assert queues.waiting() == {2: 2}
-    assert [each.task for each in queues.snapshot([1, 7])] == [1]
-    assert [each.task for each in queues.snapshot()] == [1, 2]
+    assert [each.task for each in statuses(queues, [1, 7])] == [1]
+    assert [each.task for each in statuses(queues)] == [1, 2]
     assert queues.changed_loads() == {1: 0, 2: 2 / SETTINGS.receive_queue_messages}
     assert queues.changed_loads() == {2: 2 / SETTINGS.receive_queue_messages}
     assert queues.held(7) is None
@@ -329,7 +338,10 @@ def test_the_consumer_with_the_most_comes_first() -> None:
     put(queues, 2, b"a", b"b")
     few.take()
     many.take()
-    assert [(each.tasks, each.outstanding_messages) for each in queues.consumers()] == [((2,), 2), ((1,), 1)]
+    assert [(list(each.tasks), each.outstanding_messages) for each in queues.consumers()] == [
+        ([2], 2),
+        ([1], 1),
+    ]
 
 
 def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:

@@ -214,7 +214,7 @@ def test_another_run_begins_before_it_publishes() -> None:
         assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
         assert queues.consume() == [b"1", b"2"]
         assert not staged_here(sinks)
-        assert sinks.snapshot().memory_bytes == 0
+        assert sinks.status().memory_bytes == 0
 
     run(act)
 
@@ -317,7 +317,7 @@ def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> Non
         for piece, payload in enumerate(payloads):
             groups = [TaskGroup.of(TASK, [payload])]
             assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, groups) == ""
-        assert sinks.snapshot().disk_bytes > 0
+        assert sinks.status().disk_bytes > 0
         with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
             await stage(sinks, "1a", b"x" * 20_000)
         assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)]))[0] == 8
@@ -327,7 +327,7 @@ def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> Non
             consumed += queues.consume()
             await asyncio.sleep(0.001)
         assert consumed == payloads
-        assert (sinks.snapshot().memory_bytes, sinks.snapshot().disk_bytes) == (0, 0)
+        assert (sinks.status().memory_bytes, sinks.status().disk_bytes) == (0, 0)
 
     run(
         act,
@@ -344,7 +344,7 @@ def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
         await sinks.stage(SINK, 1, name("0a", 1), 0, [TaskGroup.of(TASK, [b"x" * 900])])
         with pytest.raises(ResourceLimitError):
             await sinks.stage(SINK, 1, name("0a", 2), 1, [TaskGroup.of(TASK, [b"y" * 900])])
-        assert sinks.snapshot().disk_bytes == 0
+        assert sinks.status().disk_bytes == 0
 
     run(act, staging_memory_bytes=1500, staging_disk_bytes=10_000, staging_directory=str(tmp_path / "gone"))
 

@@ -19,8 +19,8 @@ from tuplewire_service.worker.times import (
     Recent,
     TimeShares,
     TimeState,
+    WorkerTotals,
 )
-from tuplewire_service.worker.worker_snapshot import RecentSnapshot
 
 WAITS = st.lists(
     st.tuples(
@@ -224,15 +224,15 @@ def test_pressure_knows_who_is_held_for_longest() -> None:
 def test_the_last_seconds_are_told_apart() -> None:
     """Yesterday's culprit is gone after ten seconds, and what is forgotten meanwhile begins anew."""
     old, new = ("1", "local"), ("2", "local")
-    recent = Recent(RecentSnapshot(0.0))
+    recent = Recent(WorkerTotals(0.0))
     assert not recent.due(4.9)
-    assert recent.since(RecentSnapshot(2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0})) == RecentSnapshot(
+    assert recent.since(WorkerTotals(2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0})) == WorkerTotals(
         2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0}
     )
     for now in (5.0, 10.0):
         assert recent.due(now)
-        recent.look(RecentSnapshot(now, 100, 100, 1, {"busy": 3.0, "idle": now - 3}, {old: 3.0}))
-    told = recent.since(RecentSnapshot(12.0, 160, 130, 1, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}))
-    assert told == RecentSnapshot(7.0, 60, 30, 0, {"idle": 7.0}, {new: 1.5})
-    told = recent.since(RecentSnapshot(12.0, 160, 130, 1, {}, {old: 0.5}))
+        recent.look(WorkerTotals(now, 100, 100, 1, {"busy": 3.0, "idle": now - 3}, {old: 3.0}))
+    told = recent.since(WorkerTotals(12.0, 160, 130, 1, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}))
+    assert told == WorkerTotals(7.0, 60, 30, 0, {"idle": 7.0}, {new: 1.5})
+    told = recent.since(WorkerTotals(12.0, 160, 130, 1, {}, {old: 0.5}))
     assert not told.blocking_seconds

@@ -49,10 +49,6 @@ class Durations:
         seconds = max(0.0, seconds)
         self.exemplars[bisect_left(BOUNDS, seconds)] = Exemplar(*example, seconds, time.time())
 
-    def copy(self) -> Durations:
-        """Return a copy, to be read while this one changes."""
-        return Durations(self.counts.copy(), self.seconds, self.exemplars.copy())
-
 
 class QueueTimes:
     """How long the messages of a queue wait. Messages are numbered in a row, and leave in order."""

@@ -54,42 +54,52 @@ class Ledger(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("address", "connected", "ledger", "reconnects", "congested", "worker_id")
+    __slots__ = ("address", "connected", "ledger", "reconnects", "congested", "worker_id", "number", "sent_messages", "sent_batches", "sent_bytes")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     RECONNECTS_FIELD_NUMBER: _ClassVar[int]
     CONGESTED_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SENT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
     ledger: Ledger
     reconnects: int
     congested: _containers.RepeatedScalarFieldContainer[int]
     worker_id: str
-    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested: _Optional[_Iterable[int]] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    number: int
+    sent_messages: int
+    sent_batches: int
+    sent_bytes: int
+    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested: _Optional[_Iterable[int]] = ..., worker_id: _Optional[str] = ..., number: _Optional[int] = ..., sent_messages: _Optional[int] = ..., sent_batches: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class TaskStatus(_message.Message):
-    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence", "congested", "begin_sequence", "oldest_seconds", "load")
+    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_messages", "congested", "begin_sequence", "oldest_seconds", "load", "received_messages")
     TASK_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CONGESTED_FIELD_NUMBER: _ClassVar[int]
     BEGIN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OLDEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     task: int
     queued_messages: int
     queued_bytes: int
     subscribed: bool
-    acknowledged_sequence: int
+    acknowledged_messages: int
     congested: bool
     begin_sequence: int
     oldest_seconds: float
     load: float
-    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., load: _Optional[float] = ...) -> None: ...
+    received_messages: int
+    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_messages: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., load: _Optional[float] = ..., received_messages: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("sender_id", "who", "worker_id", "address", "connected", "seconds", "messages", "bytes", "window_messages", "outstanding_messages", "outstanding_bytes", "exhausted_tasks")
@@ -137,6 +147,14 @@ class ConsumerStatus(_message.Message):
     held_tasks: int
     def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., held_tasks: _Optional[int] = ...) -> None: ...
 
+class IdentitySessions(_message.Message):
+    __slots__ = ("sharing", "resumable")
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    sharing: int
+    resumable: int
+    def __init__(self, sharing: _Optional[int] = ..., resumable: _Optional[int] = ...) -> None: ...
+
 class ReceiveCount(_message.Message):
     __slots__ = ("source", "messages", "batches", "bytes")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -183,14 +201,57 @@ class Recent(_message.Message):
     def __init__(self, seconds: _Optional[float] = ..., accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[int] = ..., state_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Latency(_message.Message):
-    __slots__ = ("bounds", "messages", "seconds")
+    __slots__ = ("bounds", "messages", "seconds", "exemplars")
+    class ExemplarsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Exemplar
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Exemplar, _Mapping]] = ...) -> None: ...
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXEMPLARS_FIELD_NUMBER: _ClassVar[int]
     bounds: _containers.RepeatedScalarFieldContainer[float]
     messages: _containers.RepeatedScalarFieldContainer[int]
     seconds: float
-    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., messages: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    exemplars: _containers.MessageMap[int, Exemplar]
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., messages: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., exemplars: _Optional[_Mapping[int, Exemplar]] = ...) -> None: ...
+
+class Exemplar(_message.Message):
+    __slots__ = ("trace_id", "span_id", "seconds", "at")
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    trace_id: str
+    span_id: str
+    seconds: float
+    at: float
+    def __init__(self, trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., seconds: _Optional[float] = ..., at: _Optional[float] = ...) -> None: ...
+
+class SinkStatus(_message.Message):
+    __slots__ = ("memory_bytes", "disk_bytes", "waiting_messages", "waits")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    disk_bytes: int
+    waiting_messages: int
+    waits: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., waiting_messages: _Optional[int] = ..., waits: _Optional[int] = ...) -> None: ...
+
+class TapStatus(_message.Message):
+    __slots__ = ("open", "shown", "left_out")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    open: int
+    shown: int
+    left_out: int
+    def __init__(self, open: _Optional[int] = ..., shown: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class ComponentStatus(_message.Message):
     __slots__ = ("component", "kind", "first_task", "tasks", "inputs", "executors")
@@ -255,7 +316,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, most_clients: _Optional[int] = ..., most_tasks: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks", "sharing_sessions", "resumable_sessions", "identities", "silent_streams", "server_restarts", "perhaps_lost", "predecessor_perhaps_lost", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +332,20 @@ class GetStatusResponse(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class RefusedMessagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class IdentitiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: IdentitySessions
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[IdentitySessions, _Mapping]] = ...) -> None: ...
+    class PerhapsLostEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +387,18 @@ class GetStatusResponse(_message.Message):
     REJECTED_WAITING_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TASK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_TASKS_FIELD_NUMBER: _ClassVar[int]
+    SHARING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    PERHAPS_LOST_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_PERHAPS_LOST_FIELD_NUMBER: _ClassVar[int]
+    SEND_TO_ACK_FIELD_NUMBER: _ClassVar[int]
+    LOOP_LAG_FIELD_NUMBER: _ClassVar[int]
+    SINKS_FIELD_NUMBER: _ClassVar[int]
+    TAPS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_REFUSED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -347,7 +434,19 @@ class GetStatusResponse(_message.Message):
     rejected_waiting: int
     dead_letter_task: int
     local_tasks: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ...) -> None: ...
+    sharing_sessions: int
+    resumable_sessions: int
+    identities: _containers.MessageMap[str, IdentitySessions]
+    silent_streams: int
+    server_restarts: int
+    perhaps_lost: _containers.ScalarMap[str, int]
+    predecessor_perhaps_lost: int
+    send_to_ack: Latency
+    loop_lag: Latency
+    sinks: SinkStatus
+    taps: TapStatus
+    assignment_refused: bool
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ..., sharing_sessions: _Optional[int] = ..., resumable_sessions: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., silent_streams: _Optional[int] = ..., server_restarts: _Optional[int] = ..., perhaps_lost: _Optional[_Mapping[str, int]] = ..., predecessor_perhaps_lost: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

@@ -69,7 +69,7 @@ def add_asking(commands: Any, handler: Handler, help_text: str, example: str) ->
 
 def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.status_report import status_as_json, status_as_text
-    from tuplewire_service.control.status_messages import MOST_CLIENTS
+    from tuplewire_service.control.control_messages import MOST_CLIENTS
 
     every = arguments.watch
     if every is not None and every <= 0:
@@ -89,7 +89,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _assign(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.control.status_messages import assignment_to_wire
+    from tuplewire_service.control.control_messages import assignment_to_wire
     from tuplewire_service.worker.assignment import load_assignment
 
     assignment = load_assignment(arguments.file)

@@ -15,7 +15,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire_service.command.status_report import status_as_json
 from tuplewire_service.command.viewer.cluster_rows import Look, cluster_rows
-from tuplewire_service.control.status_messages import MOST_CLIENTS
+from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 _BETWEEN_SECONDS = 1.0
 _NAME = re.compile(r"[a-z-]{1,30}\.(?:json|toml|txt)")

@@ -12,12 +12,7 @@ from google.protobuf.message import Message
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.shown import shown
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.rates import (
-    Interval,
-    acknowledged_messages,
-    received_messages,
-    state_name,
-)
+from tuplewire_service.command.viewer.rates import Interval, state_name
 
 _MOST_SHOWN = 10
 """Tasks in one line that are named to people."""
@@ -44,11 +39,10 @@ def _plain(value: Any) -> Any:
         fields = {each.name: _field(value, each) for each in value.DESCRIPTOR.fields}
         if isinstance(value, pb.Ledger):
             fields["balanced"] = ledger_of(value).balanced
-        if isinstance(value, pb.TaskStatus):
-            fields["received_messages"] = received_messages(value)
-            fields["acknowledged_messages"] = acknowledged_messages(value)
         return fields
-    return dict(value) if isinstance(value, Mapping) else list(map(_plain, value))
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return list(map(_plain, value))
 
 
 def _field(message: Message, field: Any) -> Any:
@@ -197,7 +191,7 @@ def _task(over: Interval, task: pb.TaskStatus) -> str:
     rates = [f" ({rate:,.0f}/s)" if rate is not None else "" for rate in over.task(task)]
     return (
         f"task        {task.task}: {task.queued_messages} messages queued, {consumer}{full}{oldest}; "
-        f"{received_messages(task)} in{rates[0]}, {acknowledged_messages(task)} out{rates[1]}"
+        f"{task.received_messages} in{rates[0]}, {task.acknowledged_messages} out{rates[1]}"
     )
 
 

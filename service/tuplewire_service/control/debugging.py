@@ -117,11 +117,11 @@ def _lanes(worker: Worker) -> dict[str, Any]:
                 "address": peer.address,
                 "number": peer.number,
                 "connected": peer.connected,
-                "sent_messages": peer.statistics.sent_messages,
-                "pending_messages": peer.statistics.ledger.pending,
-                "reconnects": peer.statistics.reconnects,
+                "sent_messages": peer.sent_messages,
+                "pending_messages": peer.ledger.pending,
+                "reconnects": peer.reconnects,
             }
-            for peer in router.connections.snapshot()
+            for peer in worker.status([]).peers
         ],
         "unreleased": [
             {"worker": peer[0], "messages": sum(of_entries.values())}

@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 
 from tuplewire.wire import health_pb2, health_pb2_grpc
-from tuplewire_service.worker.worker import Worker
-from tuplewire_service.worker.worker_snapshot import WorkerState
+from tuplewire_service.worker.worker import Worker, WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = health_pb2.HealthCheckRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -16,14 +17,15 @@ from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.config.stop import Stop, StopRequest
-from tuplewire_service.control.debugging import Debugging
-from tuplewire_service.control.names import distinct, in_turns
-from tuplewire_service.control.program_reports import ProgramReports, check_report
-from tuplewire_service.control.status_messages import (
+from tuplewire_service.control.control_messages import (
+    MOST_CLIENTS,
     add_clients,
     assignment_from_wire,
     assignment_to_wire,
 )
+from tuplewire_service.control.debugging import Debugging
+from tuplewire_service.control.names import distinct, in_turns
+from tuplewire_service.control.program_reports import ProgramReports, check_report
 from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.server_stream import (
@@ -76,9 +78,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
         status = await self._status(request.most_tasks if request.HasField("most_tasks") else None)
-        if request.most_clients:
-            sessions, consumers = self._worker.clients()
-            add_clients(status, sessions, consumers, request.most_clients, self._admit(context).sees)
+        most, sees = min(request.most_clients, MOST_CLIENTS), self._admit(context).sees
+        listed = set(islice((who for who in status.identities if sees(who)), most))
+        for who in set(status.identities) - listed:
+            del status.identities[who]
+        if most:
+            add_clients(status, *self._worker.clients(), most, sees)
         return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:

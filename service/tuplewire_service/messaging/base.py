@@ -10,7 +10,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
@@ -19,6 +19,9 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
+
+if TYPE_CHECKING:  # settings need this module, and no protobuf
+    from tuplewire.wire.control_pb2 import SessionStatus
 
 BLOCK, NO_BLOCK = 0, 1
 """The flags of IServerConnection.recv."""
@@ -78,34 +81,6 @@ class ServerStatistics:
     """How often what listens has ended by itself, and was started again."""
     identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Sessions and resumable sessions by identity, where anybody is asked who it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSnapshot:
-    """A sender's session, connected or remembered."""
-
-    sender_id: str
-    who: str
-    """Its identity, by certificate or token; empty where nobody is asked."""
-    worker_id: str
-    """Of the worker that sends; empty: it is a program."""
-    address: str
-    """Where it comes from, as its transport says it; empty: it is in this process."""
-    connected: bool
-    seconds: float
-    """For how long it is connected, or was not."""
-    messages: int
-    """How many messages it has sent that were not refused."""
-    bytes: int
-    """Their payload bytes."""
-    window_messages: int
-    """How many it may have outstanding to a task that is not crowded; 0: it is gone, and has no share."""
-    outstanding_messages: int
-    """How many of them are not processed."""
-    outstanding_bytes: int
-    """The payload bytes of those."""
-    exhausted_tasks: int
-    """For how many tasks it has used its window up, and waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +277,7 @@ class IServerConnection(IConnection):
         """
         return ()
 
-    def sessions(self) -> Sequence[SessionSnapshot]:
+    def sessions(self) -> Sequence[SessionStatus]:
         """Return every sender that is connected or remembered; where the I/O runs.
 
         Return () if the transport cannot tell.

@@ -23,7 +23,8 @@ from tuplewire.session.receive import ReceiveSession
 from tuplewire.settings.config import AckMode
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.base import InboundSession, SessionSnapshot
+from tuplewire.wire.control_pb2 import SessionStatus
+from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.sender_sessions import SendStream
 from tuplewire_service.messaging.server_stream import EVERYTHING, IAccess
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -95,10 +96,10 @@ class Session:
         if self.stream is not None:
             self.stream.wake.set()
 
-    def snapshot(self, now: float, window: int) -> SessionSnapshot:
+    def status(self, now: float, window: int) -> SessionStatus:
         """Return what it is. now: by the event loop's clock. window: that of each sender with a share."""
         credit = self.state.credit
-        return SessionSnapshot(
+        return SessionStatus(
             sender_id=self.sender_id,
             who=self.key[0],
             worker_id=self.source if self.worker_number else "",
@@ -259,10 +260,10 @@ class Leases:
         known = Counter(map(_OWNER, self._sessions))
         return {who: (sharing[who], count - sharing[who]) for who, count in known.items() if who}
 
-    def sessions(self) -> list[SessionSnapshot]:
+    def sessions(self) -> list[SessionStatus]:
         """Return every session as it is."""
         now, window = asyncio.get_running_loop().time(), self.shares.initial.messages
-        return [each.snapshot(now, window) for each in self._sessions.values()]
+        return [each.status(now, window) for each in self._sessions.values()]
 
     def get(self, key: SessionKey) -> Session | None:
         """Return a sender's session, if it is remembered."""

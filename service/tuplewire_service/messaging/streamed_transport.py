@@ -19,6 +19,7 @@ from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import bracketed
 from tuplewire.values.batch import as_groups
 from tuplewire.values.message import TaskMessage
+from tuplewire.wire.control_pb2 import SessionStatus
 from tuplewire_service.messaging.base import (
     BLOCK,
     ClientStatistics,
@@ -30,7 +31,6 @@ from tuplewire_service.messaging.base import (
     Intake,
     IServerConnection,
     ServerStatistics,
-    SessionSnapshot,
 )
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.recv_service import RecvService
@@ -153,7 +153,7 @@ class StreamedServer(IServerConnection):
             identities=leases.identities(),
         )
 
-    def sessions(self) -> Sequence[SessionSnapshot]:
+    def sessions(self) -> Sequence[SessionStatus]:
         return self._send.leases.sessions()
 
     @property

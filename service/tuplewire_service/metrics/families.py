@@ -22,7 +22,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as SampleExemplar
 from prometheus_client.utils import floatToGoString
 
-from tuplewire.session.durations import BOUNDS, Durations
+from tuplewire.session.durations import BOUNDS
+from tuplewire.wire import control_pb2 as pb
 
 _PREFIX = "tuplewire_"
 _BUCKETS = [*map(floatToGoString, BOUNDS), "+Inf"]
@@ -66,15 +67,15 @@ def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[
     return family
 
 
-def histogram(name: str, help_text: str, durations: Durations) -> Metric:
+def histogram(name: str, help_text: str, latency: pb.Latency) -> Metric:
     """Return a histogram in seconds, with an exemplar in each bucket that has a message which is traced."""
     buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = list(
-        zip(_BUCKETS, accumulate(durations.counts), strict=True)
+        zip(_BUCKETS, accumulate(latency.messages), strict=True)
     )
-    for place, found in durations.exemplars.items():
+    for place, found in latency.exemplars.items():
         ids = {"trace_id": found.trace_id, "span_id": found.span_id}
         buckets[place] = *buckets[place][:2], SampleExemplar(ids, found.seconds, found.at)
-    return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=durations.seconds)
+    return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=latency.seconds)
 
 
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

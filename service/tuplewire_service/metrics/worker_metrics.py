@@ -1,4 +1,4 @@
-"""Prometheus metrics, read from a snapshot of the worker at each scrape.
+"""Prometheus metrics, read from a status of the worker at each scrape.
 
 The data plane only counts in plain numbers; nothing is paid for metrics between scrapes.
 docs/reference/metrics.md has all of them.
@@ -10,32 +10,23 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from operator import add
 
 import grpc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-import tuplewire
 from tuplewire.session.ledger import DropReason
 from tuplewire.settings.settings import settings_of
+from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.base import ReceiveCount
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.server_stream import MAX_SILENT_STREAMS
 from tuplewire_service.metrics.families import counter, counters, gauge, gauges, histogram, info
 from tuplewire_service.metrics.series import Names, Totals
-from tuplewire_service.worker.worker_snapshot import (
-    PeerSnapshot,
-    SinkSnapshot,
-    TapSnapshot,
-    TaskSnapshot,
-    Timings,
-    WorkerSnapshot,
-)
+from tuplewire_service.worker.times import TimeState
 
 _CODES = [
     name.removeprefix("ERROR_CODE_")
@@ -51,15 +42,14 @@ _CONFIG_SHOWN = [
 
 
 class WorkerCollector(Collector):
-    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own.
+    """Turns statuses into metric families. Remembers which tasks and peers have series of their own.
 
-    read: returns a snapshot, from any thread; what it raises fails the scrape. assignment_errors: how often
-    the assignment file could not be used.
+    read: returns a status, from any thread; what it raises fails the scrape.
     """
 
     def __init__(
         self,
-        read: Callable[[], WorkerSnapshot],
+        read: Callable[[], pb.GetStatusResponse],
         config: WorkerConfig,
         memory_limit: int,
     ) -> None:
@@ -67,6 +57,7 @@ class WorkerCollector(Collector):
         self._read = read
         self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
         self._memory_limit = memory_limit
+        self._capacity = config.receive_queue_messages
         self._lock = threading.Lock()
         most = config.metrics_series
         self._tasks = Names(most)
@@ -80,116 +71,116 @@ class WorkerCollector(Collector):
         self._through = Totals()
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family, all of them from one snapshot; from any thread."""
+        """Return every family, all of them from one status; from any thread."""
         with self._lock:
             return list(self._families(self._read()))
 
-    def _families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
+    def _families(self, status: pb.GetStatusResponse) -> Iterator[Metric]:
         yield info(
             "build",
             "What runs here.",
             {
-                "version": tuplewire.__version__,
+                "version": status.version,
                 "python": platform.python_version(),
                 "grpc": grpc.__version__,
-                "worker_id": snapshot.worker_id,
-                "topology": snapshot.topology,
+                "worker_id": status.worker_id,
+                "topology": status.topology,
             },
         )
         yield info(
             "config", "The settings in force that say how much is held, and for how long.", self._config
         )
-        yield gauge("ready", "1 when the worker is ready, else 0.", int(not snapshot.not_ready_because))
+        yield gauge("ready", "1 when the worker is ready, else 0.", int(not status.not_ready_because))
         yield gauge(
             "assignment_version",
             "Version of the assignment in force; 0: none yet.",
-            snapshot.assignment_version,
+            status.assignment_version,
         )
         yield gauge(
             "newest_assignment_version",
             "Newest assignment version known, of this worker or another; above the one in force: it lags.",
-            snapshot.newest_version,
+            status.newest_assignment_version,
         )
         yield gauge(
             "assignment_refused",
             "1 while what the assignment file has is not in force, as it could not be read or used, else 0.",
-            int(snapshot.assignment_refused),
+            int(status.assignment_refused),
         )
-        yield from self._received_families(snapshot.servers.received)
+        yield from self._received_families(status.received)
         yield gauges(
             "sessions",
             "Senders by state: connected, with a share of the queues, or gone and resumable, without one.",
             "state",
             {
-                "connected": snapshot.servers.sessions,
-                "resumable": snapshot.servers.resumable_sessions,
+                "connected": status.sharing_sessions,
+                "resumable": status.resumable_sessions,
             }.items(),
         )
-        yield self._identity_family(snapshot.servers.identities)
+        yield self._identity_family(status.identities)
         yield gauge(
             "memory_limit_bytes",
             "Memory that the process may have: the limit of its control groups, or what the machine has.",
             self._memory_limit,
         )
-        if snapshot.servers.smallest_window is not None:
+        if status.HasField("smallest_window"):
             yield gauge(
                 "smallest_window_messages",
                 "How many messages each sender may have outstanding to the task that is most crowded.",
-                snapshot.servers.smallest_window,
+                status.smallest_window,
             )
         yield gauge(
             "silent_streams",
             f"Streams that have not said hello yet; beyond {MAX_SILENT_STREAMS:,}, the oldest is refused.",
-            snapshot.servers.silent_streams,
+            status.silent_streams,
         )
         yield counter(
             "server_restarts",
             "How often gRPC's server has ended by itself, and was started again at the same addresses.",
-            snapshot.servers.restarts,
+            status.server_restarts,
         )
         yield counters(
             "refused_streams",
             "Streams refused to whoever opened them, or ended with an error, by the code of the error.",
             "code",
-            _with_zeros(_CODES, snapshot.servers.refused_streams).items(),
+            _with_zeros(_CODES, status.refused_streams).items(),
         )
         yield counters(
             "refused_messages",
             "Messages refused to their sender one by one, by the code of the error.",
             "code",
-            _with_zeros(_CODES, snapshot.servers.refused_messages).items(),
+            _with_zeros(_CODES, status.refused_messages).items(),
         )
-        yield from _ledger(snapshot)
-        yield from self._lost_families(snapshot)
-        yield from self._peer_families(snapshot.peers)
-        yield from self._task_families(snapshot.tasks)
-        yield from _sinks(snapshot.sinks)
-        yield from _taps(snapshot.taps)
-        yield from _times(snapshot.timings)
+        yield from _ledger(status)
+        yield from self._lost_families(status)
+        yield from self._peer_families(status.peers)
+        yield from self._task_families(status.tasks)
+        yield from _sinks(status.sinks)
+        yield from _taps(status.taps)
+        yield from _times(status)
 
-    def _identity_family(self, identities: Mapping[str, tuple[int, int]]) -> Metric:
+    def _identity_family(self, identities: Mapping[str, pb.IdentitySessions]) -> Metric:
         names = self._identities.of(identities)
         family = GaugeMetricFamily("tuplewire_identity_sessions", _IDENTITIES, labels=["identity", "state"])
-        for column, state in enumerate(("connected", "resumable")):
+        for state, field in (("connected", "sharing"), ("resumable", "resumable")):
             sums = Counter[str]()
             for who, counts in identities.items():
-                sums[names[who]] += counts[column]
+                sums[names[who]] += getattr(counts, field)
             for name, count in sums.items():
                 family.add_metric([name, state], count)
         return family
 
-    def _received_families(self, received: Sequence[ReceiveCount]) -> Iterator[Metric]:
+    def _received_families(self, received: Iterable[pb.ReceiveCount]) -> Iterator[Metric]:
         names = self._sources.of(count.source for count in received)
         by_name = self._received.add_up(
             {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
         )
-        yield from _columns(counters, _RECEIVED, "source", by_name)
+        yield from _columns(_RECEIVED, "source", by_name)
 
-    def _lost_families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
-        names = self._losers.of(snapshot.perhaps_lost)
-        by_name: dict[str, int] = {}
-        for worker_id, lost in snapshot.perhaps_lost.items():
-            by_name[names[worker_id]] = by_name.get(names[worker_id], 0) + lost
+    def _lost_families(self, status: pb.GetStatusResponse) -> Iterator[Metric]:
+        names = self._losers.of(status.perhaps_lost)
+        by_name = Counter[str]()
+        for worker_id, lost in status.perhaps_lost.items():
+            by_name[names[worker_id]] += lost
         yield counters(
             "peer_perhaps_lost_messages",
             "Messages that another worker had acknowledged and that may have died with it: at most so many.",
@@ -199,24 +190,23 @@ class WorkerCollector(Collector):
         yield gauge(
             "predecessor_perhaps_lost_messages",
             "Messages that may have died with the process before this one: at most so many.",
-            snapshot.predecessor_lost,
+            status.predecessor_perhaps_lost,
         )
 
-    def _peer_families(self, peers: Sequence[PeerSnapshot]) -> Iterator[Metric]:
+    def _peer_families(self, peers: Sequence[pb.PeerStatus]) -> Iterator[Metric]:
         names = self._peers.of(peer.worker_id for peer in peers)
         rows: dict[Hashable, tuple[str, Sequence[int]]] = {}
-        pending: dict[str, int] = {}
+        pending = Counter[str]()
         up: dict[str, int] = {}
         for peer in peers:
-            counts, ledger = peer.statistics, peer.statistics.ledger
-            name = names[peer.worker_id]
-            sent = (counts.sent_messages, counts.sent_batches, counts.sent_bytes, counts.reconnects)
+            ledger, name = peer.ledger, names[peer.worker_id]
+            sent = (peer.sent_messages, peer.sent_batches, peer.sent_bytes, peer.reconnects)
             settled = (ledger.acknowledged, sum(ledger.dropped.values()))
             rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
-            pending[name] = pending.get(name, 0) + ledger.pending
+            pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))
         by_name = self._sent.add_up(rows)
-        yield from _columns(counters, _SENT, "peer", by_name)
+        yield from _columns(_SENT, "peer", by_name)
         yield gauges(
             "pending_messages",
             "Messages for another worker that it has not acknowledged yet.",
@@ -230,23 +220,26 @@ class WorkerCollector(Collector):
             up.items(),
         )
 
-    def _task_families(self, tasks: Sequence[TaskSnapshot]) -> Iterator[Metric]:
+    def _task_families(self, tasks: Sequence[pb.TaskStatus]) -> Iterator[Metric]:
         names = self._tasks.of([str(task.task) for task in tasks])
-        sums: dict[str, list[int]] = {}
+        # Counts add up; of subscriptions, whether all have one.
+        messages, size = Counter[str](), Counter[str]()
+        subscribed: dict[str, int] = {}
         oldest: dict[str, float] = {}
         through: dict[Hashable, tuple[str, Sequence[int]]] = {}
         for name, task in zip(names.values(), tasks, strict=True):
-            row = (task.queued_messages, task.queued_bytes, task.capacity_messages, int(task.subscribed))
-            before = sums.get(name)
-            # Counts add up; of subscriptions, whether all have one.
-            sums[name] = [*map(add, before[:3], row[:3]), min(before[3], row[3])] if before else list(row)
+            messages[name] += task.queued_messages
+            size[name] += task.queued_bytes
+            subscribed[name] = min(subscribed.get(name, 1), int(task.subscribed))
             oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
             # A task that comes back begins anew.
             at = task.task, task.begin_sequence
             through[at] = name, (task.received_messages, task.acknowledged_messages)
-        yield from _columns(gauges, _QUEUE, "task", sums)
-        yield gauges("queue_oldest_seconds", _OLDEST, "task", oldest.items())
-        yield from _columns(counters, _THROUGH, "task", self._through.add_up(through))
+        capacity = {name: count * self._capacity for name, count in Counter(names.values()).items()}
+        columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
+        for (family, help_text), values in zip(_QUEUE, columns, strict=True):
+            yield gauges(family, help_text, "task", values.items())
+        yield from _columns(_THROUGH, "task", self._through.add_up(through))
         yield gauge(
             "fullest_queue_ratio",
             "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
@@ -255,7 +248,6 @@ class WorkerCollector(Collector):
 
 
 _IDENTITIES = "Senders by who they are, by token or certificate, and by state; see tuplewire_sessions."
-_OLDEST = "Age of the oldest message in a task's receive queue since its sender accepted it; 0: it is empty."
 _THROUGH = (
     ("task_received_messages", "Messages that came to a task."),
     ("task_acknowledged_messages", "Messages that a task's consumer has acknowledged."),
@@ -280,11 +272,15 @@ _QUEUE = (
     ("queue_bytes", "Payload bytes in a task's receive queue."),
     ("queue_capacity_messages", "Bound of a task's receive queue."),
     ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; of `other`: to all of them."),
+    (
+        "queue_oldest_seconds",
+        "Age of the oldest message in a task's receive queue since its sender accepted it; 0: it is empty.",
+    ),
 )
 
 
-def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
-    ledger = snapshot.ledger
+def _ledger(status: pb.GetStatusResponse) -> Iterator[Metric]:
+    ledger = status.ledger
     yield counter("accepted_messages", "Messages taken over from clients and peers.", ledger.accepted)
     yield counter(
         "acknowledged_messages",
@@ -302,22 +298,20 @@ def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
         "Messages accepted, and neither acknowledged nor dropped yet, in the whole worker.",
         ledger.pending,
     )
-    yield counter(
-        "rejections", "How many times consumers have rejected a message.", snapshot.rejected.rejections
-    )
+    yield counter("rejections", "How many times consumers have rejected a message.", status.rejections)
     yield gauge(
         "rejected_waiting_messages",
         "Copies of rejected messages that wait until they are due, or until somebody has their task.",
-        snapshot.rejected.waiting,
+        status.rejected_waiting,
     )
     yield counter(
         "redelivered_messages",
         "Messages handed to a consumer that another one may have had before.",
-        snapshot.redelivered_messages,
+        status.redelivered_messages,
     )
 
 
-def _sinks(sinks: SinkSnapshot) -> Iterator[Metric]:
+def _sinks(sinks: pb.SinkStatus) -> Iterator[Metric]:
     yield gauges(
         "staged_bytes",
         "What Spark's sinks have staged, or published without room in the queues, by place: memory or disk.",
@@ -336,7 +330,7 @@ def _sinks(sinks: SinkSnapshot) -> Iterator[Metric]:
     )
 
 
-def _taps(taps: TapSnapshot) -> Iterator[Metric]:
+def _taps(taps: pb.TapStatus) -> Iterator[Metric]:
     yield gauge("taps", "How many look at messages as they pass, by tuplewire tap.", taps.open)
     yield counter("tapped_messages", "Messages of which a copy was shown to somebody.", taps.shown)
     yield counter(
@@ -346,53 +340,52 @@ def _taps(taps: TapSnapshot) -> Iterator[Metric]:
     )
 
 
-def _times(timings: Timings) -> Iterator[Metric]:
+def _times(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield counters(
         "state_seconds",
         "Time that the worker has spent in each state; all states together are its age.",
         "state",
-        timings.state_seconds.items(),
+        _with_zeros(TimeState, status.state_seconds).items(),
     )
     blocking = CounterMetricFamily(
         "tuplewire_blocking_seconds",
         "For how long a task has held others up; where: local, or the worker that takes nothing for it.",
         labels=["task", "where"],
     )
-    for (task, where), seconds in timings.blocking_seconds.items():
-        blocking.add_metric([task, where], seconds)
+    for each in status.blocking:
+        blocking.add_metric([each.task, each.where], each.seconds)
     yield blocking
     yield histogram(
         "queue_wait_seconds",
         "Time that messages wait in a receive queue until a consumer first gets them.",
-        timings.queue_wait,
+        status.queue_wait,
     )
     yield histogram(
         "send_to_ack_seconds",
         "Time from sending messages to another worker to its acknowledgement.",
-        timings.send_to_ack,
+        status.send_to_ack,
     )
     yield histogram(
         "end_to_end_seconds",
         "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
-        timings.end_to_end,
+        status.end_to_end,
     )
     yield histogram(
         "event_loop_lag_seconds",
         "How late the event loop was for a probe that is due four times a second.",
-        timings.loop_lag,
+        status.loop_lag,
     )
 
 
 def _columns(
-    make: Callable[[str, str, str, Iterable[tuple[str, float]]], Metric],
     families: Iterable[tuple[str, str]],
     label: str,
     rows: Mapping[str, Sequence[int]],
 ) -> Iterator[Metric]:
     for column, (family, help_text) in enumerate(families):
-        yield make(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
+        yield counters(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
 
 
-def _with_zeros(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:
+def _with_zeros(names: Iterable[str], counts: Mapping[str, float]) -> dict[str, float]:
     """Return the counts with a 0 for every name that never occurred, so that a first increase is seen."""
     return {**dict.fromkeys(map(str, names), 0), **counts}

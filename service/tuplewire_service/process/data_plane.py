@@ -31,7 +31,6 @@ from tuplewire_service.control.program_reports import ProgramReports
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.sink_servicer import SinkServicer
 from tuplewire_service.control.source_servicer import SourceServicer
-from tuplewire_service.control.status_messages import status_to_wire
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
@@ -42,13 +41,13 @@ from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
-from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
 logger = event_logger(__name__)
 
 _PEERS_CONF = {"zmq.linger.millis": 1000}
 """Storm's five seconds are longer than a worker may take to close once it is drained."""
 _WATCHERS_SECONDS = 1.0
+_MOST_BLOCKING = 10
 ANSWER_SECONDS = 2.0
 """An event loop that does not answer in this time counts as stuck."""
 
@@ -132,14 +131,15 @@ class DataPlane:
         """Put an assignment in force."""
         self.loop.call(lambda: self.worker.update_assignment(assignment))
 
-    def snapshot(self) -> WorkerSnapshot:
-        """Return a snapshot; TimeoutError when the loop does not turn."""
-        return self.loop.call(self.worker.snapshot, ANSWER_SECONDS)
+    def status(self) -> pb.GetStatusResponse:
+        """Return the status for the metrics; TimeoutError when the loop does not turn."""
+        return self.loop.call(self.worker.status, ANSWER_SECONDS)
 
     async def _status(self, most_tasks: int | None) -> pb.GetStatusResponse:
-        """Return the status without senders and consumers; on the loop."""
+        """Return the status for GetStatus, without senders and consumers; on the loop."""
         tasks = None if most_tasks is None else await self.worker.shown_tasks(most_tasks)
-        status = status_to_wire(self.worker.snapshot(tasks))
+        status = self.worker.status(tasks)
+        del status.blocking[_MOST_BLOCKING:]
         status.resident_bytes = resident_bytes()
         self.describe(status)
         self._reports.add_to(status)

@@ -128,7 +128,7 @@ def _serve(
             only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
             plane.assign(Assignment(1, config.topology, (only,)))
         registry = CollectorRegistry()
-        registry.register(WorkerCollector(plane.snapshot, config, memory_limit()))
+        registry.register(WorkerCollector(plane.status, config, memory_limit()))
         registry.register(plane.security)
         registry.register(log)
         ProcessCollector(registry=registry)

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import ConfigError
 from tuplewire.session.departure import OfEntry
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.streamed_transport import StreamedContext, statistics_of
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
 logger = event_logger(__name__)
 
@@ -30,6 +32,16 @@ _MOST_LOSERS = 1000
 """So many workers that are gone have what may have died with them counted apart."""
 Peer = tuple[str, str]
 """A worker's id and its address: a worker that starts again elsewhere is another peer."""
+
+
+def ledger_to_wire(ledger: LedgerSnapshot) -> pb.Ledger:
+    """Return a balance as it travels."""
+    return pb.Ledger(
+        accepted=ledger.accepted,
+        acknowledged=ledger.acknowledged,
+        dropped=ledger.dropped,
+        pending=ledger.pending,
+    )
 
 
 class Connections:
@@ -142,30 +154,29 @@ class Connections:
         """Messages that were forwarded and are not settled."""
         return sum(each.buffer.ledger().pending for each in (*self._connections.values(), *self._leaving))
 
-    def snapshot(self) -> list[PeerSnapshot]:
-        """Return every connection as it is."""
-        leaving = [(peer, connection) for connection, peer in self._leaving.items()]
-        return [
-            PeerSnapshot(
-                worker_id,
-                address,
-                self._numbers[connection],
-                connection.connected,
-                statistics_of(connection),
-                connection.reports.congested,
-            )
-            for (worker_id, address), connection in (*self._connections.items(), *leaving)
-        ]
-
-    def perhaps_lost(self, peers: Iterable[PeerSnapshot]) -> Mapping[str, int]:
-        """Return, by worker, how many messages it had acknowledged that may have died with it, at most.
-
-        peers: the connections that there are now.
-        """
+    def add_to(self, status: pb.GetStatusResponse) -> None:
+        """Add every connection, and what is known of its peer, to a worker's status."""
         lost = self._lost_before.copy()
-        for peer in peers:
-            lost[peer.worker_id] += peer.statistics.perhaps_lost
-        return lost
+        leaving = ((peer, connection) for connection, peer in self._leaving.items())
+        for (worker_id, address), connection in chain(self._connections.items(), leaving):
+            counts = statistics_of(connection)
+            status.peers.add(
+                worker_id=worker_id,
+                address=address,
+                number=self._numbers[connection],
+                connected=connection.connected,
+                ledger=ledger_to_wire(counts.ledger),
+                reconnects=counts.reconnects,
+                congested=sorted(connection.reports.congested),
+                sent_messages=counts.sent_messages,
+                sent_batches=counts.sent_batches,
+                sent_bytes=counts.sent_bytes,
+            )
+            lost[worker_id] += counts.perhaps_lost
+            status.newest_assignment_version = max(
+                status.newest_assignment_version, counts.receiver_assignment_version
+            )
+        status.perhaps_lost.update(lost)
 
     def blocked(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not take now, with that worker's id."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from tuplewire.errors import RefusedError
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.durations import QueueTimes
-from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
+from tuplewire.wire import control_pb2 as pb
 
 
 class Consumer(Protocol):
@@ -24,7 +24,7 @@ class Consumer(Protocol):
     def end(self, error: RefusedError) -> None:
         """End the subscription with an error."""
 
-    def snapshot(self, now: float) -> ConsumerSnapshot:
+    def status(self, now: float) -> pb.ConsumerStatus:
         """Return the consumer and its tasks. now: by the monotonic clock."""
 
 

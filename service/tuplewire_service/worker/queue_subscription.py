@@ -13,13 +13,13 @@ from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.rejection import Answer
 from tuplewire.values.group import MAX_FRAME_GROUPS
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
 
 _TURN_GROUPS = 100
 """Groups acknowledged or rejected in one turn of the loop: with more, other sessions would notice."""
@@ -65,16 +65,17 @@ class QueueSubscription(ISubscription):
         self.ended = error
         self._wake()
 
-    def snapshot(self, now: float) -> ConsumerSnapshot:
+    def status(self, now: float) -> pb.ConsumerStatus:
         """Return who holds what. now: by the monotonic clock."""
-        request, held = self._request, self._held.values()
-        return ConsumerSnapshot(
-            request.consumer_id,
-            request.owner,
-            request.address,
-            now - self._since,
-            tuple(sorted(self._held)),
-            sum(queue.log.taken - queue.log.acknowledged for queue in held),
+        request, held = self._request, self._held
+        return pb.ConsumerStatus(
+            consumer_id=request.consumer_id,
+            who=request.owner,
+            address=request.address,
+            seconds=now - self._since,
+            tasks=sorted(held),
+            held_tasks=len(held),
+            outstanding_messages=sum(each.log.taken - each.log.acknowledged for each in held.values()),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError
@@ -13,11 +13,11 @@ from tuplewire.observer import Observer
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.entries import HeldOfTask
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
 _RANKED_AT_ONCE = 1000
 """Tasks in one turn of the loop: a fraction of a millisecond."""
@@ -173,23 +173,15 @@ class ReceiveQueues:
 
     def load(self, task: int) -> float:
         """Return how full a local task's queue is, from 0 to 1."""
-        return self._load(self._queues[task].log)
+        log, settings = self._queues[task].log, self._settings
+        messages = log.queued_messages / settings.receive_queue_messages
+        return min(1.0, max(messages, log.queued_bytes / settings.receive_queue_bytes))
 
     def changed_loads(self) -> dict[int, float]:
         """Return the loads above 0, and those that have come down to 0 since the last call."""
         loads = {task: self.load(task) for task in self._touched if task in self._queues}
         self._touched = {task for task, load in loads.items() if load}  # only what has messages can change
         return loads
-
-    def _load(self, log: DeliveryLog) -> float:
-        settings = self._settings
-        return min(
-            1.0,
-            max(
-                log.queued_messages / settings.receive_queue_messages,
-                log.queued_bytes / settings.receive_queue_bytes,
-            ),
-        )
 
     @property
     def pending_messages(self) -> int:
@@ -219,30 +211,34 @@ class ReceiveQueues:
             ranks.append((task in urgent, log.tail - log.acknowledged, log.tail, -task))
         return sorted(-rank[-1] for rank in heapq.nlargest(most, ranks))
 
-    def snapshot(self, tasks: Iterable[int] | None = None) -> list[TaskSnapshot]:
-        """Return the queues of those tasks that are here, or of all, as they are."""
+    def add_to(
+        self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]
+    ) -> None:
+        """Add the queues to a worker's status: of those tasks that are here; None: of all."""
         wanted = sorted(self._queues) if tasks is None else (each for each in tasks if each in self._queues)
         now_micros = time.time_ns() // 1000
-        return [
-            TaskSnapshot(
-                task,
-                queue.log.queued_messages,
-                queue.log.queued_bytes,
-                self._settings.receive_queue_messages,
-                self._load(queue.log),
-                queue.consumer is not None,
-                queue.log.acknowledged,
-                queue.begin,
-                queue.log.age(now_micros),
-            )
-            for task, queue in ((task, self._queues[task]) for task in wanted)
-        ]
+        for task in wanted:
+            queue, told = self._queues[task], status.tasks.add()
+            log, begin = queue.log, queue.begin
+            told.task = task
+            told.subscribed = queue.consumer is not None
+            told.acknowledged_messages = log.acknowledged - begin
+            told.received_messages = log.tail - begin
+            told.begin_sequence = begin
+            told.congested = task in congested
+            if log.queued_messages:  # most of 10,000 tasks rest
+                told.queued_messages = log.queued_messages
+                told.queued_bytes = log.queued_bytes
+                told.oldest_seconds = log.age(now_micros)
+                told.load = self.load(task)
+        status.local_tasks = len(self._queues)
+        status.redelivered_messages = self.redelivered_messages
 
-    def consumers(self) -> list[ConsumerSnapshot]:
+    def consumers(self) -> list[pb.ConsumerStatus]:
         """Return every consumer that holds a task, those first that have the most that is unacknowledged."""
         now = time.monotonic()
         held = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
-        found = [each.snapshot(now) for each in held.values() if each is not None]
+        found = [each.status(now) for each in held.values() if each is not None]
         return sorted(found, key=attrgetter("outstanding_messages"), reverse=True)
 
     def end_consumers(self, error: RefusedError) -> None:

@@ -31,7 +31,6 @@ from tuplewire_service.worker.rejected_messages import (
     RejectionOutcome,
 )
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import RejectedSnapshot
 
 logger = event_logger(__name__)
 
@@ -261,9 +260,9 @@ class Rejections:
         """Return the waiting copies."""
         return (copy.group for copy in self._waiting)
 
-    def snapshot(self) -> RejectedSnapshot:
-        """Return the counts."""
-        return RejectedSnapshot(self.rejections, len(self._waiting), self._settings.dead_letter_task)
+    def __len__(self) -> int:
+        """Return how many copies wait."""
+        return len(self._waiting)
 
     def close(self) -> list[TaskGroup]:
         """Take out every waiting copy, at the end."""

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
 from tuplewire.session.departure import Departure
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
     Intake,
     IServerConnection,
-    ReceiveCount,
     ServerStatistics,
-    SessionSnapshot,
 )
 from tuplewire_service.worker.assignment import Assignment
 
@@ -125,31 +123,37 @@ class Servers:
     def _senders(self) -> list[IServerConnection | IProgram]:
         return [*self._bound, *([] if self.program is None else [self.program])]
 
-    def statistics(self) -> ServerStatistics:
-        """Return the counts of all of them together."""
-        received: dict[str, tuple[int, int, int]] = {}
-        identities: dict[str, tuple[int, int]] = {}
+    def add_to(self, status: pb.GetStatusResponse) -> None:
+        """Add the addresses, and the counts of all of them together, to a worker's status."""
+        status.addresses.extend(self.addresses)
+        status.peer_addresses.extend(self.peer_addresses)
+        received: dict[str, pb.ReceiveCount] = {}
         parts = [sender.statistics() for sender in self._senders()]
+        if windows := [part.smallest_window for part in parts if part.smallest_window is not None]:
+            status.smallest_window = min(windows)
         for part in parts:
-            for who, (connected, gone) in part.identities.items():
-                before = identities.get(who, (0, 0))
-                identities[who] = before[0] + connected, before[1] + gone
+            status.sharing_sessions += part.sessions
+            status.resumable_sessions += part.resumable_sessions
+            status.silent_streams += part.silent_streams
+            status.server_restarts += part.restarts
+            for counts, more in (
+                (status.refused_streams, part.refused_streams),
+                (status.refused_messages, part.refused_messages),
+            ):
+                for code, count in more.items():
+                    counts[code] += count
+            for who, (sharing, resumable) in part.identities.items():
+                status.identities[who].sharing += sharing
+                status.identities[who].resumable += resumable
             for each in part.received:
-                messages, batches, size = received.get(each.source, (0, 0, 0))
-                received[each.source] = messages + each.messages, batches + each.batches, size + each.bytes
-        return ServerStatistics(
-            [ReceiveCount(source, *counts) for source, counts in received.items()],
-            sum(part.sessions for part in parts),
-            sum(part.resumable_sessions for part in parts),
-            sum((Counter(part.refused_streams) for part in parts), Counter()),
-            sum((Counter(part.refused_messages) for part in parts), Counter()),
-            sum(part.silent_streams for part in parts),
-            min((part.smallest_window for part in parts if part.smallest_window is not None), default=None),
-            sum(part.restarts for part in parts),
-            identities,
-        )
+                if each.source not in received:
+                    received[each.source] = status.received.add(source=each.source)
+                total = received[each.source]
+                total.messages += each.messages
+                total.batches += each.batches
+                total.bytes += each.bytes
 
-    def sessions(self) -> list[SessionSnapshot]:
+    def sessions(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, those first that have the most outstanding."""
         found = [each for server in self._bound for each in server.sessions()]
         return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)

@@ -16,6 +16,7 @@ from tuplewire.session.departure import TaskContent
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
@@ -24,7 +25,6 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.stage_file import StageFiles
 from tuplewire_service.worker.staging import AttemptName, Room, Sink, Stage, StagedGroup, Staging
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import SinkSnapshot
 
 logger = event_logger(__name__)
 
@@ -209,11 +209,14 @@ class Sinks:
         if self.publications.look_again():
             self._go_on()
 
-    def snapshot(self) -> SinkSnapshot:
+    def status(self) -> pb.SinkStatus:
         """Return what is occupied."""
         staging = self.staging
-        return SinkSnapshot(
-            staging.memory_bytes, staging.disk_bytes, self.publications.waiting_messages, staging.waits
+        return pb.SinkStatus(
+            memory_bytes=staging.memory_bytes,
+            disk_bytes=staging.disk_bytes,
+            waiting_messages=self.publications.waiting_messages,
+            waits=staging.waits,
         )
 
     def _go_on(self) -> None:

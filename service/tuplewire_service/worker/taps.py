@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tuplewire.errors import ResourceLimitError
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.worker_snapshot import TapSnapshot
 
 logger = event_logger(__name__)
 
@@ -171,7 +171,7 @@ class Taps:
     def __init__(self) -> None:
         """Begin without any."""
         self._open: list[Tap] = []
-        self._ended = TapSnapshot()
+        self._ended = pb.TapStatus()
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -188,8 +188,8 @@ class Taps:
         """End a tap."""
         if tap in self._open:
             self._open.remove(tap)
-        ended = self._ended
-        self._ended = TapSnapshot(0, ended.shown + tap.shown, ended.left_out + tap.left_out)
+        self._ended.shown += tap.shown
+        self._ended.left_out += tap.left_out
 
     def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
         """Show a batch that was routed; what was refused is not among it.
@@ -209,11 +209,11 @@ class Taps:
                 self._open.remove(tap)
                 tap.fail()
 
-    def snapshot(self) -> TapSnapshot:
+    def status(self) -> pb.TapStatus:
         """Return the counts, of taps that have ended, too."""
         taps, ended = self._open, self._ended
-        return TapSnapshot(
-            len(taps),
-            ended.shown + sum(tap.shown for tap in taps),
-            ended.left_out + sum(tap.left_out for tap in taps),
+        return pb.TapStatus(
+            open=len(taps),
+            shown=ended.shown + sum(tap.shown for tap in taps),
+            left_out=ended.left_out + sum(tap.left_out for tap in taps),
         )

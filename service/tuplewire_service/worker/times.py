@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from tuplewire.session.durations import Durations
+from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.pressure import HELD_SECONDS
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
-from tuplewire_service.worker.worker_snapshot import RecentSnapshot, Timings
 
 INTERVAL_SECONDS = 0.25
 _MOST_PROBES = 1000
@@ -123,6 +124,21 @@ class Blocking:
         return self._seconds.copy()
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """The counts of a worker up to a time, or within some seconds."""
+
+    seconds: float
+    """The time, or how many seconds these are."""
+    accepted: int = 0
+    acknowledged: int = 0
+    dropped: int = 0
+    state_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The seconds in each TimeState."""
+    blocking_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """See Blocking."""
+
+
 class Recent:
     """What the last seconds have brought, by totals that only grow. The clock comes from outside.
 
@@ -131,7 +147,7 @@ class Recent:
 
     __slots__ = ("_before", "_mark")
 
-    def __init__(self, totals: RecentSnapshot) -> None:
+    def __init__(self, totals: WorkerTotals) -> None:
         """Begin at these totals; their `seconds` are the time, as of all those that follow."""
         self._before = self._mark = totals
 
@@ -139,14 +155,14 @@ class Recent:
         """Whether it is time for look()."""
         return now - self._mark.seconds >= _SPAN_SECONDS
 
-    def look(self, totals: RecentSnapshot) -> None:
+    def look(self, totals: WorkerTotals) -> None:
         """Compare with the mark before this one from now on."""
         self._before, self._mark = self._mark, totals
 
-    def since(self, totals: RecentSnapshot) -> RecentSnapshot:
+    def since(self, totals: WorkerTotals) -> WorkerTotals:
         """Return what has come since the older mark."""
         before = self._before
-        return RecentSnapshot(
+        return WorkerTotals(
             totals.seconds - before.seconds,
             totals.accepted - before.accepted,
             totals.acknowledged - before.acknowledged,
@@ -228,9 +244,9 @@ class Timekeeper:
                 self._recent.look(self._totals(now))
             await asyncio.sleep(self._lag.probe(now))
 
-    def _totals(self, now: float) -> RecentSnapshot:
+    def _totals(self, now: float) -> WorkerTotals:
         ledger = self._router.ledger()
-        return RecentSnapshot(
+        return WorkerTotals(
             now,
             ledger.accepted,
             ledger.acknowledged,
@@ -239,15 +255,37 @@ class Timekeeper:
             self._blocking.seconds(),
         )
 
-    def timings(self) -> Timings:
-        """Return all times up to now."""
+    @property
+    def holding(self) -> Mapping[tuple[str, str], float]:
+        """For how long tasks have held others up within the last seconds, by (task, where)."""
+        return self._recent.since(self._totals(self._clock())).blocking_seconds
+
+    def add_to(self, status: pb.GetStatusResponse) -> None:
+        """Add all times up to now to a worker's status; of the tasks that hold others up, the worst first."""
         totals = self._totals(self._clock())
-        return Timings(
-            totals.state_seconds,
-            totals.blocking_seconds,
-            self._recent.since(totals),
-            self._router.queues.wait.copy(),
-            self._router.pressure.send_to_ack.copy(),
-            self._router.end_to_end.copy(),
-            self._lag.lag.copy(),
+        recent = self._recent.since(totals)
+        status.state_seconds.update(totals.state_seconds)
+        status.recent.CopyFrom(
+            pb.Recent(
+                seconds=recent.seconds,
+                accepted=recent.accepted,
+                acknowledged=recent.acknowledged,
+                dropped=recent.dropped,
+                state_seconds=recent.state_seconds,
+            )
         )
+        lately = recent.blocking_seconds
+        blocking = ((lately.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())
+        for recently, took, task, where in sorted(blocking, reverse=True):
+            status.blocking.add(task=task, where=where, seconds=took, recent_seconds=recently)
+        status.queue_wait.CopyFrom(_latency(self._router.queues.wait))
+        status.send_to_ack.CopyFrom(_latency(self._router.pressure.send_to_ack))
+        status.end_to_end.CopyFrom(_latency(self._router.end_to_end))
+        status.loop_lag.CopyFrom(_latency(self._lag.lag))
+
+
+def _latency(durations: Durations) -> pb.Latency:
+    exemplars = {place: pb.Exemplar(**asdict(each)) for place, each in durations.exemplars.items()}
+    return pb.Latency(
+        bounds=BOUNDS, messages=durations.counts, seconds=durations.seconds, exemplars=exemplars
+    )

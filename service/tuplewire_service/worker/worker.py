@@ -7,17 +7,20 @@ client connections carry what belongs elsewhere.
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import tuplewire
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
-from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.messaging.base import IContext, Intake
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.connections import Peer
+from tuplewire_service.worker.connections import Peer, ledger_to_wire
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
@@ -25,7 +28,6 @@ from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot, WorkerState
 
 logger = event_logger(__name__)
 
@@ -48,6 +50,15 @@ def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[
     return frozenset(
         task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)
     )
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
 
 
 class Worker:
@@ -306,49 +317,47 @@ class Worker:
         if relieved or self.congested:
             self.servers.send_backpressure_status(self.settings.worker_id, self.congested, relieved)
 
-    def clients(self) -> tuple[Sequence[SessionSnapshot], Sequence[ConsumerSnapshot]]:
+    def clients(self) -> tuple[Sequence[pb.SessionStatus], Sequence[pb.ConsumerStatus]]:
         """Return all senders and consumers, of each those first that have the most outstanding.
 
-        It costs more than a snapshot where there are thousands.
+        It costs more than a status where there are thousands.
         """
         return self.servers.sessions(), self.router.queues.consumers()
 
     async def shown_tasks(self, most: int) -> Sequence[int]:
         """Return the tasks that matter most, at most so many; see ReceiveQueues.shown."""
-        holding = self.times.timings().recent.blocking_seconds
         urgent = self.congested.union(
-            int(task) for task, where in holding if where == LOCAL and task.isdecimal()
+            int(task) for task, where in self.times.holding if where == LOCAL and task.isdecimal()
         )
         return await self.router.queues.shown(urgent, most)
 
-    def snapshot(self, tasks: Iterable[int] | None = None) -> WorkerSnapshot:
-        """Return the worker as it is. tasks: those of its tasks that are in it; None: all."""
-        router = self.router
-        peers = router.connections.snapshot()
-        told = (peer.statistics.receiver_assignment_version for peer in peers)
-        return WorkerSnapshot(
+    def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
+        """Return the worker as it is, without its clients; its parts are read together.
+
+        tasks: those of its tasks that are in it; None: all.
+        """
+        router, rejected = self.router, self.router.rejections
+        status = pb.GetStatusResponse(
             worker_id=self.settings.worker_id,
             incarnation=self.incarnation,
             topology=self.settings.topology,
-            state=self.state,
+            version=tuplewire.__version__,
+            state=f"WORKER_STATE_{self.state.name}",
             assignment_version=router.assignment_version,
-            newest_version=max(router.assignment_version, router.version_received, *told),
-            ledger=router.ledger(),
-            peers=peers,
-            predecessor_lost=self.predecessor_lost,
-            perhaps_lost=router.connections.perhaps_lost(peers),
-            tasks=router.queues.snapshot(tasks),
-            local_tasks=len(router.queues),
-            servers=self.servers.statistics(),
-            timings=self.times.timings(),
-            sinks=self.sinks.snapshot(),
-            rejected=router.rejections.snapshot(),
-            redelivered_messages=router.queues.redelivered_messages,
-            addresses=tuple(self.servers.addresses),
-            peer_addresses=tuple(self.servers.peer_addresses),
-            congested=self.congested,
+            newest_assignment_version=max(router.assignment_version, router.version_received),
+            ledger=ledger_to_wire(router.ledger()),
+            predecessor_perhaps_lost=self.predecessor_lost,
+            sinks=self.sinks.status(),
+            taps=router.taps.status(),
+            rejections=rejected.rejections,
+            rejected_waiting=len(rejected),
+            dead_letter_task=self.settings.dead_letter_task,
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
             assignment_refused=bool(self.assignment_problem()),
-            taps=router.taps.snapshot(),
         )
+        self.servers.add_to(status)
+        self.times.add_to(status)
+        router.connections.add_to(status)
+        router.queues.add_to(status, tasks, self.congested)
+        return status

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.rates import (
-    Interval,
-    acknowledged_messages,
-    received_messages,
-    state_name,
-)
+from tuplewire_service.command.viewer.rates import Interval, state_name
 from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
     HELD_UP,
@@ -279,8 +274,8 @@ def _tasks(
             worker=now.worker_id,
             received_rate=received_rate,
             acknowledged_rate=acknowledged_rate,
-            received_messages=received_messages(each),
-            acknowledged_messages=acknowledged_messages(each),
+            received_messages=each.received_messages,
+            acknowledged_messages=each.acknowledged_messages,
             queued_messages=each.queued_messages,
             queued_bytes=each.queued_bytes,
             load=each.load,

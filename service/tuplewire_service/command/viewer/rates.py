@@ -10,16 +10,6 @@ def state_name(state: pb.WorkerState) -> str:
     return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
 
 
-def received_messages(task: pb.TaskStatus) -> int:
-    """Return how many messages have come to a task since it came to the worker."""
-    return task.acknowledged_sequence + task.queued_messages - task.begin_sequence
-
-
-def acknowledged_messages(task: pb.TaskStatus) -> int:
-    """Return how many of them its consumer has acknowledged."""
-    return task.acknowledged_sequence - task.begin_sequence
-
-
 class Interval:
     """The time between two looks at one process. Of another process, or without a look before: none."""
 
@@ -41,8 +31,8 @@ class Interval:
                 return None, None
             then = pb.TaskStatus()
         return (
-            self.rate(received_messages(task), received_messages(then)),
-            self.rate(acknowledged_messages(task), acknowledged_messages(then)),
+            self.rate(task.received_messages, then.received_messages),
+            self.rate(task.acknowledged_messages, then.acknowledged_messages),
         )
 
     def rate(self, now: int, before: int) -> float | None:

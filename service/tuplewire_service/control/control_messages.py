@@ -1,0 +1,90 @@
+"""The worker's values as the control service's messages, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain, islice
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.entries import Entries, HeldOfTask
+
+MOST_CLIENTS = 1000
+"""How many senders, and how many consumers, a status lists at most."""
+
+_Message = TypeVar("_Message", bound=Message)
+
+
+def _filled(kind: type[_Message], value: object, **further: Any) -> _Message:
+    """Return a message with a value's attributes of the same names, and with further fields."""
+    return kind(
+        **{name: getattr(value, name) for name in _names(kind.DESCRIPTOR) if name not in further}, **further
+    )
+
+
+@cache
+def _names(descriptor: Descriptor) -> tuple[str, ...]:
+    return tuple(descriptor.fields_by_name)
+
+
+def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
+    """Return the assignment as it travels."""
+    workers = map(assigned_worker_to_wire, assignment.workers)
+    return _filled(pb.Assignment, assignment, workers=workers)
+
+
+def assigned_worker_to_wire(worker: AssignedWorker) -> pb.AssignedWorker:
+    """Return a worker of an assignment as it travels."""
+    return _filled(pb.AssignedWorker, worker)
+
+
+def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
+    """Read an assignment; ConfigError or InvalidTaskError when it does not hold together."""
+    workers = (
+        AssignedWorker(each.worker_id, each.address, tuple(each.tasks), each.node, each.peer_address)
+        for each in assignment.workers
+    )
+    return Assignment(assignment.version, assignment.topology, tuple(workers))
+
+
+def held_to_wire(held: HeldOfTask, entries: Entries | None, *, congested: bool) -> pb.HeldTask:
+    """Return what is held of a task as it travels. entries: how it is numbered, where that is wanted."""
+    numbered = None if entries is None else _filled(pb.TaskEntries, entries)
+    return _filled(pb.HeldTask, held, congested=congested, entries=numbered)
+
+
+def add_clients(
+    status: pb.GetStatusResponse,
+    sessions: Sequence[pb.SessionStatus],
+    consumers: Sequence[pb.ConsumerStatus],
+    most: int,
+    sees: Callable[[str], bool],
+) -> None:
+    """Add who is connected to a status.
+
+    most: as many of each are listed at most, and all of them counted. sees: whether those of an identity may
+    be listed. Of a consumer's tasks those are listed that the status lists.
+    """
+    status.sessions.extend(islice((each for each in sessions if sees(each.who)), most))
+    status.consumers.extend(islice((each for each in consumers if sees(each.who)), most))
+    listed = {each.task for each in status.tasks}
+    if len(listed) < status.local_tasks:
+        for consumer in status.consumers:
+            consumer.tasks[:] = sorted(listed.intersection(consumer.tasks))
+    for client in chain[pb.SessionStatus | pb.ConsumerStatus](status.sessions, status.consumers):
+        client.address = _shown_address(client.address)
+    status.connected_sessions = sum(each.connected for each in sessions)
+    status.remembered_sessions = len(sessions) - status.connected_sessions
+    status.subscribed_consumers = len(consumers)
+
+
+def _shown_address(address: str) -> str:
+    """Return an address as people write it; gRPC has `ipv4:127.0.0.1:6700` and `ipv6:%5B::1%5D:6700`."""
+    scheme, _, rest = address.partition(":")
+    return unquote(rest) if scheme in {"ipv4", "ipv6"} else address
