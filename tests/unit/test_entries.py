@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.entries import HeldOfTask
 
 OWN, PEER = 7, 9
@@ -37,7 +38,7 @@ def held(*groups: tuple[int, int, int]) -> HeldOfTask:
     for count, entry, worker in groups:
         entries.append(Held(first, TaskGroup.of(1, [b"x"] * count).at(entry, 0), Token(worker)))
         first += count
-    return HeldOfTask(1, 10, first - 1, 0, 10, "", entries)
+    return HeldOfTask(pb.HeldTask(task=1, acknowledged_sequence=10, last_sequence=first - 1), entries)
 
 
 def runs(found: HeldOfTask, last: int = 0) -> Iterable[tuple[int, int, int]]:

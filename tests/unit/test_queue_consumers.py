@@ -217,7 +217,7 @@ def test_held_messages_begin_after_the_acknowledged_ones() -> None:
         consumer.progress(1, acknowledged)
         found = queues.held(1)
         assert found is not None
-        assert (found.acknowledged_sequence + 1, sum(len(each.group) for each in found.held)) == (
+        assert (found.state.acknowledged_sequence + 1, sum(len(each.group) for each in found.messages)) == (
             acknowledged + 1,
             3 - acknowledged,
         )

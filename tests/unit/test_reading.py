@@ -168,7 +168,7 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
             call()
     held = all_.queues.held(TASK)
     assert held is not None
-    assert held.consumer == "mine"
+    assert held.state.consumer == "mine"
     all_.subscription.close()
     assert all_.acknowledge(1) == 1
     assert sum(each.messages for each in all_.done) == 1, "though two were handed out"
@@ -177,7 +177,8 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
     assert all_.read(0, 4) == "d"
     held = all_.queues.held(TASK)
     assert held is not None
-    assert (held.consumer, held.acknowledged_sequence, held.last_sequence, held.bytes) == ("", 3, 4, 1)
+    state = held.state
+    assert (state.consumer, state.acknowledged_sequence, state.last_sequence, state.bytes) == ("", 3, 4, 1)
 
 
 def test_a_task_that_is_not_here() -> None:

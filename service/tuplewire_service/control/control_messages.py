@@ -1,47 +1,33 @@
-"""The worker's values as the control service's messages, and back."""
+"""Assignments as messages of the control service, and back; the clients in a status."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import chain, islice
-from typing import Any, TypeVar
 from urllib.parse import unquote
-
-from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.entries import Entries, HeldOfTask
 
 MOST_CLIENTS = 1000
 """How many senders, and how many consumers, a status lists at most."""
-
-_Message = TypeVar("_Message", bound=Message)
-
-
-def _filled(kind: type[_Message], value: object, **further: Any) -> _Message:
-    """Return a message with a value's attributes of the same names, and with further fields."""
-    return kind(
-        **{name: getattr(value, name) for name in _names(kind.DESCRIPTOR) if name not in further}, **further
-    )
-
-
-@cache
-def _names(descriptor: Descriptor) -> tuple[str, ...]:
-    return tuple(descriptor.fields_by_name)
 
 
 def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
     """Return the assignment as it travels."""
     workers = map(assigned_worker_to_wire, assignment.workers)
-    return _filled(pb.Assignment, assignment, workers=workers)
+    return pb.Assignment(version=assignment.version, topology=assignment.topology, workers=workers)
 
 
 def assigned_worker_to_wire(worker: AssignedWorker) -> pb.AssignedWorker:
     """Return a worker of an assignment as it travels."""
-    return _filled(pb.AssignedWorker, worker)
+    return pb.AssignedWorker(
+        worker_id=worker.worker_id,
+        address=worker.address,
+        tasks=worker.tasks,
+        node=worker.node,
+        peer_address=worker.peer_address,
+    )
 
 
 def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
@@ -51,12 +37,6 @@ def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
         for each in assignment.workers
     )
     return Assignment(assignment.version, assignment.topology, tuple(workers))
-
-
-def held_to_wire(held: HeldOfTask, entries: Entries | None, *, congested: bool) -> pb.HeldTask:
-    """Return what is held of a task as it travels. entries: how it is numbered, where that is wanted."""
-    numbered = None if entries is None else _filled(pb.TaskEntries, entries)
-    return _filled(pb.HeldTask, held, congested=congested, entries=numbered)
 
 
 def add_clients(

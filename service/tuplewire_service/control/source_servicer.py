@@ -11,7 +11,6 @@ import grpc
 from tuplewire.errors import NotLocalError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
-from tuplewire_service.control.control_messages import held_to_wire
 from tuplewire_service.control.names import distinct
 from tuplewire_service.messaging.recv_service import frame_of
 from tuplewire_service.messaging.server_stream import IAccess, check_receiver
@@ -69,9 +68,11 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
 
         def fill() -> pb.PollResponse:
             for each in held:
-                asked = wanted[each.task]
-                entries = each.entries(asked.entries_to, number) if asked.HasField("entries_to") else None
-                response.tasks.append(held_to_wire(each, entries, congested=each.task in congested))
+                asked, state = wanted[each.state.task], each.state
+                state.congested = state.task in congested
+                if asked.HasField("entries_to"):
+                    state.entries.CopyFrom(each.entries(asked.entries_to, number))
+                response.tasks.append(state)
             return response
 
         return await asyncio.to_thread(fill) if len(wanted) > 1 or _asks(request) else fill()

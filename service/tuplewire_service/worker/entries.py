@@ -6,47 +6,29 @@ These numbers stay with a message, whichever worker holds its task. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tuplewire.session.entry_queue import HeldEntry
 from tuplewire.values.group import entry_worker
+from tuplewire.wire import control_pb2 as pb
 
 
-@dataclass(slots=True)
-class Entries:
-    """Runs of messages of one task, one after the other, from the sequence `first` on.
+class HeldOfTask(NamedTuple):
+    """The state of a task for readers, and its unacknowledged messages."""
 
-    Of each run, messages is how many there are, workers the number of its entry worker, and entry_sequences
-    that of its first message.
-    """
+    state: pb.HeldTask
+    messages: Iterable[HeldEntry]
 
-    first: int
-    messages: list[int] = field(default_factory=list)
-    workers: list[int] = field(default_factory=list)
-    entry_sequences: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOfTask:
-    """What is held of a task now; see HeldTask in control.proto. held: the unacknowledged messages."""
-
-    task: int
-    acknowledged_sequence: int
-    last_sequence: int
-    bytes: int
-    begin_sequence: int
-    consumer: str
-    held: Iterable[HeldEntry]
-
-    def entries(self, last: int, own: int) -> Entries:
+    def entries(self, last: int, own: int) -> pb.TaskEntries:
         """Return the entry sequences of the messages up to `last`; 0: of all messages.
 
         own: the number that stands for this worker. Takes about half a second for a million groups.
         """
-        entries = Entries(self.acknowledged_sequence + 1)
-        messages, workers, sequences = entries.messages, entries.workers, entries.entry_sequences
+        messages: list[int] = []
+        workers: list[int] = []
+        sequences: list[int] = []
         worker = following = 0
-        for each in self.held:
+        for each in self.messages:
             sequence, group = each.first, each.group
             count = len(group)
             if last and sequence + count - 1 > last:
@@ -62,4 +44,9 @@ class HeldOfTask:
                 sequences.append(group.entry_sequence)
                 worker = entered
             following = group.entry_sequence + count
-        return entries
+        return pb.TaskEntries(
+            first=self.state.acknowledged_sequence + 1,
+            messages=messages,
+            workers=workers,
+            entry_sequences=sequences,
+        )

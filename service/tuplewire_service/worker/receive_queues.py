@@ -146,9 +146,15 @@ class ReceiveQueues:
         if queue is None:
             return None
         log, consumer = queue.log, queue.consumer_key[1] if queue.consumer is not None else ""
-        return HeldOfTask(
-            task, log.acknowledged, log.tail, log.queued_bytes, queue.begin, consumer, log.held()
+        state = pb.HeldTask(
+            task=task,
+            acknowledged_sequence=log.acknowledged,
+            last_sequence=log.tail,
+            bytes=log.queued_bytes,
+            begin_sequence=queue.begin,
+            consumer=consumer,
         )
+        return HeldOfTask(state, log.held())
 
     def waiting(self) -> dict[int, int]:
         """Return how many messages each task has here, where there are any; also of those that leave."""
@@ -231,8 +237,6 @@ class ReceiveQueues:
                 told.queued_bytes = log.queued_bytes
                 told.oldest_seconds = log.age(now_micros)
                 told.load = self.load(task)
-        status.local_tasks = len(self._queues)
-        status.redelivered_messages = self.redelivered_messages
 
     def consumers(self) -> list[pb.ConsumerStatus]:
         """Return every consumer that holds a task, those first that have the most that is unacknowledged."""

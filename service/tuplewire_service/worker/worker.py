@@ -352,6 +352,8 @@ class Worker:
             rejections=rejected.rejections,
             rejected_waiting=len(rejected),
             dead_letter_task=self.settings.dead_letter_task,
+            redelivered_messages=router.queues.redelivered_messages,
+            local_tasks=len(router.queues),
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
             assignment_refused=bool(self.assignment_problem()),
