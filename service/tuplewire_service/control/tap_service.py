@@ -77,11 +77,7 @@ class TapService:
             with access.standing(lambda error: self._end(woken, error)):
                 while True:
                     woken.clear()
-                    yield pb.TapResponse(
-                        messages=[pb.TappedMessage(**each._asdict()) for each in tap.take()],
-                        passed=tap.passed,
-                        left_out=tap.left_out,
-                    )
+                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed, left_out=tap.left_out)
                     await woken.wait()
                     if (error := self._ending[woken]) is not None:
                         raise error

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 from tuplewire.errors import ResourceLimitError
 from tuplewire.text.events import event_logger
@@ -42,32 +41,6 @@ class Wanted:
     most_bytes: int = 4096
 
 
-class TappedMessage(NamedTuple):
-    """A copy of a message, as it was routed."""
-
-    task: int
-    source: int | None
-    payload: bytes
-    """Its beginning, where it is longer than was wanted."""
-    size_bytes: int
-    headers: bytes
-    """Key and headers, encoded; empty where they are longer than was wanted, too."""
-    headers_bytes: int
-    sender: str
-    from_worker: bool
-    place: str
-    """Where it goes: `local`, or a worker's id."""
-    redelivered: bool
-    accepted_unix_micros: int
-    """When its sender accepted it; 0: it has not said so."""
-    seen_unix_micros: int
-
-    @property
-    def copied_bytes(self) -> int:
-        """How much of it is kept."""
-        return len(self.payload) + len(self.headers)
-
-
 class Tap:
     """One look. Belongs to the event loop.
 
@@ -88,7 +61,7 @@ class Tap:
         self._share = 0.0
         self._room = float(wanted.per_second)
         self._filled = clock()
-        self._waiting: deque[TappedMessage] = deque()
+        self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
 
     def look(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
@@ -113,7 +86,7 @@ class Tap:
                 if self._waiting_bytes >= _MOST_WAITING_BYTES:
                     break
                 self._waiting.append(message)
-                self._waiting_bytes += message.copied_bytes
+                self._waiting_bytes += message.ByteSize()
                 self.shown += 1
                 chosen -= 1
         self.left_out += chosen
@@ -124,13 +97,13 @@ class Tap:
         self.failed = True
         self._wake()
 
-    def take(self) -> list[TappedMessage]:
+    def take(self) -> list[pb.TappedMessage]:
         """Return what has come since the last call, as much as a response may have, and wake for the rest."""
-        messages: list[TappedMessage] = []
+        messages: list[pb.TappedMessage] = []
         size = 0
         while self._waiting and size < _MOST_TAKEN_BYTES:
             messages.append(self._waiting.popleft())
-            size += messages[-1].copied_bytes
+            size += messages[-1].ByteSize()
         self._waiting_bytes -= size
         if self._waiting:
             self._wake()
@@ -139,7 +112,7 @@ class Tap:
 
 def _copies(
     group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, most_bytes: int
-) -> Iterator[TappedMessage]:
+) -> Iterator[pb.TappedMessage]:
     """Copy messages of a group; the time grows with the group, once, and with what is copied."""
     sizes, header_sizes = group.sizes(), group.header_sizes()
     begins = [0, *accumulate(sizes)]
@@ -149,7 +122,7 @@ def _copies(
         headers = b""
         if header_begins and header_sizes[index] <= most_bytes:
             headers = group.header_data[header_begins[index] : header_begins[index + 1]]
-        yield TappedMessage(
+        yield pb.TappedMessage(
             task=group.task,
             source=group.source,
             payload=group.data[begins[index] : begins[index] + min(sizes[index], most_bytes)],
