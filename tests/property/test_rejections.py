@@ -185,7 +185,7 @@ class Scene:
     # --- what holds ------------------------------------------------------------------------------
 
     def adds_up(self) -> None:
-        pending = self.queues.pending_messages + len(self.shell)
+        pending = self.queues.pending_messages + self.shell.waiting
         assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
         for state in self.window._tasks.values():
             assert len(state.rejections) <= PREFETCH
@@ -198,7 +198,7 @@ class Scene:
         """Return what changes while anything moves."""
         ledger = self.ledger
         counts = (ledger.accepted, ledger.acknowledged, *ledger.dropped.values())
-        on_the_way = (len(self.down), len(self.up), len(self.buffer), len(self.shell))
+        on_the_way = (len(self.down), len(self.up), len(self.buffer), self.shell.waiting)
         done = (sum(map(len, self.processed.values())), sum(self.rejections.values()))
         return *counts, *on_the_way, *done, sum(self.sender.messages.values())
 

@@ -33,16 +33,17 @@ class Connection:
         self.sent: list[tuple[list[int], bool]] = []
         self.watched: list[list[int]] = []
         self._closes_after = closes_after
+        self.buffer = self.receipts = self
 
     def get(self, _peer: Any) -> Connection:
         """Return itself."""
         return self
 
-    def watch_releases(self, tasks: list[int]) -> None:
+    def watch(self, tasks: list[int]) -> None:
         """Take note of it."""
         self.watched.append(tasks)
 
-    def forward(self, groups: Sequence[TaskGroup], _inbound: Any, *, retain: bool) -> bool:
+    def offer(self, groups: Sequence[TaskGroup], _inbound: Any, *, retain: bool) -> bool:
         """Take groups until it closes."""
         if len(self.sent) == self._closes_after:
             return False

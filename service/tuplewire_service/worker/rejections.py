@@ -260,8 +260,9 @@ class Rejections:
         """Return the waiting copies."""
         return (copy.group for copy in self._waiting)
 
-    def __len__(self) -> int:
-        """Return how many copies wait."""
+    @property
+    def waiting(self) -> int:
+        """The number of copies that wait."""
         return len(self._waiting)
 
     def close(self) -> list[TaskGroup]:

@@ -350,7 +350,7 @@ class Worker:
             sinks=self.sinks.status(),
             taps=router.taps.status(),
             rejections=rejected.rejections,
-            rejected_waiting=len(rejected),
+            rejected_waiting=rejected.waiting,
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
             local_tasks=len(router.queues),
