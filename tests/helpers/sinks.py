@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
 from tuplewire.connection.worker_client import WorkerClient
+from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.stages import AttemptStage
 from tuplewire.wire.codec import plain_frame
@@ -59,7 +60,8 @@ def publish(
 
 def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:
     """Stage and publish one attempt as Spark's sink does; return how many messages were new."""
-    with AttemptStage(address, TOPOLOGY, timeout, sink, epoch, 0) as stage:
+    options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
+    with AttemptStage(options, sink, epoch, 0) as stage:
         stage.add(groups)
         chosen = {
             (each.address, each.worker_id): [
@@ -67,5 +69,5 @@ def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str =
             ]
             for each in stage.end()
         }
-    with Publisher(address, TOPOLOGY, timeout) as publisher:
-        return publisher.publish(sink, epoch, chosen)
+    with Publisher(options, sink, epoch, chosen) as publisher:
+        return publisher.publish()

@@ -119,9 +119,9 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
             assign(stranger, 1, {stranger: [1]})
             with pytest.raises(WrongWorkerError):
                 write(near.address, groups, 0.3)
-            with pytest.raises(WrongWorkerError), HeldTasks(near.address, TOPOLOGY, [1], 0.3) as tasks:
-                tasks.look()
             options = source_options({**own, "timeout": "0.3"})
+            with pytest.raises(WrongWorkerError), HeldTasks(options) as tasks:
+                tasks.look()
             with pytest.raises(WrongWorkerError):
                 list(
                     RangeReader(

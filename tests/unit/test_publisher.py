@@ -8,6 +8,7 @@ import pytest
 
 from tuplewire.errors import StageGoneError, UnknownRunError
 from tuplewire.session.departure import TaskContent
+from tuplewire.spark.options import sink_options
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.task_workers import At
 from tuplewire.wire import control_pb2 as pb
@@ -23,43 +24,24 @@ class Asking(Publisher):
     """
 
     def __init__(self, gone: Sequence[At] = (), earlier: Mapping[int, TaskContent] | None = None) -> None:
+        super().__init__(sink_options({"address": ONE[0]}), "sink", 7, {ONE: (), TWO: ()}, "run")
         self.asked: list[tuple[str, At]] = []
         self._gone = gone
         self._earlier = dict(earlier or {})
         self._begun = False
 
-    def _begin(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]], run: str
-    ) -> dict[int, TaskContent]:
-        del sink, epoch, chosen, run
+    def _begin(self) -> dict[int, TaskContent]:
         self._begun = True
         return self._earlier
 
-    def _check(
-        self,
-        at: At,
-        sink: str,
-        epoch: int,
-        attempts: Sequence[pb.StagedAttempt],
-        earlier: Mapping[int, TaskContent],
-    ) -> Sequence[int]:
-        del sink, epoch, attempts
+    def _check(self, at: At, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
         assert earlier == self._earlier
         self.asked.append(("check", at))
         if at in self._gone:
             raise StageGoneError("gone")
         return ()
 
-    def _publish(
-        self,
-        at: At,
-        sink: str,
-        epoch: int,
-        attempts: Sequence[pb.StagedAttempt],
-        run: str,
-        earlier: Mapping[int, TaskContent],
-    ) -> pb.PublishResponse:
-        del sink, epoch, attempts, run
+    def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
         if not self._begun:
             raise UnknownRunError("begin it")
         assert earlier == self._earlier
@@ -70,16 +52,16 @@ class Asking(Publisher):
 def test_all_workers_are_checked_before_one_publishes() -> None:
     """A crash may have led to other attempts: where one worker finds a difference, none publishes."""
     publisher = Asking(earlier=EARLIER)
-    assert publisher.publish("sink", 7, {ONE: (), TWO: ()}, "run") == 4
+    assert publisher.publish() == 4
     assert publisher.asked == [("check", ONE), ("check", TWO), ("publish", ONE), ("publish", TWO)]
     broken = Asking(gone=[TWO], earlier=EARLIER)
     with pytest.raises(StageGoneError):
-        broken.publish("sink", 7, {ONE: (), TWO: ()}, "run")
+        broken.publish()
     assert broken.asked == [("check", ONE), ("check", TWO)]
 
 
 def test_a_new_epoch_is_published_without_a_check() -> None:
     """No task has got any of it, so there is nothing to compare with."""
     publisher = Asking()
-    assert publisher.publish("sink", 7, {ONE: (), TWO: ()}, "run") == 4
+    assert publisher.publish() == 4
     assert publisher.asked == [("publish", ONE), ("publish", TWO)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,20 +18,16 @@ from tuplewire.errors import (
     WrongWorkerError,
 )
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.retry import Backoff
-from tuplewire.settings.config import SessionSettings
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions
-from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.task_workers import HeldTasks, Patience
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
-_SESSION = SessionSettings()
-"""The defaults: the format has no options for a session."""
 _POLL_SECONDS = 0.05
 _RETRIED = (
     UnreachableError,
@@ -94,8 +89,7 @@ class RangeReader:
         self.look: Callable[[list[TaskGroup]], object] | None = None
         """Called with what is read."""
         self._seen = wanted.after
-        self._backoff = Backoff(_SESSION.backoff_initial_seconds, _SESSION.backoff_max_seconds, random.random)
-        self._failing_since: float | None = None
+        self._patience = Patience(options.timeout)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages.
@@ -104,10 +98,9 @@ class RangeReader:
         raises UnreachableError when the worker is out of reach, WrongWorkerError when another one is at its
         address, and SupersededError when another consumer has the task.
         """
-        options, wanted = self._options, self._wanted
+        wanted = self._wanted
         place = self._planned()
-        at = options.address, options.topology, [wanted.task], options.timeout, self._others
-        with HeldTasks(*at, credentials=options.credentials()) as tasks:
+        with HeldTasks(self._options, [wanted.task], self._others) as tasks:
             while self.messages_read < wanted.messages:
                 try:
                     if place is None:
@@ -116,17 +109,13 @@ class RangeReader:
                     yield from self._stream(place, tasks)
                     if place.position >= place.end:
                         place = None
-                except _RETRIED:
+                except _RETRIED as error:
                     assert place is not None  # noqa: S101 - _find() raises none of them
                     if self._has_moved(tasks, place):
                         self._seen = merged(self._seen, place.runs.vector(place.position))
                         place = None
-                        continue
-                    now = time.monotonic()
-                    self._failing_since = self._failing_since or now
-                    if now - self._failing_since > options.timeout:
-                        raise
-                    time.sleep(self._backoff.next())
+                    else:
+                        self._patience.bear(error)
 
     def _planned(self) -> _Place | None:
         wanted = self._wanted
@@ -176,10 +165,6 @@ class RangeReader:
         first = spans[0][0] - 1
         return _Place(held.address, held.worker_id, held.worker, runs, spans, first)
 
-    def _succeeded(self) -> None:
-        self._backoff.succeeded()
-        self._failing_since = None
-
     def _stream(self, place: _Place, tasks: HeldTasks) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
         request = pb.ReadRequest(
@@ -192,7 +177,7 @@ class RangeReader:
         )
         with tasks.client(place.address, self._options.timeout) as worker:
             for frame in worker.read(request):
-                self._succeeded()
+                self._patience.over()
                 self._pass_over(place, frame[0].first_sequence - 1, tasks)
                 for deliveries in place.take(frame):
                     first = wanted.start + self.messages_read + 1

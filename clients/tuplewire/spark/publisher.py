@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.session.departure import TaskContent
-from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, Patience, SinkWorkers
-from tuplewire.spark.task_workers import At
+from tuplewire.spark.options import SinkOptions
+from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, SinkWorkers
+from tuplewire.spark.task_workers import At, Patience
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
@@ -30,90 +31,95 @@ _FORMER_SECONDS = 2.0
 
 
 class Publisher(SinkWorkers):
-    """Publishes the chosen attempts of an epoch, by their names: in the driver."""
+    """Publishes the chosen attempts of an epoch, by their names: in the driver.
 
-    def check(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]]
-    ) -> dict[At, Sequence[int]]:
+    run: names the run of the query; empty: nobody else publishes the epoch, ever.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        sink: str,
+        epoch: int,
+        chosen: Mapping[At, Sequence[pb.StagedAttempt]],
+        run: str = "",
+    ) -> None:
+        super().__init__(options)
+        self._sink, self._epoch, self._chosen, self._run = sink, epoch, chosen, run
+
+    def check(self) -> dict[At, Sequence[int]]:
         """See that everything is there that is to be published; return which tasks are where.
 
         Raises StageGoneError, or what keeps a worker out of reach once the timeout has passed.
         """
-        return {at: self._check(at, sink, epoch, attempts, {}) for at, attempts in chosen.items()}
+        return {at: self._check(at, {}) for at in self._chosen}
 
-    def _check(
-        self,
-        at: At,
-        sink: str,
-        epoch: int,
-        attempts: Sequence[pb.StagedAttempt],
-        earlier: Mapping[int, TaskContent],
-    ) -> Sequence[int]:
-        request = pb.CheckRequest(
-            **self._about(at, sink, epoch),
-            attempts=attempts,
-            published_tasks=earlier,
-            published_contents=contents_to_wire(earlier),
-        )
+    def _check(self, at: At, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
+        request = pb.CheckRequest(**self._about(at), **self._attempts(at, earlier))
         return self._patiently(at[0], lambda worker: worker.check(request)).tasks
 
-    def publish(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]], run: str = ""
-    ) -> int:
-        """Have an epoch published; return how many messages were not published before.
+    def publish(self) -> int:
+        """Have the epoch published; return how many messages were not published before.
 
-        run: names the run of the query; empty: nobody else publishes the epoch, ever. Waits some seconds for
-        room in the tasks' queues. The workers hold what finds none, and put it there as consumers make room.
-        Each task gets an epoch once, whoever publishes it again, and wherever the task is by then, while the
-        workers live or end in good order.
+        Waits some seconds for room in the tasks' queues. The workers hold what finds none, and put it there
+        as consumers make room. Each task gets an epoch once, whoever publishes it again, and wherever the
+        task is by then, while the workers live or end in good order.
 
         Raises StageGoneError if a worker has lost what was staged, and what keeps a worker out of reach once
         the timeout has passed. Then other workers may have their part.
         """
         published: dict[At, pb.PublishResponse] = {}
         unknown: list[At] = []
-        for at in chosen:
+        for at in self._chosen:
             try:
-                published[at] = self._publish(at, sink, epoch, chosen[at], run, {})
+                published[at] = self._publish(at, {})
             except UnknownRunError:
                 unknown.append(at)
         earlier: dict[int, TaskContent] = {}
         if unknown and published:
             # A worker that knows this run has had another epoch of it: no earlier run has this one.
             for at in unknown:
-                begin = partial(self._begin_at, at=at, sink=sink, epoch=epoch, chosen=chosen, run=run)
-                self._patiently(at[0], begin)
+                self._patiently(at[0], partial(self._begin_at, at=at))
         elif unknown:
-            earlier = self._begin(sink, epoch, chosen, run)
+            earlier = self._begin()
         for at in unknown if earlier else ():  # before anything is published anywhere
-            self._check(at, sink, epoch, chosen[at], earlier)
+            self._check(at, earlier)
         for at in unknown:
-            published[at] = self._publish(at, sink, epoch, chosen[at], run, earlier)
-        self._wait(sink, epoch, [at for at, answer in published.items() if answer.waiting])
+            published[at] = self._publish(at, earlier)
+        self._wait([at for at, answer in published.items() if answer.waiting])
         return sum(each.chosen for each in published.values())
 
-    def _wait(self, sink: str, epoch: int, waiting: Sequence[At]) -> None:
+    def _wait(self, waiting: Sequence[At]) -> None:
         """Wait a while for room, and say where there is none."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while waiting:
             left: dict[At, pb.ProgressResponse] = {}
             for at in waiting:
-                request = pb.ProgressRequest(**self._about(at, sink, epoch))
+                request = pb.ProgressRequest(**self._about(at))
                 left[at] = self._patiently(at[0], partial(WorkerClient.progress, request=request))
             waiting = [at for at, answer in left.items() if answer.waiting]
             if waiting and time.monotonic() > deadline:
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
                 messages = sum(each.waiting for each in left.values())
-                about = {"sink": sink, "epoch": epoch, "waiting": messages, "tasks": tasks}
+                about = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
                 reason = (
                     f"no room in the queues of these tasks; the workers go on when there is. {NEEDS_A_SLOT}"
                 )
                 logger.warning("sink.waits", extra={**about, "reason": reason})
                 return
 
-    def _about(self, at: At, sink: str, epoch: int) -> dict[str, Any]:
+    def _about(self, at: At) -> dict[str, Any]:
         """Return the fields that every request has."""
-        return {"topology": self._topology, "sink": sink, "epoch": epoch, "receiver_id": at[1]}
+        about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
+        return {**about, "receiver_id": at[1]}
+
+    def _attempts(self, at: At, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
+        """Return the attempts at a worker. earlier: what tasks got of the epoch by earlier runs."""
+        return {
+            "attempts": self._chosen[at],
+            "published_tasks": earlier,
+            "published_contents": contents_to_wire(earlier),
+        }
 
     def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
         patience = Patience(self._seconds)
@@ -123,28 +129,11 @@ class Publisher(SinkWorkers):
             except AWAY as error:
                 self._bear(patience, error, address)
 
-    def _publish(
-        self,
-        at: At,
-        sink: str,
-        epoch: int,
-        attempts: Sequence[pb.StagedAttempt],
-        run: str,
-        earlier: Mapping[int, TaskContent],
-    ) -> pb.PublishResponse:
-        """Publish at a worker. earlier: what tasks got of the epoch by earlier runs."""
-        request = pb.PublishRequest(
-            **self._about(at, sink, epoch),
-            attempts=attempts,
-            run=run,
-            published_tasks=earlier,
-            published_contents=contents_to_wire(earlier),
-        )
+    def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
+        request = pb.PublishRequest(**self._about(at), run=self._run, **self._attempts(at, earlier))
         return self._patiently(at[0], lambda worker: worker.publish(request))
 
-    def _begin(
-        self, sink: str, epoch: int, chosen: Mapping[At, Sequence[pb.StagedAttempt]], run: str
-    ) -> dict[int, TaskContent]:
+    def _begin(self) -> dict[int, TaskContent]:
         """Make this run known to all workers; return what tasks got that have the epoch by an earlier one.
 
         An earlier driver may have died while it published, and a task may have moved since. Its worker of
@@ -156,12 +145,12 @@ class Publisher(SinkWorkers):
             address = self._address
             try:
                 self._assigned(())
-                for at in {*self._present.items(), *chosen} - asked.keys():
+                for at in {*self._present.items(), *self._chosen} - asked.keys():
                     address = at[0]
-                    asked[at] = self._begin_at(self[address], at, sink, epoch, chosen, run)
+                    asked[at] = self._begin_at(self[address], at)
                 break
             except AWAY as error:
-                self._bear(patience, _unasked(epoch, error), address)
+                self._bear(patience, _unasked(self._epoch, error), address)
         former = {
             (each.address, each.worker_id) for answer in asked.values() for each in answer.former_workers
         }
@@ -170,30 +159,22 @@ class Publisher(SinkWorkers):
         for at in former - asked.keys():
             try:
                 with self.client(at[0], _FORMER_SECONDS) as control:
-                    answers.append(self._begin_at(control, at, sink, epoch, chosen, run))
+                    answers.append(self._begin_at(control, at))
             except AWAY:
                 silent = True
         if silent:  # it has ended by now, and may have said goodbye to the others after these were asked
             for at in asked:
                 with suppress(UnreachableError):
-                    answers.append(self._begin_at(self[at[0]], at, sink, epoch, chosen, run))
+                    answers.append(self._begin_at(self[at[0]], at))
         return {
             task: content
             for answer in answers
             for task, content in contents_from_wire(answer.published_tasks, answer.published_contents).items()
         }
 
-    def _begin_at(
-        self,
-        control: WorkerClient,
-        at: At,
-        sink: str,
-        epoch: int,
-        chosen: Mapping[At, Sequence[pb.StagedAttempt]],
-        run: str,
-    ) -> pb.BeginResponse:
-        about = self._about(at, sink, epoch)
-        return control.begin(pb.BeginRequest(**about, run=run, attempts=chosen.get(at, ())))
+    def _begin_at(self, control: WorkerClient, at: At) -> pb.BeginResponse:
+        attempts = self._chosen.get(at, ())
+        return control.begin(pb.BeginRequest(**self._about(at), run=self._run, attempts=attempts))
 
 
 def _unasked(epoch: int, error: TuplewireError) -> UnreachableError:

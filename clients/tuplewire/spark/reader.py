@@ -80,12 +80,6 @@ class RangePartitionReader(Shipped):
         return iter(reader) if tracing is None else observed(tracing, reader, partition.wanted.task)
 
 
-def held_tasks(options: SourceOptions) -> HeldTasks:
-    """Return what looks after the tasks of a read."""
-    at = options.address, options.topology, options.tasks, options.timeout
-    return HeldTasks(*at, credentials=options.credentials())
-
-
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
     """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
 
@@ -95,8 +89,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return one for each task of which something is held."""
-        options = self._options
-        with held_tasks(options) as tasks:
+        with HeldTasks(self._options) as tasks:
             while True:
                 held = tasks.look()
                 for task, each in held.items():
@@ -124,7 +117,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._tasks = held_tasks(options)
+        self._tasks = HeldTasks(options)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
         self._quiet: dict[int, Held] = {}

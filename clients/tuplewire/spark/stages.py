@@ -19,12 +19,13 @@ from tuplewire.errors import (
     UnreachableError,
     WrongWorkerError,
 )
-from tuplewire.identity.credentials import Credentials
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import KIB, SessionSettings
-from tuplewire.spark.task_workers import At, TaskWorkers
+from tuplewire.spark.options import SinkOptions
+from tuplewire.spark.task_workers import At, Patience, TaskWorkers
 from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import plain_frame
@@ -35,7 +36,6 @@ _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
 _LEAST_CALL_SECONDS = 2.0
 """A worker takes a moment to answer that something waits, whatever the user's timeout is."""
-_WARNING_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
 """So long a task waits for room before it says so."""
 NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
@@ -76,51 +76,15 @@ class _Piece:
     pieces: int = 0
 
 
-class Patience:
-    """Bears with trouble for some seconds, counted from when it began."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._since: float | None = None
-
-    def bear(self, error: TuplewireError) -> None:
-        """Wait a moment, or raise the error if the time is over."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        if now - self._since > self._seconds:
-            raise error
-        time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
-
-    def over(self) -> None:
-        """Take note that there is no trouble."""
-        self._since = None
-
-
-class Warnings:
-    """Says when a wait is to be logged: at once, and then each minute."""
-
-    def __init__(self) -> None:
-        self._due = time.monotonic()
-
-    def due(self) -> bool:
-        """Whether it is time to say it."""
-        now = time.monotonic()
-        if now < self._due:
-            return False
-        self._due = now + _WARNING_SECONDS
-        return True
-
-
 class SinkWorkers(TaskWorkers):
     """The workers that a sink writes to; what attempts and the driver have in common."""
 
     CALL_SECONDS = 10.0
 
-    def __init__(
-        self, address: str, topology: str, timeout: float, credentials: Credentials | None = None
-    ) -> None:
-        super().__init__(address, topology, max(timeout, _LEAST_CALL_SECONDS), credentials)
-        self._seconds = timeout
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options)
+        self._seconds = options.timeout
+        self._timeout = max(options.timeout, _LEAST_CALL_SECONDS)
 
     def placement(self) -> Placement:
         """Return where all tasks are now; raises what known() raises."""
@@ -161,14 +125,14 @@ class SinkWorkers(TaskWorkers):
         attempt: takes how long to try, and raises BufferFullError or FlushTimeoutError if there was no room.
         Raises UnreachableError once the worker does not answer within the timeout.
         """
-        warnings = Warnings()
+        warnings = LogRate()
         while True:
             try:
                 attempt(min(self._seconds, _LOOK_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 with self.client(self.reached, self._timeout) as control:
                     control.load([0])
-                if warnings.due():
+                if warnings.due(self.reached):
                     reason = f"{error}. {NEEDS_A_SLOT}"
                     logger.warning("sink.waits", extra={"worker": self.reached, "reason": reason})
             else:
@@ -195,20 +159,17 @@ class AttemptStage(SinkWorkers):
 
     def __init__(
         self,
-        address: str,
-        topology: str,
-        timeout: float,
+        options: SinkOptions,
         sink: str,
         epoch: int,
         partition: int,
         placement: Placement | None = None,
-        credentials: Credentials | None = None,
     ) -> None:
-        """Begin. timeout: for how long workers may be out of reach. sink, epoch, partition: see Stage.
+        """Begin. sink, epoch, partition: see Stage.
 
         placement: where the tasks are staged, though they may have moved since; None: where they are now.
         """
-        super().__init__(address, topology, timeout, credentials)
+        super().__init__(options)
         self._sink, self._epoch, self._partition = sink, epoch, partition
         self.attempt = uuid.uuid4().hex
         """Its name. Spark's numbers of attempts begin anew with every driver."""
@@ -270,7 +231,7 @@ class AttemptStage(SinkWorkers):
         """Send the next piece to a worker; to others if it has none of ours and takes none."""
         address, worker_id = at
         piece = self._pieces[at]
-        patience, warnings = Patience(self._seconds), Warnings()
+        patience, warnings = Patience(self._seconds), LogRate()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
             topology=self._topology,
@@ -300,7 +261,7 @@ class AttemptStage(SinkWorkers):
             patience.over()
             if not waits_for:
                 break
-            if warnings.due():
+            if warnings.due(worker_id):
                 about = {"sink": self._sink, "epoch": self._epoch, "worker": worker_id}
                 reason = f"no room to stage: the tasks' queues are full. {NEEDS_A_SLOT}"
                 logger.warning("sink.waits", extra={**about, "reason": reason, "waits_for": waits_for})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,14 +13,16 @@ from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
     NotReadyError,
+    TuplewireError,
     UnknownTaskError,
     UnreachableError,
     WrongTopologyError,
     WrongWorkerError,
 )
-from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Former, Held, Standing
+from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
 
@@ -31,27 +34,44 @@ _MOST_OTHERS = 100
 """So many workers' addresses are tried where the first is out of reach."""
 
 
+class Patience:
+    """Bears with trouble for some seconds, counted from when it began."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def bear(self, error: TuplewireError) -> None:
+        """Wait a moment, or raise the error if the time is over."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > self._seconds:
+            raise error
+        time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
+
+    def over(self) -> None:
+        """Take note that there is no trouble."""
+        self._since = None
+
+
 class TaskWorkers(ControlClients[WorkerClient]):
     """Finds the workers that have some tasks; keeps a channel to each of them until it is closed.
 
-    address: of any worker of the topology, which tells the others'; or several, with commas.
-    timeout: seconds for which a worker that does not answer, or that has no assignment or no room yet, is
-    asked again. credentials: None: those of the environment.
+    options: their address is that of any worker of the topology, or several with commas. Their timeout is for
+    a worker that does not answer, or that has no assignment or no room yet.
     """
 
     CALL_SECONDS: ClassVar[float]
     """The longest that one call takes."""
 
-    def __init__(
-        self, address: str, topology: str, timeout: float, credentials: Credentials | None = None
-    ) -> None:
+    def __init__(self, options: SourceOptions | SinkOptions) -> None:
         super().__init__(lambda address: self.client(address, min(self._timeout, self.CALL_SECONDS)))
-        self._credentials = credentials
-        self._address, *more = address.split(",")
+        self._credentials = options.credentials()
+        self._address, *more = resolve_addresses(options.address).split(",")
         self.reached = self._address
         """The address of the worker that has answered last."""
-        self._topology = topology
-        self._timeout = timeout
+        self._topology = options.topology
+        self._timeout = options.timeout
         self._version = 0
         self.max_message_bytes = 0
         """The largest payload that the worker takes that was asked for the assignment."""
@@ -122,21 +142,15 @@ class HeldTasks(TaskWorkers):
     CALL_SECONDS = 5.0
 
     def __init__(
-        self,
-        address: str,
-        topology: str,
-        tasks: tuple[int, ...] | list[int] | TaskRanges,
-        timeout: float,
-        others: Sequence[str] = (),
-        credentials: Credentials | None = None,
+        self, options: SourceOptions, tasks: Collection[int] | None = None, others: Sequence[str] = ()
     ) -> None:
         """Ask nobody yet. others: the addresses of more workers, if the first is out of reach.
 
-        tasks: TaskRanges: those that are assigned, now and later.
+        tasks: None: those of the options; of TaskRanges those that are assigned, now and later.
         """
-        super().__init__(address, topology, timeout, credentials)
+        super().__init__(options)
         self._others += tuple(others)
-        self._tasks = tasks
+        self._tasks = options.tasks if tasks is None else tasks
         self._at: dict[int, At] = {}
 
     @property

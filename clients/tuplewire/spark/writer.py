@@ -111,7 +111,7 @@ class _Sink(Shipped):
         options = self._options
         context = _context()
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        with SinkWorkers(*_at(options), options.credentials()) as workers:
+        with SinkWorkers(options) as workers:
             bad = _bad_rows(options, partition, workers)
             address = workers.reached
             # A newer attempt fences an older one off that still runs.
@@ -187,7 +187,7 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         self._placement: Placement | None = None
         if self._exactly_once:
             options = self._options
-            with SinkWorkers(*_at(options), options.credentials()) as workers:
+            with SinkWorkers(options) as workers:
                 self._placement = workers.placement()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
@@ -213,10 +213,6 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Throw away what was staged, where that is possible; in the driver."""
         _discard(self._options, batchId, messages)
-
-
-def _at(options: SinkOptions) -> tuple[str, str, float]:
-    return resolve_addresses(options.address), options.topology, options.timeout
 
 
 def _send(client: Client, batch: TaskMessageBatch, seconds: float) -> None:
@@ -248,7 +244,7 @@ def _staged(
     placement: Placement | None = None,
 ) -> Part:
     partition = _context().partitionId()
-    with AttemptStage(*_at(options), sink, epoch, partition, placement, options.credentials()) as stage:
+    with AttemptStage(options, sink, epoch, partition, placement) as stage:
         try:
             bad = _bad_rows(options, partition, stage)
             router = RowRouter(options, partition, bad, stage.reached)
@@ -295,9 +291,9 @@ def _publish(
         return
     sink = parts[0].sink
     versions = sorted(frozenset().union(*(part.versions for part in parts)))
-    with Publisher(*_at(options), options.credentials()) as publisher:
+    with Publisher(options, sink, epoch, chosen, parts[0].run) as publisher:
         if len(versions) > 1 or not repeated:
-            places = Counter(chain.from_iterable(publisher.check(sink, epoch, chosen).values()))
+            places = Counter(chain.from_iterable(publisher.check().values()))
             split = sorted(task for task, workers in places.items() if workers > 1)
             if repeated and split:
                 raise NotLocalError(
@@ -306,7 +302,7 @@ def _publish(
                     "more, so that its messages are at two workers. Nothing was published: start the query "
                     "again, to compute the epoch again"
                 )
-        published = publisher.publish(sink, epoch, chosen, parts[0].run)
+        published = publisher.publish()
     extra = {"sink": sink, "epoch": epoch, "messages": published, "workers": len(chosen)}
     logger.info("spark.published", extra=extra)
 
@@ -314,6 +310,6 @@ def _publish(
 def _discard(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
     """Throw away what attempts have staged of an epoch that fails; else it dies with the next, or in time."""
     parts = [part for part in messages if isinstance(part, Part)]
-    with Publisher(*_at(options), options.credentials()) as publisher:
+    with SinkWorkers(options) as workers:
         for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
-            publisher.discard(at, parts[0].sink, epoch)
+            workers.discard(at, parts[0].sink, epoch)
