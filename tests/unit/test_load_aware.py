@@ -15,6 +15,7 @@ import pytest
 
 from tuplewire.grouping.grouping import GroupingContext, Locality, SingleGrouping, shuffle
 from tuplewire.grouping.load_aware import LoadAwareShuffle
+from tuplewire_topology.running.statistics import ExecutorLoad
 
 STEPS = 100  # in a second
 
@@ -278,3 +279,19 @@ def test_move_changes_what_is_near() -> None:
     near = {3: WORKER}
     grouping.refresh()
     assert grouping.shares[3] == 1
+
+
+def test_the_load_of_an_executor_is_the_wait_of_a_new_tuple() -> None:
+    """Tuples before it times the time of each: 100 of 10 ms are a wait of 1 s, which is a load of a half."""
+    load = ExecutorLoad()
+    assert load.look(arrived=0, executed=0, seconds=0.0) == 0.0
+    assert load.look(arrived=200, executed=100, seconds=1.0) == pytest.approx(0.5)
+    assert load.look(arrived=200, executed=200, seconds=2.0) == 0.0  # nothing waits
+
+
+def test_a_tuple_that_takes_long_counts_before_it_is_executed() -> None:
+    """While nothing ends, the time of a tuple is at least the time since the last look."""
+    load = ExecutorLoad()
+    load.look(arrived=10, executed=10, seconds=0.01)
+    assert load.look(arrived=20, executed=10, seconds=1.01) > load.look(arrived=11, executed=10, seconds=1.01)
+    assert load.look(arrived=20, executed=10, seconds=2.01) > 0.8

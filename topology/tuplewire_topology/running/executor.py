@@ -22,7 +22,7 @@ from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.coordination.termination import IdleWatch
 from tuplewire_topology.running.outgoing import Outgoing
 from tuplewire_topology.running.receive_queue import AddressedTuples, ReceiveQueue
-from tuplewire_topology.running.statistics import Doing, ExecutorStatistics, Pulse, Tally
+from tuplewire_topology.running.statistics import Doing, ExecutorLoad, ExecutorStatistics, Pulse, Tally
 
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
@@ -104,6 +104,7 @@ class Executor(ABC, Generic[TaskKind]):
         self.pulse = Pulse(tasks[0])
         self._surroundings = surroundings
         self._tasks: dict[int, TaskKind] = {}
+        self._load = ExecutorLoad()
         self._refresh_due = self._rotation_due = False
         self._stopping = self._finishing = self._abandoned = False
         self.opened = threading.Event()
@@ -149,6 +150,14 @@ class Executor(ABC, Generic[TaskKind]):
         if self.thread.ident is not None:
             self.thread.join(timeout)
         return not self.thread.is_alive()
+
+    def look_at_load(self) -> float:
+        """Return the load of now, from 0 to 1; to be called once a second or so. See ExecutorLoad."""
+        at_work = self.tally.at_work(self.pulse)
+        executed = sum(at_work.executed_by.values())
+        queue = self.queue.statistics()
+        wait = self._load.look(queue.arrived, executed, at_work.busy_seconds + at_work.sending_seconds)
+        return max(queue.fill, wait)
 
     @property
     def pending(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +82,7 @@ class ExecutorWorker:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
+        self._own_loads: dict[int, float] = {}
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
@@ -221,10 +222,7 @@ class ExecutorWorker:
         return epoch
 
     def wait_idle(self, timeout: float) -> bool:
-        """Wait until nothing is queued or executed here, and finished(); False when the time is over first.
-
-        A worker that has failed is not waited for.
-        """
+        """Wait until nothing is left to do here, or it has failed; False when the time is over first."""
         with self.idle.moved:
             epoch = self.new_epoch()
             return self.idle.moved.wait_for(
@@ -357,17 +355,15 @@ class ExecutorWorker:
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
-        loads = dict(self._link.loads()) if self._link is not None else {}
-        return loads | self._own_loads()
-
-    def _own_loads(self) -> dict[int, float]:
-        return {task: executor.queue.load for executor in self.executors for task in executor.tasks}
+        return {**(self._link.loads() if self._link is not None else {}), **self._own_loads}
 
     def _refresh(self) -> None:
         if self._closed:
             return
+        loads = ((each.tasks, each.look_at_load()) for each in self.executors)
+        self._own_loads = {task: load for tasks, load in loads for task in tasks}
         if self._link is not None:
-            self._link.report(self._own_loads())
+            self._link.report(self._own_loads)
         for executor in self.executors:
             executor.refresh()
 
@@ -394,12 +390,11 @@ class ExecutorWorker:
         if not self.settings.size_metrics:
             return found
         component_of = self._surroundings.topology.component_of
-        sizes: dict[int, Counter[str]] = {}
+        sizes: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for (source, task), size in self.transfer.sizes().items():
             sender = "" if source is None else component_of(source).id
-            sizes.setdefault(task, Counter())[sender] += size
-        nothing: Counter[str] = Counter()
+            sizes[task][sender] += size
         return [
-            replace(each, received_bytes=sum((sizes.get(task, nothing) for task in each.tasks), nothing))
+            replace(each, received_bytes=sum((sizes[task] for task in each.tasks), Counter()))
             for each in found
         ]
