@@ -1,4 +1,4 @@
-"""The receiver's reports on the messages of an buffer: accepted, refused, released, or perhaps lost."""
+"""The receiver's reports on the messages of a send buffer: accepted, refused, released or lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOSE_UNUSED_SECONDS = 10.0
 
 
 class Receipts:
-    """Keeps the window of an buffer up to date. Thread-safe."""
+    """Applies reports to the window of a send buffer. Call it only from the event loop, except watch()."""
 
     def __init__(self, buffer: SendBuffer) -> None:
         """Start without a receiver."""

@@ -46,8 +46,8 @@ _GOODBYE_SECONDS = 1.0
 class SendingEnd(Resumable):
     """Sends the messages of its buffer to one worker.
 
-    Call its methods only from the event loop, except close(), abort() and the properties. The buffer and the
-    receipts are thread-safe.
+    Call its methods only from the event loop, except close(), abort() and trouble(). The buffer is
+    thread-safe for callers.
     """
 
     method = "Send"
