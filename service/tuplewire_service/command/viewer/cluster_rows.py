@@ -234,7 +234,7 @@ def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
         accepted_rate=over.rate(now.ledger.accepted, before.accepted),
         acknowledged_rate=over.rate(now.ledger.acknowledged, before.acknowledged),
         pending=now.ledger.pending,
-        tasks=now.local_tasks or len(now.tasks),
+        tasks=now.local_tasks,
         connected_senders=now.connected_sessions,
         remembered_senders=now.remembered_sessions,
         consumers=now.subscribed_consumers,
@@ -345,7 +345,7 @@ def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
             address=each.address,
             seconds=each.seconds,
             tasks=list(each.tasks),
-            held_tasks=each.held_tasks or len(each.tasks),
+            held_tasks=each.held_tasks,
             outstanding_messages=each.outstanding_messages,
         )
 
