@@ -93,7 +93,11 @@ class TaskWorkers(ControlClients[WorkerClient]):
                 f"the worker at {self._address} has no assignment yet: push one (tuplewire assign), or "
                 "configure an assignment file"
             )
-        check_topology(self._address, assignment.topology, self._topology)
+        if assignment.topology != self._topology:
+            raise WrongTopologyError(
+                f"the worker at {self._address} serves topology {assignment.topology!r}, not "
+                f"{self._topology!r}: set the option topology"
+            )
         self._version = assignment.version
         workers = assignment.workers
         self._present = {each.address: each.worker_id for each in workers}
@@ -125,14 +129,6 @@ class TaskWorkers(ControlClients[WorkerClient]):
         return UnknownTaskError(
             f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self._version}, which "
             f"has {known}: use these in the option tasks or the column task, or assign this one"
-        )
-
-
-def check_topology(address: str, found: str, wanted: str) -> None:
-    """Raise WrongTopologyError where a worker serves another topology than is wanted."""
-    if found != wanted:
-        raise WrongTopologyError(
-            f"the worker at {address} serves topology {found!r}, not {wanted!r}: set the option topology"
         )
 
 

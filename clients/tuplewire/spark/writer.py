@@ -102,6 +102,16 @@ class _Sink(Shipped):
             options = dataclasses.replace(options, address=resolve_addresses(options.address))
         self._options = options
         self._write_id = uuid.uuid4().hex
+        self._placement: Placement | None = None
+
+    def _written(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
+        """Stage or send one partition; in a Spark task."""
+        partition = _context().partitionId()
+        try:
+            with attempt(active(), partition):
+                return self._staged(batches, sink, epoch, run) if self._exactly_once else self._sent(batches)
+        except _PERMANENT as error:
+            return Part(sink, partition, "", 0, failure=error)
 
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
         """Send one partition, and wait until it is acknowledged.
@@ -139,6 +149,68 @@ class _Sink(Shipped):
         client.close()
         return Part(self._write_id, partition, str(attempt), bad.messages, bad_rows=bad.count)
 
+    def _staged(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
+        options, partition = self._options, _context().partitionId()
+        with AttemptStage(options, sink, epoch, partition, self._placement) as stage:
+            try:
+                bad = _bad_rows(options, partition, stage)
+                router = RowRouter(options, partition, bad, stage.reached)
+                for rows in sliced(router.checked(batches)):
+                    stage.add(router.groups(rows))
+                staged = stage.end()
+            except BaseException:
+                stage.abandon()
+                raise
+        versions = frozenset(stage.versions)
+        return Part(sink, partition, stage.attempt, bad.messages, staged, versions, bad.count, run=run)
+
+    def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
+        """Publish the chosen attempts, or raise what has kept one from being there.
+
+        repeated: whether a driver that comes back publishes the epoch again.
+        """
+        parts = [part for part in messages if isinstance(part, Part)]
+        failures = [part.failure for part in parts if part.failure is not None]
+        for failure in failures[1:]:
+            logger.error("sink.failed", extra={"sink": parts[0].sink, "epoch": epoch, "reason": str(failure)})
+        if failures:
+            raise failures[0]
+        chosen: dict[At, list[StagedAttempt]] = {}
+        for part in parts:
+            for at in part.staged:
+                named = StagedAttempt(
+                    partition=part.partition, attempt=part.attempt, messages=at.messages, pieces=at.pieces
+                )
+                chosen.setdefault((at.address, at.worker_id), []).append(named)
+        if bad := sum(part.bad_rows for part in parts):
+            where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
+            logger.warning("sink.bad_rows", extra=where)
+        if not chosen:
+            return
+        sink = parts[0].sink
+        versions = sorted(frozenset().union(*(part.versions for part in parts)))
+        with Publisher(self._options, sink, epoch, chosen, parts[0].run) as publisher:
+            if len(versions) > 1 or not repeated:
+                places = Counter(chain.from_iterable(publisher.check().values()))
+                split = sorted(task for task, workers in places.items() if workers > 1)
+                if repeated and split:
+                    raise NotLocalError(
+                        f"task {', '.join(map(str, split[:10]))} moved while epoch {epoch} was computed "
+                        f"(assignment versions {versions[0]} to {versions[-1]}), and its worker took nothing "
+                        "more, so that its messages are at two workers. Nothing was published: start the "
+                        "query again, to compute the epoch again"
+                    )
+            published = publisher.publish()
+        extra = {"sink": sink, "epoch": epoch, "messages": published, "workers": len(chosen)}
+        logger.info("spark.published", extra=extra)
+
+    def _discard(self, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
+        """Throw away the staged part of an epoch that fails; else it dies with the next, or in time."""
+        parts = [part for part in messages if isinstance(part, Part)]
+        with SinkWorkers(self._options) as workers:
+            for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
+                workers.discard(at, parts[0].sink, epoch)
+
 
 class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
     """Sends the rows of a DataFrame.
@@ -153,22 +225,15 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         """Send or stage one partition; in a Spark task."""
-        sink = f"spark-{self._write_id}"
-        try:
-            with attempt(active(), _context().partitionId()):
-                return (
-                    _staged(self._options, sink, 0, iterator) if self._exactly_once else self._sent(iterator)
-                )
-        except _PERMANENT as error:
-            return _failed(sink, error)
+        return self._written(iterator, f"spark-{self._write_id}", 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what was staged; in the driver, once all partitions are there."""
-        _publish(self._options, 0, messages, repeated=False)
+        self._publish(0, messages, repeated=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Throw away what was staged, where that is possible; in the driver."""
-        _discard(self._options, 0, messages)
+        self._discard(0, messages)
 
 
 class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
@@ -184,10 +249,8 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options, DeliveryGuarantee.EXACTLY_ONCE)
-        self._placement: Placement | None = None
         if self._exactly_once:
-            options = self._options
-            with SinkWorkers(options) as workers:
+            with SinkWorkers(self._options) as workers:
                 self._placement = workers.placement()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
@@ -196,23 +259,16 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
         assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
-        sink, epoch = f"spark-{query}", int(batch)
-        try:
-            with attempt(active(), _context().partitionId()):
-                if not self._exactly_once:
-                    return self._sent(iterator)
-                part = _staged(self._options, sink, epoch, iterator, self._placement)
-            return dataclasses.replace(part, run=context.getLocalProperty(_RUN_ID) or self._write_id)
-        except _PERMANENT as error:
-            return _failed(sink, error)
+        run = context.getLocalProperty(_RUN_ID) or self._write_id
+        return self._written(iterator, f"spark-{query}", int(batch), run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish the micro-batch; in the driver."""
-        _publish(self._options, batchId, messages, repeated=True)
+        self._publish(batchId, messages, repeated=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Throw away what was staged, where that is possible; in the driver."""
-        _discard(self._options, batchId, messages)
+        self._discard(batchId, messages)
 
 
 def _send(client: Client, batch: TaskMessageBatch, seconds: float) -> None:
@@ -234,82 +290,3 @@ def _bad_rows(options: SinkOptions, partition: int, workers: SinkWorkers) -> Bad
     workers.check_known((*options.tasks, *own))
     limit = options.session(workers.max_message_bytes)["max_message_bytes"]
     return BadRows(options.bad_rows, partition, limit, workers.known)
-
-
-def _staged(
-    options: SinkOptions,
-    sink: str,
-    epoch: int,
-    batches: Iterable[pa.RecordBatch],
-    placement: Placement | None = None,
-) -> Part:
-    partition = _context().partitionId()
-    with AttemptStage(options, sink, epoch, partition, placement) as stage:
-        try:
-            bad = _bad_rows(options, partition, stage)
-            router = RowRouter(options, partition, bad, stage.reached)
-            for rows in sliced(router.checked(batches)):
-                stage.add(router.groups(rows))
-            staged = stage.end()
-        except BaseException:
-            stage.abandon()
-            raise
-        return Part(
-            sink, partition, stage.attempt, bad.messages, staged, frozenset(stage.versions), bad.count
-        )
-
-
-def _failed(sink: str, error: TuplewireError) -> Part:
-    """Return what an attempt says that is not to be tried again."""
-    return Part(sink, _context().partitionId(), "", 0, failure=error)
-
-
-def _publish(
-    options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool
-) -> None:
-    """Publish the chosen attempts, or raise what has kept one from being there.
-
-    repeated: whether a driver that comes back publishes the epoch again.
-    """
-    parts = [part for part in messages if isinstance(part, Part)]
-    failures = [part.failure for part in parts if part.failure is not None]
-    for failure in failures[1:]:
-        logger.error("sink.failed", extra={"sink": parts[0].sink, "epoch": epoch, "reason": str(failure)})
-    if failures:
-        raise failures[0]
-    chosen: dict[At, list[StagedAttempt]] = {}
-    for part in parts:
-        for at in part.staged:
-            named = StagedAttempt(
-                partition=part.partition, attempt=part.attempt, messages=at.messages, pieces=at.pieces
-            )
-            chosen.setdefault((at.address, at.worker_id), []).append(named)
-    if bad := sum(part.bad_rows for part in parts):
-        where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": options.bad_rows}
-        logger.warning("sink.bad_rows", extra=where)
-    if not chosen:
-        return
-    sink = parts[0].sink
-    versions = sorted(frozenset().union(*(part.versions for part in parts)))
-    with Publisher(options, sink, epoch, chosen, parts[0].run) as publisher:
-        if len(versions) > 1 or not repeated:
-            places = Counter(chain.from_iterable(publisher.check().values()))
-            split = sorted(task for task, workers in places.items() if workers > 1)
-            if repeated and split:
-                raise NotLocalError(
-                    f"task {', '.join(map(str, split[:10]))} moved while epoch {epoch} was computed "
-                    f"(assignment versions {versions[0]} to {versions[-1]}), and its worker took nothing "
-                    "more, so that its messages are at two workers. Nothing was published: start the query "
-                    "again, to compute the epoch again"
-                )
-        published = publisher.publish()
-    extra = {"sink": sink, "epoch": epoch, "messages": published, "workers": len(chosen)}
-    logger.info("spark.published", extra=extra)
-
-
-def _discard(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
-    """Throw away what attempts have staged of an epoch that fails; else it dies with the next, or in time."""
-    parts = [part for part in messages if isinstance(part, Part)]
-    with SinkWorkers(options) as workers:
-        for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
-            workers.discard(at, parts[0].sink, epoch)
