@@ -66,7 +66,7 @@ def run_worker(
     """
     share_heaps()
     reuse_buffers()
-    if control is None:
+    if not config.program:
         sys.setswitchinterval(_SWITCH_SECONDS)
     log = LogOutput(config.log_level, config.log_format)
     log.start()
