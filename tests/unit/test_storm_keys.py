@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,52 +10,69 @@ import pytest
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings import storm_keys
-from tuplewire_service.config.config_sources import load
+from tuplewire_service.config.config_sources import load, settings_in
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.cluster import cluster_of
+from tuplewire_topology.clusters.launch_settings import LaunchSettings
+
+STORM: dict[str, Any] = json.loads(
+    Path(__file__).with_name("storm_defaults.json").read_text(encoding="utf-8")
+)["defaults"]
+"""Every key of Storm's `defaults.yaml` and `Config`, with the default; null where Storm has none."""
 
 FROM_STORM: dict[str, Any] = {
-    "java.library.path": "/usr/lib",
-    "nimbus.seeds": ["localhost"],
+    **STORM,
     "storm.cluster.mode": "local",
-    "storm.messaging.netty.authentication": False,
-    "storm.messaging.netty.buffer_size": 5242880,
-    "storm.messaging.netty.tls.enable": False,
-    "storm.resource.isolation.plugin": "org.apache.storm.container.cgroup.CgroupManager",
-    "storm.resource.isolation.plugin.enable": False,
-    "storm.zookeeper.servers": ["localhost"],
-    "supervisor.childopts": "-Xmx256m",
-    "supervisor.cpu.capacity": 400.0,
-    "supervisor.slots.ports": [0, 0, 0, 0],
-    "supervisor.supervisors.commands": [],
-    "supervisor.worker.timeout.secs": 30,
-    "task.heartbeat.frequency.secs": 3,
-    "topology.acker.executors": None,
-    "topology.auto.task.hooks": [],
-    "topology.backpressure.enable": True,
-    "topology.debug": False,
+    "storm.messaging.transport": "grpc",
     "topology.disruptor.wait.strategy": "com.lmax.disruptor.BlockingWaitStrategy",
-    "topology.enable.message.timeouts": True,
-    "topology.executor.receive.buffer.size": 1024,
-    "topology.max.task.parallelism": None,
     "topology.metrics.consumer.register": [{"class": "org.apache.storm.metric.LoggingMetricsConsumer"}],
     "topology.name": "words",
     "topology.receiver.buffer.size": 8,
-    "topology.scheduler.strategy": "org.apache.storm.scheduler.resource.strategies.Any",
-    "topology.state.checkpoint.interval.ms": 1000,
     "topology.state.provider": "org.apache.storm.state.InMemoryKeyValueStateProvider",
-    "topology.state.provider.config": None,
-    "topology.tasks": None,
-    "topology.transfer.buffer.size": 1024,
-    "topology.v2.metrics.tick.interval.seconds": 60,
-    "topology.worker.gc.childopts": "",
     "topology.workers": 2,
-    "ui.port": 8080,
-    "worker.heap.memory.mb": 768,
     "zmq.hwm": 0,
 }
-"""Much of what a cluster of Storm hands to a topology."""
+"""The same with one of our transports, a topology's own values, and keys of earlier releases of Storm."""
+
+SETTINGS: dict[str, Any] = {
+    "nimbus.task.timeout.secs": 7,
+    "storm.cluster.mode": "distributed",
+    "storm.local.hostname": "worker-3",
+    "storm.log.dir": "/var/log/storm",
+    "storm.messaging.netty.buffer.high.watermark": 2 << 20,
+    "storm.messaging.netty.max_wait_ms": 7000,
+    "storm.messaging.netty.min_wait_ms": 70,
+    "storm.messaging.netty.transfer.batch.size": 4096,
+    "storm.messaging.transport": "zmq",
+    "supervisor.run.worker.as.user": True,
+    "supervisor.slots.ports": [6700],
+    "supervisor.worker.shutdown.sleep.secs": 7,
+    "supervisor.worker.start.timeout.secs": 7,
+    "topology.acker.executors": 7,
+    "topology.batch.flush.interval.millis": 7,
+    "topology.environment": {"A": "b"},
+    "topology.executor.receive.buffer.size": 7,
+    "topology.max.spout.pending": 7,
+    "topology.message.timeout.secs": 7,
+    "topology.name": "words",
+    "topology.serialized.message.size.metrics": True,
+    "topology.sleep.spout.wait.strategy.time.ms": 7,
+    "topology.submitter.user": "storm",
+    "topology.testing.always.try.serialize": True,
+    "topology.tick.tuple.freq.secs": 7,
+    "topology.worker.childopts": "-O",
+    "topology.workers": 7,
+    "worker.childopts": "-O",
+    "worker.heartbeat.frequency.secs": 7,
+}
+"""The keys of Storm that are settings here, each with a value that is not the default."""
+
+DAEMONS = (
+    *("blacklist.", "blobstore.", "client.", "dev.", "drpc.", "java.", "logs.", "logviewer.", "nimbus."),
+    *("num.", "pacemaker.", "resource.", "scheduler.", "storm.", "transactional.", "ui."),
+)
+"""How the keys of Storm's daemons begin: no topology reads them, and most have no note."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +81,84 @@ def _all_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storm_keys, "_warned", set())
 
 
+def notes(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return the keys without effect that were logged, each with the reason."""
+    told = [vars(each) for each in caplog.records if each.getMessage().startswith("setting.no_effect")]
+    return [(each["key"], each["reason"]) for each in told]
+
+
 def test_a_configuration_of_storm_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    """What has a meaning here counts; what changes nothing is noted, once, with the reason."""
+    """Each key is a setting here, is noted once, or is a daemon's."""
     for _ in range(2):
         assert TopologySettings.from_conf(FROM_STORM).workers == 2
         assert cluster_of(FROM_STORM)
         TransportFactory.make_context(FROM_STORM).term()
-    notes = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(notes) == len(set(notes))
-    told = {note.split("key=")[1].split()[0] for note in notes}
-    assert {"topology.debug", "topology.receiver.buffer.size", "storm.messaging.netty.buffer_size"} <= told
-    assert not told & {"supervisor.slots.ports", "topology.workers", "zmq.hwm", "nimbus.seeds"}
-    assert "topology.executor.receive.buffer.size" in next(note for note in notes if ".receiver." in note)
+    told = [key for key, _ in notes(caplog)]
+    assert len(told) == len(set(told))
+    assert not SETTINGS.keys() & told
+    silent = FROM_STORM.keys() - SETTINGS.keys() - set(told)
+    assert not [key for key in silent if key.startswith("storm.messaging.")]
+    assert {key for key in silent if not key.startswith(DAEMONS)} == {"zmq.hwm"}
+    assert not SETTINGS.keys() - STORM.keys() - {"storm.log.dir"}
+
+
+@pytest.mark.parametrize(("key", "value"), SETTINGS.items())
+def test_settings_of_storm_take_effect(key: str, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """What is read changes by each key, and no note says that it does nothing."""
+
+    def read(conf: dict[str, Any]) -> list[Any]:
+        return [each(conf) for each in (TopologySettings.from_conf, LaunchSettings.from_conf, settings_in)]
+
+    user = {"topology.submitter.user": "nobody"}
+    assert read({**user, key: value}) != read(user)
+    assert not notes(caplog)
+
+
+def test_times_in_milliseconds() -> None:
+    """The value of a key that ends with `millis` or `ms` is in milliseconds."""
+    names = ("topology.batch.flush.interval.millis", "storm.messaging.netty.max_wait_ms")
+    session = TopologySettings.from_conf(dict.fromkeys(names, 1500)).session
+    assert (session.gather_seconds, session.backoff_max_seconds) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("executor.metrics.frequency.secs", "Prometheus"),
+        ("storm.messaging.netty.buffer_size", "tuplewire.grpc"),
+        ("storm.messaging.netty.tls.enable", "Storm's default"),
+        ("supervisor.worker.launcher", "supervisor.run.worker.as.user"),
+        ("supervisor.worker.version.main.map", "version"),
+        ("task.credentials.poll.secs", "read again when they change"),
+        ("task.refresh.poll.secs", "follow each assignment"),
+        ("topology.auto-credentials", "files"),
+        ("topology.classpath.beginning", "JVM"),
+        ("topology.debug", "log_level"),
+        ("topology.disable.loadaware.messaging", "load_aware_shuffle_grouping"),
+        ("topology.enable.send.iconnection.metrics", "Prometheus"),
+        ("topology.event.logger.register", "log_level"),
+        ("topology.logging.config", "log_level"),
+        ("topology.oci.image", "Kubernetes"),
+        ("topology.producer.batch.dynamic", "gather"),
+        ("topology.receiver.buffer.size", "topology.executor.receive.buffer.size"),
+        ("topology.transactional.id", "Trident"),
+        ("topology.tuple.compression.enable", "uncompressed"),
+        ("topology.tuple.compression.max.decompressed.bytes", "uncompressed"),
+        ("topology.tuple.compression.threshold", "uncompressed"),
+        ("topology.upstream.feedback.enable", "acknowledgements"),
+        ("topology.upstream.feedback.freq.secs", "acknowledgements"),
+        ("topology.version", "version"),
+        ("topology.worker.metrics", "Prometheus"),
+        ("topology.worker.nimbus.thrift.client.use.tls", "no such daemon"),
+        ("worker.blob.update.poll.interval.secs", "volume"),
+    ],
+)
+def test_the_reason_why_a_key_has_no_effect(key: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The note says what does the work of the key here."""
+    TopologySettings.from_conf({key: FROM_STORM[key]})
+    ((noted, why),) = notes(caplog)
+    assert noted == key
+    assert reason in why
 
 
 @pytest.mark.parametrize(
@@ -104,6 +187,7 @@ def test_what_nothing_here_stands_for_is_refused(key: str, value: Any, advice: s
     ("key", "meant"),
     [
         ("topology.max.spout.pendign", "topology.max.spout.pending"),
+        ("topology.batch.flush.interval.milis", "topology.batch.flush.interval.millis"),
         ("zmq.lingr.millis", "zmq.linger.millis"),
         ("storm.messaging.transprot", "storm.messaging.transport"),
         ("supervisor.slot.ports", "supervisor.slots.ports"),

@@ -112,7 +112,7 @@ class SessionSettings(Settings):
         0.001,
         "small frames that go on coming are written so far apart, so that each gathers what comes meanwhile; "
         "what comes alone, or follows an acknowledgement, is written at once; 0: everything is",
-        storm="topology.flush.tuple.freq.millis",
+        storm="topology.batch.flush.interval.millis",
     )
     keepalive_seconds: float = setting(
         SECONDS,

@@ -28,7 +28,7 @@ OUR_PREFIX = "tuplewire."
 REQUIRED: Any = MISSING
 """The default of a setting that has none."""
 
-_MILLISECONDS = (".ms", "_ms")
+_MILLISECONDS = (".millis", ".ms", "_ms")
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _SIZE = re.compile(r"([0-9][0-9_]*)\s*(?:([kmg])(?:i|ib)?|(b?))", re.IGNORECASE)
 
@@ -285,16 +285,17 @@ class Settings:
         and that nobody knows.
         """
         known = keys_of(cls)
+        read_elsewhere = {*cls.PASSED, *(key for kind in nested_of(cls).values() for key in keys_of(kind))}
         ours = (*cls.REFUSED, *{key[: key.rindex(".") + 1] for key in known if key.startswith(OUR_PREFIX)})
         values: dict[str, Any] = {}
         stands: dict[str, str] = {}
         for key, value in conf.items():
             declared = known.get(key)
             if declared is None:
-                if key in cls.PASSED or is_storms(str(key), value):
+                if key in read_elsewhere or is_storms(str(key), value):
                     continue
                 if str(key).startswith(ours):
-                    raise unknown(f"setting {key!r}", key, [*known, *cls.PASSED])
+                    raise unknown(f"setting {key!r}", key, [*known, *read_elsewhere])
             elif value is not None:
                 twice(stands, declared.name, key)
                 values[declared.name] = declared.check(value, key, key)

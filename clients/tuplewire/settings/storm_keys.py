@@ -18,28 +18,37 @@ logger = event_logger(__name__)
 _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
     "backpressure is always on, by credit for each task": "backpressure.disruptor. topology.backpressure.",
     "metrics are Prometheus', at the admin address": (
-        "storm.cluster.metrics. topology.builtin.metrics.bucket.size.secs "
-        "topology.enable.v2.metrics.tick topology.metrics. topology.stats. "
-        "topology.v2.metrics.tick.interval.seconds worker.metrics"
+        "executor.metrics.frequency.secs storm.cluster.metrics. topology.builtin.metrics.bucket.size.secs "
+        "topology.enable.send.iconnection.metrics topology.enable.v2.metrics.tick topology.metrics. "
+        "topology.stats. topology.v2.metrics.tick.interval.seconds topology.worker.metrics worker.metrics"
     ),
     "there is no such daemon": (
         "storm.cluster.state.store supervisor.blobstore. supervisor.enable "
         "supervisor.heartbeat.frequency.secs supervisor.localizer. supervisor.monitor.frequency.secs "
         "supervisor.queue.size supervisor.supervisors supervisor.supervisors.commands "
-        "supervisor.thrift. supervisor.worker.heartbeats.max.timeout.secs task.credentials.poll.secs "
-        "task.refresh.poll.secs topology.auto-credentials topology.max.replication.wait.time.sec "
-        "topology.min.replication.count topology.submitter.principal worker.max.timeout.secs"
+        "supervisor.thrift. supervisor.worker.heartbeats.max.timeout.secs "
+        "topology.max.replication.wait.time.sec topology.min.replication.count "
+        "topology.submitter.principal topology.worker.nimbus. worker.max.timeout.secs"
     ),
+    "connections follow each assignment at once, and are checked every second": "task.refresh.poll.secs",
+    "certificates and tokens are files, which are read again when they change": (
+        "task.credentials.poll.secs topology.auto-credentials"
+    ),
+    "a worker runs the version that is installed": (
+        "supervisor.worker.default.version supervisor.worker.version. topology.version"
+    ),
+    "supervisor.run.worker.as.user needs no program for it": "supervisor.worker.launcher",
     "its transport is not here; `grpc` has settings of its own, tuplewire.grpc.*": "storm.messaging.netty.",
     "Spark or Kubernetes places workers and bounds them": (
         "storm.resource.isolation. supervisor.cpu.capacity supervisor.memory.capacity.mb "
-        "topology.acker.cpu. topology.acker.resources. topology.component. topology.isolate. "
-        "topology.localityaware. topology.priority topology.ras. topology.scheduler. "
-        "topology.spread.components topology.worker.cpu."
+        "supervisor.resources. topology.acker.cpu. topology.acker.resources. topology.component. "
+        "topology.isolate. topology.localityaware. topology.oci. topology.priority topology.ras. "
+        "topology.scheduler. topology.spread.components topology.worker.cpu."
     ),
     "there is no JVM": (
-        "supervisor.childopts topology.classpath topology.fall.back.on.java.serialization "
-        "topology.kryo. topology.skip.missing.kryo.registrations topology.worker.gc.childopts "
+        "supervisor.childopts topology.classpath topology.classpath. "
+        "topology.fall.back.on.java.serialization topology.kryo. "
+        "topology.skip.missing.kryo.registrations topology.worker.gc.childopts "
         "topology.worker.max.heap.size.mb worker.gc.childopts worker.heap.memory.mb worker.profiler."
     ),
     "nimbus.task.timeout.secs says when an executor counts as stuck": (
@@ -50,21 +59,23 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
         "topology.acker.tasks"
     ),
     "messages gather while a connection is busy, and queues are bounded by the receive_queue settings": (
-        "topology.batch.flush.interval.millis topology.bolts.outgoing.overflow.buffer.enable "
-        "topology.disruptor. topology.executor.overflow.limit topology.executor.send.buffer.size "
-        "topology.optimize topology.producer.batch.size topology.transfer."
+        "topology.bolts.outgoing.overflow.buffer.enable topology.disruptor. "
+        "topology.executor.overflow.limit topology.executor.send.buffer.size "
+        "topology.optimize topology.producer.batch. topology.transfer."
     ),
-    "pass files by Spark, or by a volume": "topology.blobstore.map",
+    "pass files by Spark, or by a volume": "topology.blobstore.map worker.blob.update.poll.interval.secs",
     "what waits sleeps until there is something to do": (
         "topology.bolt.wait. topology.spout.recvq.skips topology.spout.wait."
     ),
     "bolts keep no state here": "topology.bolts.message.id.field.name topology.state.",
     "a tuple's time moves its stream's watermark at once": "topology.bolts.watermark.event.interval.ms",
     "the log is set by log_level and log_format": (
-        "topology.debug topology.eventlogger. topology.logging.sensitivity "
+        "topology.debug topology.event.logger.register topology.eventlogger. topology.logging. "
         "topology.worker.logwriter.childopts worker.log.level.reset.poll.secs"
     ),
-    "load goes with the acknowledgements, and costs no message": "topology.disable.loadaware",
+    "load_aware_shuffle_grouping chooses by the load, which acknowledgements report": (
+        "topology.disable.loadaware topology.disable.loadaware.messaging topology.upstream.feedback."
+    ),
     "each error is told, and counted": (
         "topology.error.throttle.interval.secs topology.max.error.report.per.interval"
     ),
@@ -80,8 +91,8 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
         "in Storm it is how many messages a thread takes at once; a task's queue is bounded by "
         "topology.executor.receive.buffer.size"
     ): ("topology.receiver.buffer.size"),
-    "there is no Trident; Spark's queries are exactly-once": "topology.trident.",
-    "tuples are MessagePack": "topology.tuple.serializer",
+    "there is no Trident; Spark's queries are exactly-once": ("topology.transactional.id topology.trident."),
+    "tuples are MessagePack, uncompressed": "topology.tuple.compression. topology.tuple.serializer",
     "a worker receives on its event loop": "topology.worker.receiver.thread.count",
     "there is no shared pool of threads": "topology.worker.shared.thread.pool.size",
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tuplewire.errors import ConfigError
+from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import (
     ANY_TEXT,
     FLAG,
@@ -16,6 +17,7 @@ from tuplewire.settings.settings import (
     Settings,
     choice,
     count,
+    keys_of,
     setting,
     several,
     storms,
@@ -60,7 +62,7 @@ class LaunchSettings(Settings):
     """
 
     REFUSED = ("storm.cluster.", "supervisor.", "worker.")
-    PASSED = ("worker.heartbeat.frequency.secs",)
+    PASSED = ("worker.heartbeat.frequency.secs", *keys_of(SessionSettings))
 
     mode: ClusterMode = storms(
         "storm.cluster.mode",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings.config import MIB
-from tuplewire.settings.settings import choice, count, storms
+from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, count, storms
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import Allowance
 
@@ -29,11 +29,11 @@ class ZmqSettings(TransportSettings):
     REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is Storm's
 
     threads: int = storms("zmq.threads", count(), 1, "ZeroMQ's I/O threads")
-    linger_millis: int = storms(
+    linger_seconds: float = storms(
         "zmq.linger.millis",
-        count(0),
-        5000,
-        "how long, in milliseconds, what was written last may take to go out after a close",
+        SECONDS_OR_ZERO,
+        5.0,
+        "how long what was written last may take to go out after a close",
     )
     hwm: int = storms(
         "zmq.hwm",

@@ -219,7 +219,7 @@ class ZmqServerConnection(StreamedServer):
                     await self._until_all_left()
         if self._next_look is not None:
             self._next_look.cancel()
-        linger = 0 if grace is None else self._settings.linger_millis
+        linger = 0 if grace is None else round(self._settings.linger_seconds * 1000)
         self._socket.set(zmq.LINGER, linger)
         self._socket.unbind(self._endpoint)
         with contextlib.suppress(TimeoutError):
