@@ -130,6 +130,16 @@ def test_every_bound_address_is_logged_and_written(worker: Running) -> None:
     assert worker.bound["addresses"] == [worker.address, f"unix://{worker.directory}/w.sock"]
 
 
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_the_log_names_the_transport(transport: str, tmp_path: Path) -> None:
+    """The start of a worker has the transport between workers, once."""
+    with running(tmp_path, f"--transport={transport}") as worker:
+        worker.end()
+    (started,) = [line for line in worker.log.splitlines() if "worker.started" in line]
+    assert f" transport={transport} " in started
+    assert worker.log.count(" transport=") == 1
+
+
 def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
     """With --log-format json every line is an event."""
     with running(tmp_path, "--log-format=json") as worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.receive import Refusal
 from tuplewire.text.log_rate import LogRate
+from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.testing import eventually
 
 
 def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
@@ -46,6 +50,38 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
         (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
         (3, "NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
     ]
+
+
+def test_a_callback_that_always_raises_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error has its traceback; the next line counts the failures since then."""
+
+    class Failing(IConnectionCallback):
+        def recv(self, batch: ReceivedBatch) -> None:
+            raise KeyError("a") if batch.payloads[0] == b"a" else ValueError(batch.payloads[0])
+
+    with contextlib.ExitStack() as stack:
+        context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
+        stack.callback(context.term)
+        server = context.bind("log-rate", 6700, Failing())
+        client = context.connect("log-rate", "127.0.0.1", 6700)
+
+        def refused() -> int:
+            return sum(server.statistics().refused_messages.values())
+
+        def send(payload: bytes) -> None:
+            before = refused()
+            client.send(1, payload)
+            eventually(lambda: refused() > before)
+
+        for number in range(500):
+            send(b"a" if number == 250 else b"b")
+        monkeypatch.setattr(LogRate, "quiet_seconds", 0.0)
+        send(b"b")
+    lines = [each for each in caplog.records if each.getMessage().startswith("callback.failed")]
+    assert [vars(each)["failures"] for each in lines] == [1, 1, 499]
+    assert [each.exc_info and each.exc_info[0] for each in lines] == [ValueError, KeyError, ValueError]
 
 
 def test_all_kinds_together_are_bounded() -> None:

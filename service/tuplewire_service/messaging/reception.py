@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.session.departure import Departure
 from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.values.message import SHUTDOWN, TaskMessage
 from tuplewire_service.messaging.base import (
@@ -53,6 +54,7 @@ class Reception(IConnectionCallback):
         self._on_open = on_open
         self._pulled = False
         self._closed = False
+        self._log_rate = LogRate()
 
     @property
     def open(self) -> bool:
@@ -96,8 +98,10 @@ class Reception(IConnectionCallback):
             batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
             try:
                 self.callback.recv(batch)
-            except Exception:
-                logger.exception("callback.failed", extra={"peer": end.source})
+            except Exception as defect:
+                if failures := self._log_rate.due(type(defect).__qualname__):
+                    extra = {"peer": end.source, "failures": failures}
+                    logger.exception("callback.failed", extra=extra)
                 error = RefusedError("the receiver failed; its log says why")
                 batch.refusals = [(group, error) for group in some]
             for group, error in batch.refusals:

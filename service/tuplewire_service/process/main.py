@@ -182,6 +182,7 @@ def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -
             "worker_id": config.worker_id,
             "topology": config.topology,
             "advertise": _advertised(config, servers)[0],
+            "transport": config.transport,
             "version": tuplewire.__version__,
         },
     )
