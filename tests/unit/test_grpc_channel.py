@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.connection.grpc_channel import SERVICE, dial_grpc, dialler_for
+from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
@@ -27,7 +27,7 @@ def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
     async def talk() -> None:
         server = grpc.aio.server()
         handler: Any = grpc.stream_stream_rpc_method_handler(answers)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Send": handler}),))
+        server.add_registered_method_handlers("tuplewire.v1.Messaging", {"Send": handler})
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         dial = dial_grpc(f"127.0.0.1:{port}", SessionSettings(), dialler_for(Credentials()))

@@ -12,7 +12,7 @@ from typing import Any, Self
 import grpc
 
 from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
+from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, dialler_for, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
@@ -249,7 +249,7 @@ class _Connection:
         self.identity = identity
         self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
         self.sinks: Any = SinksStub(channel)  # type: ignore[no-untyped-call]
-        self.source: Any = SourceStub(channel)  # type: ignore[no-untyped-call]
+        self.source: Any = SourceStub(bytes_channel(channel))  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from tuplewire.connection.stream import ClientStream, Dial, MessageStream, Strea
 from tuplewire.errors import PayloadRefusedError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
+from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
 DIRECT = (
     ("grpc.enable_retries", 0),
@@ -30,7 +32,6 @@ DIRECT = (
 """The options of every channel."""
 ANY_SIZE = 2**63 - 1
 """The response limit that a consumer with these options reports."""
-SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
 _REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
@@ -86,6 +87,15 @@ def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     ]
 
 
+def bytes_channel(channel: Any) -> Any:
+    """Return a channel for a generated stub whose streams carry bytes: our codec encodes and decodes them."""
+    return SimpleNamespace(
+        unary_unary=channel.unary_unary,
+        unary_stream=lambda path, request_serializer, **_: channel.unary_stream(path, request_serializer),
+        stream_stream=lambda path, **_: channel.stream_stream(path),
+    )
+
+
 def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
     """Return what opens streams to the worker at an address, each on a connection of its own."""
 
@@ -93,7 +103,8 @@ def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
         metadata = dialler.metadata(address)
         async with await dialler.channel(address, channel_options(settings)) as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
+            stub = MessagingStub(bytes_channel(channel))  # type: ignore[no-untyped-call]
+            call = getattr(stub, method)(metadata=metadata)
             stream = _GrpcClientStream(call, address, dialler.hint(address))
             try:
                 yield stream

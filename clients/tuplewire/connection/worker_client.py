@@ -12,8 +12,6 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 
-_READ = "/tuplewire.v1.Source/Read"
-
 
 class WorkerClient(ControlClient):
     """Talks to a worker as Spark's queries do; see ControlClient. It notices a worker that hangs."""
@@ -43,9 +41,8 @@ class WorkerClient(ControlClient):
         """
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
-        method: Any = connection.channel.unary_stream(_READ, pb.ReadRequest.SerializeToString)
         with mapped_errors(self.address, lambda: "it ends the reading", hint):
-            call = method(request, metadata=metadata)
+            call = connection.source.Read(request, metadata=metadata)
             try:
                 for data in call:
                     frame: Any = decode_recv_response(data)  # a ReadResponse, too, has its frame as field 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -13,7 +15,7 @@ import grpc
 import grpc.aio
 
 from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.grpc_channel import ERROR_KEY, SERVICE, GrpcStream, dial_grpc, server_options
+from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream, dial_grpc, server_options
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
@@ -31,6 +33,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.settings.settings import Kind, setting, several
+from tuplewire.wire.messaging_pb2_grpc import add_MessagingServicer_to_server
 from tuplewire_service.messaging.base import IConnectionCallback, ServerStatistics
 from tuplewire_service.messaging.grpc.standing_server import StandingServer
 from tuplewire_service.messaging.server_stream import (
@@ -41,7 +44,7 @@ from tuplewire_service.messaging.server_stream import (
     ServerStream,
     code_of,
 )
-from tuplewire_service.messaging.streamed_transport import Serve, StreamedContext, StreamedServer
+from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
@@ -133,6 +136,17 @@ class GrpcWiring:
     dialler: Dialler = field(default_factory=lambda: Dialler(Credentials()))
 
 
+def _bytes_server(server: grpc.aio.Server) -> Any:
+    """Return a server for the generated function; its streams carry bytes, as those of bytes_channel."""
+
+    def add(service: str, methods: Mapping[str, Any]) -> None:
+        handler = grpc.stream_stream_rpc_method_handler
+        kept: Any = {name: handler(method.stream_stream) for name, method in methods.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, kept),))
+
+    return SimpleNamespace(add_generic_rpc_handlers=lambda _: None, add_registered_method_handlers=add)
+
+
 class GrpcServerConnection(StreamedServer):
     """Listens for senders (Send) and consumers (Recv) of one topology."""
 
@@ -158,18 +172,16 @@ class GrpcServerConnection(StreamedServer):
 
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options())
-        methods = {name: self._handler(serve) for name, serve in self._handlers.items()}
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
-        )
+        servicer = SimpleNamespace(Send=partial(self._serve, "Send"), Recv=partial(self._serve, "Recv"))
+        add_MessagingServicer_to_server(servicer, _bytes_server(server))  # type: ignore[no-untyped-call]
+        server.add_generic_rpc_handlers(self._wiring.services)
         return server
 
-    def _handler(self, serve: Serve) -> grpc.RpcMethodHandler[bytes, bytes]:
-        async def handle(_: object, context: _Context) -> None:
-            with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
-                await serve(GrpcServerStream(context, self._wiring.admit))
-
-        return grpc.stream_stream_rpc_method_handler(handle)
+    async def _serve(self, method: str, _: object, context: _Context) -> None:
+        if method not in self._handlers:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
+        with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+            await self._handlers[method](GrpcServerStream(context, self._wiring.admit))
 
     def _options(self) -> list[tuple[str, Any]]:
         """Return the options of the server. gRPC counts the connections of each address apart."""
