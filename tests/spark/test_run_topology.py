@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,6 +42,7 @@ cloudpickle.register_pickle_by_value(rolling_words)  # type: ignore[no-untyped-c
 SECONDS = 180.0
 TWO = {"topology.workers": 2}
 COUNT = 3000
+STILL_SECONDS = 30.0
 
 
 def quiet(_: TopologyProgress) -> None:
@@ -442,6 +444,30 @@ def test_cancelled_job(spark: SparkSession, workers: list[str], tmp_path: Path) 
     seen = [int(path.read_text()) for path in tmp_path.glob("seen-*")]
     assert len(seen) == 2
     assert sum(seen) == int((tmp_path / "emitted").read_text())
+
+
+class StandStill(Double):
+    """Stands still at its first number, far longer than a cancelled job may take to end."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        (self.notes / "stands").touch()
+        time.sleep(STILL_SECONDS)
+        (self.notes / "went on").touch()
+
+
+def test_a_wait_for_a_bolt_ends_with_the_job(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """A spout that waits for a bolt that stands still does not hold up a job that is cancelled."""
+    running = submit_topology(
+        spark, doubling(Numbers(None), StandStill(tmp_path)), conf=TWO, workers=workers, name="still"
+    )
+    eventually((tmp_path / "stands").exists, SECONDS, "the bolt stands still")
+    running.cancel()
+    with pytest.raises(ClosedError, match="'still' was cancelled"):
+        running.result(STILL_SECONDS / 2)
+    assert not (tmp_path / "went on").exists()
 
 
 def test_too_few_slots(spark: SparkSession) -> None:
