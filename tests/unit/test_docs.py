@@ -25,7 +25,7 @@ PAGES = [
 def entries() -> list[tuple[str, str, str]]:
     """Return the entries from Storm's classes to ours: Storm's, ours with what differs, the test."""
     text = " ".join(STORM.read_text(encoding="utf-8").split())
-    return re.findall(r"- \*\*(.*?)\*\*: (.*?)\. Shown by `([^`]+)`\.", text)
+    return re.findall(r"- \*\*(.*?)\*\*: (.*?)\. Tested by `([^`]+)`\.", text)
 
 
 def find(name: str) -> Any:
