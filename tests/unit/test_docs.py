@@ -82,7 +82,7 @@ def files(ending: str) -> list[Path]:
     return sorted(path for path in found if "node_modules" not in path.parts and not path.is_symlink())
 
 
-PAGES = [page for page in sorted(DESIGN.glob("*.md")) if page.name != "README.md"]
+DESIGN_PAGES = [page for page in sorted(DESIGN.glob("*.md")) if page.name != "README.md"]
 
 
 def test_walk() -> None:
@@ -102,7 +102,7 @@ def test_glossary_is_short() -> None:
     assert len(set(words)) == len(words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", DESIGN_PAGES, ids=lambda page: page.stem)
 def test_a_design_page(page: Path) -> None:
     """A design page is listed, says what was rejected, and some module names it."""
     assert f"]({page.name}) |" in (DESIGN / "README.md").read_text(encoding="utf-8")
@@ -141,7 +141,7 @@ def test_every_guarantee_has_its_tests() -> None:
     assert len(rows) > 20
     assert [number for number, _ in notes] == rows
     for number, note in notes:
-        assert re.search(r"Shown\s+by\s+(`tests/|`make |the tests above|all of the above)", note), number
+        assert re.search(r"Tested\s+by\s+(`tests/|`make |the tests above|all of the above)", note), number
 
 
 @pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
