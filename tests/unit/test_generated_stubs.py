@@ -88,17 +88,18 @@ def test_streams_use_the_stub(monkeypatch: pytest.MonkeyPatch) -> None:
     context = GrpcContext()
     address = f"127.0.0.1:{context.bind('topology', 0).port}"
 
-    async def ended(method: str) -> TuplewireError:
+    async def ended(method: str, *requests: bytes) -> TuplewireError:
         dial = dial_grpc(address, SessionSettings(), dialler_for(Credentials()))
         async with dial(method) as stream:
             with contextlib.suppress(StreamBroken):
-                await stream.write(b"\xff")
+                for request in requests:
+                    await stream.write(request)
                 await stream.read()
             return await stream.end()
 
     try:
         assert "UNIMPLEMENTED: Recv is not served here" in str(asyncio.run(ended("Recv")))
-        assert "1 bytes are not a SendRequest" in str(asyncio.run(ended("Send")))
+        assert "1 bytes are not a SendRequest" in str(asyncio.run(ended("Send", b"\xff")))
     finally:
         context.term()
     assert called == ["Recv", "Send"]
