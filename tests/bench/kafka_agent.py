@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from agent import BenchError, serve
-from helpers.warm_spark import WarmSpark
 from kafka_peer import Kafka
 from pyspark.sql import DataFrame, SparkSession
 from queries import Peer, Query, Wire, noop, stream_noop
 from spark_agent import CORES, TARGET, TASKS, WORKER_OF, Frames, timed
+from warm_spark import WarmSpark
 from workload import TOPOLOGY, WAIT_SECONDS
 
 from tuplewire.client import Client

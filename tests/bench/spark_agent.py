@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 from agent import BenchError, serve
-from helpers.warm_spark import WarmSpark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
+from warm_spark import WarmSpark
 from workload import MESSAGE_BYTES, TOPOLOGY, WAIT_SECONDS, numbered
 
 from tuplewire.client import Client

@@ -40,7 +40,7 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def interrupted(arguments: list[str], when: Callable[[str], None]) -> tuple[int, str]:
+def interrupted(arguments: list[str], when: Callable[[str], object]) -> tuple[int, str]:
     """Run a command, interrupt it, and return its exit code and what it said; nothing of it is left."""
     mark = uuid4().hex
     with subprocess.Popen(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from helpers.warm_spark import WarmSpark
 from pyspark.sql import SparkSession
+from warm_spark import WarmSpark
 
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_demos import flights

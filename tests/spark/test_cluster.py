@@ -17,8 +17,8 @@ import pytest
 import venv_pack
 from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
 from helpers.packaging import ROOT, build_wheel
-from helpers.warm_spark import WarmSpark
 from pyspark.sql import SparkSession
+from warm_spark import WarmSpark
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.package import write_package

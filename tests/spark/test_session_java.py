@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.warm_spark import WarmSpark
+from warm_spark import WarmSpark
 
 from tuplewire.errors import ConfigError
 from tuplewire_demos.java import find_java, wrapped_home

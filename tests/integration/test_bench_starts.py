@@ -1,0 +1,27 @@
+"""The programs of the bench start: nothing else runs them in the tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "ArgumentParser(" in path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_has_help(program: str) -> None:
+    """`--help` works from the Makefile's folder, with what is installed alone."""
+    ended = subprocess.run(
+        [sys.executable, f"tests/bench/{program}", "--help"],
+        cwd=BENCH.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("usage: ")
