@@ -1,8 +1,8 @@
-"""Tasks that are changing hands: later messages wait until the earlier ones on the old route are consumed.
+"""Tasks in a move: later messages wait until the earlier ones on the old route are consumed.
 
-What comes from another worker does not wait, and follows the earlier ones. Storm has nothing like it: a
-worker whose own executors change there ends itself. The rules, why nothing is lost, doubled or overtaken, and
-why no message waits for ever: docs/design/moves.md.
+Messages from another worker do not wait; they follow the earlier ones. Storm has no equivalent: a worker
+restarts if its executors change. Used by router.py, queue_subscription.py and transfer_queue.py. Owns the
+held messages and the old routes. Call only from the event loop. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tuplewire_service.worker.successors import Successors
 
 HeldGroup = tuple[TaskGroup, InboundSession]
 _MOST_LOST = 10_000
-"""So many numbers are remembered; each start of a worker has its own."""
+"""Maximum number of worker numbers that are remembered. Each start of a worker has its own number."""
 
 
 @dataclass(slots=True)
 class _Route:
     """A worker to which a task's messages were sent.
 
-    lost: its unacknowledged messages are on their way back. Its connection looks empty before they are here.
+    If `lost`, its unacknowledged messages are being returned. The connection looks empty before they arrive.
     """
 
     peer: Peer
@@ -38,15 +38,15 @@ class _Route:
 
 
 class Trail:
-    """Where messages of one entry worker went last from here: by a connection, or (None) into our queue."""
+    """The last destinations of one entry worker's messages: a connection, or None for the local queue."""
 
     def __init__(self, connection: SendingEnd | None) -> None:
-        """Begin with all of them in one place."""
+        """Start with all messages at one destination."""
         self._ends: list[float] = [math.inf]
         self._went_to: list[SendingEnd | None] = [connection]
 
     def add(self, first: int, last: int, connection: SendingEnd | None) -> None:
-        """Note where messages went; first, last: their entry sequences."""
+        """Record the destination of the entry sequences from `first` to `last`."""
         start, stop = bisect_left(self._ends, first), bisect_right(self._ends, last)
         if start and self._went_to[start - 1] is connection:
             start -= 1
@@ -54,13 +54,13 @@ class Trail:
         self._went_to[start:stop] = [connection]
 
     def before(self, entry_sequence: int) -> SendingEnd | None:
-        """Return where the messages went that come before this one."""
+        """Return the destination of the message before this entry sequence."""
         return self._went_to[bisect_left(self._ends, entry_sequence - 1)]
 
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A task that changes hands. first: where all messages went before."""
+    """A task that is moving to another worker. `first` is the connection that all earlier messages used."""
 
     task: int
     own: int
@@ -70,19 +70,20 @@ class Move:
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
     first: SendingEnd | None = None
     trails: dict[int, Trail] = field(default_factory=dict)
-    """By entry workers."""
+    """By entry worker."""
     own_follow: bool = False
-    """Whether what programs sent here goes behind earlier messages, too, if it does not wait."""
+    """True if messages of this worker's programs that do not wait must follow earlier messages too."""
 
     def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
-        """Return the number of the worker that accepted messages from a program."""
+        """Return the number of the worker that accepted these messages from a program."""
         return entry_worker(group.forwarded) or inbound.worker_number or self.own
 
     def must_wait(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Whether earlier messages of the same entry worker are still on an old route.
+        """Return True if earlier messages of the same entry worker are still on an old route.
 
-        What comes from another worker follows them there; see earlier().
+        Messages from another worker follow them there; see earlier().
         """
+        # Returned messages are older and have not arrived yet.
         if any(route.lost for route in self.routes):
             return True
         if inbound.worker_number:
@@ -90,20 +91,21 @@ class Move:
         return any(self._is_before(route, (0, self.own), group) for route in self.routes)
 
     def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Whether messages must wait: see must_wait(), or because earlier ones wait."""
+        """Return True if messages must wait, see must_wait(), or if earlier ones are waiting."""
         waiting = self.waiting.get(self.entry_worker(group, inbound))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
         return self.must_wait(group, inbound)
 
     def earlier(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
-        """Return where messages that another worker has sent must go, behind earlier ones; None: anywhere.
+        """Return the connection on which messages from another worker must follow earlier ones, or None.
 
-        So messages that were in a queue together stay together, and none of them waits for another one.
+        Messages from the same queue therefore stay together, and no message waits for another.
         """
         if not (inbound.worker_number or self.own_follow):
             return None
         worker = self.entry_worker(group, inbound)
+        # A flow without an entry worker (0) carries this worker's own messages.
         numbers = (0, worker) if worker == self.own else (worker,)
         went_to = self._trail(worker).before(group.entry_sequence)
         for route in self.routes:
@@ -112,7 +114,7 @@ class Move:
         return None
 
     def went(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
-        """Note where messages went; None: into our queue."""
+        """Record the destination of messages; None is the local queue."""
         trail = self._trail(self.entry_worker(group, inbound))
         trail.add(group.entry_sequence, group.end - 1, connection)
 
@@ -120,25 +122,26 @@ class Move:
         return route.connection.window.route_before(self.task, workers, group.entry_sequence) is not None
 
     def _trail(self, worker: int) -> Trail:
-        """Return where the messages of an entry worker are, as far as is known here."""
+        """Return the known destinations of an entry worker's messages."""
         if worker not in self.trails:
             self.trails[worker] = Trail(self.first)
         return self.trails[worker]
 
     def turn(self, route: _Route) -> None:
-        """Note a worker that has the task no more."""
+        """Add an old route to a worker that no longer owns the task."""
+        # Before the first move, all messages used this connection.
         if not (self.routes or self.trails):
             self.first = route.connection
         self.routes.append(route)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Keep messages until let_go() gives them out."""
+        """Hold messages until let_go() returns them."""
         waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
-        # Returning messages may come before held ones.
+        # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def let_go(self) -> Iterator[HeldGroup]:
-        """Take out messages that need not wait any more, in order for each entry worker."""
+        """Remove and yield messages that no longer need to wait, in order for each entry worker."""
         for worker, waiting in list(self.waiting.items()):
             free = 0
             while free < len(waiting) and not self.must_wait(*waiting[free]):
@@ -149,19 +152,19 @@ class Move:
                 del self.waiting[worker]
 
     def ends(self) -> bool:
-        """Forget the old routes that are empty; return whether nothing is left to wait for."""
+        """Forget old routes that are empty; return True if the move is complete."""
         self.routes = [
             each for each in self.routes if each.lost or not each.connection.window.all_released(self.task)
         ]
         return not self.routes and not self.waiting and self.has_left()
 
     def has_left(self) -> bool:
-        """Whether our queue of the task is empty, so that new messages go straight to the owner."""
+        """Return True if the local queue of the task is empty; new messages then go directly to the owner."""
         return self.left is None or self.left()
 
 
 class Moves:
-    """Every move that is under way. Belongs to the event loop; bounded by the senders' credit."""
+    """All moves in progress. Call only from the event loop. Memory is bounded by the senders' credit."""
 
     def __init__(
         self,
@@ -170,10 +173,13 @@ class Moves:
         connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without any.
+        """Start without moves.
 
-        own: this worker's number as an entry worker; incarnation: its own. connection: returns the connection
-        to a worker. clock: the time in seconds.
+        Args:
+          own: This worker's number as an entry worker.
+          incarnation: This worker's incarnation.
+          connection: Returns the connection to a worker.
+          clock: Returns the time in seconds.
         """
         self._own = own
         self._connection = connection
@@ -188,25 +194,26 @@ class Moves:
         return len(self._moves)
 
     def leave(self, task: int, left: Callable[[], bool]) -> None:
-        """Note that a task's queue here is to be forwarded.
+        """Start forwarding a task's local queue.
 
-        left: returns True once it was. Until then new messages follow through the queue and do not wait.
+        `left` returns True once the queue is empty. Until then, new messages follow through it without
+        waiting.
         """
         self._move_of(task).left = left
 
     def turn(self, task: int, peer: Peer, connection: SendingEnd) -> None:
-        """Note that a task's messages go to another worker than this from now on."""
+        """Record the previous connection of a task whose messages now take another route."""
         self._move_of(task).turn(_Route(peer, connection))
 
     def _move_of(self, task: int) -> Move:
         return self._moves.setdefault(task, Move(task, self._own, self._clock()))
 
     def among(self, tasks: Iterable[int] | None = None) -> list[int]:
-        """Return which of these tasks move; None: all that do."""
+        """Return the moving tasks among `tasks`; None: all moving tasks."""
         return list(self._moves) if tasks is None else [task for task in tasks if task in self._moves]
 
     def stay(self, tasks: Iterable[int], owner_of: Mapping[int, AssignedWorker]) -> None:
-        """Forget these tasks' routes to present owners: messages to these follow the earlier ones anyway."""
+        """Forget old routes to current owners: messages to these workers follow the earlier ones anyway."""
         for task in self.among(tasks):
             move = self._moves[task]
             owner = owner_of.get(task)
@@ -216,12 +223,13 @@ class Moves:
     def way(
         self, group: TaskGroup, inbound: InboundSession, owner: Peer | None
     ) -> tuple[Move | None, SendingEnd | None]:
-        """Return the task's move, if any, and where messages must go behind earlier ones; None: anywhere.
+        """Return the task's move, if any, and the connection on which messages must follow earlier ones.
 
-        owner: the worker that has the task, which may be this one; None: nobody.
+        The connection is None if no order is required. `owner` is the owner of the task, or None.
         """
         entered = entry_worker(group.forwarded) or inbound.worker_number or self._own
         after = self.successors.take(group.task, entered) if self.successors else None
+        # A departed worker had forwarded earlier messages: this one is sent behind them, once.
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
             if connection is not None and not self._waits_for(owner, group, entered):
@@ -233,7 +241,7 @@ class Moves:
         return move, move.earlier(group, inbound) if move is not None else None
 
     def _waits_for(self, owner: Peer | None, group: TaskGroup, entered: int) -> bool:
-        """Whether earlier messages of an entry worker are on their way to the owner already."""
+        """Return True if earlier messages of an entry worker are already in flight to the owner."""
         connection = None if owner is None else self._connection(owner)
         numbers = (0, entered) if entered == self._own else (entered,)
         return connection is not None and (
@@ -241,7 +249,8 @@ class Moves:
         )
 
     def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Keep messages that must wait for earlier ones on an old route; return False if they need not."""
+        """Hold messages that must wait for earlier ones on an old route; return False if they need no wait.
+        """
         move = self._moves.get(group.task)
         if move is None or not move.holds(group, inbound):
             return False
@@ -249,27 +258,27 @@ class Moves:
         return True
 
     def out_of_queues(self, left: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
-        """Return messages that leave our queues as they travel on."""
+        """Yield messages that leave local queues, in the form that other workers receive."""
         for group, inbound in left:
             yield group.out_of_queue(0 if inbound.worker_number else self._own), inbound
 
     def lose(self, peers: Container[Peer]) -> None:
-        """Take routes to these workers as not empty until give_up(): their messages will be handed back."""
+        """Treat routes to these workers as occupied until give_up(): their messages will be returned."""
         for move in self._moves.values():
             for route in move.routes:
                 route.lost |= route.peer in peers
 
     def give_up(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
-        """Take a route as empty: its connection is closed, and these messages were handed back.
+        """Remove the routes of a closed connection, whose messages were returned.
 
-        Return those that need not wait for others, which are on another old route.
+        Return the messages that do not need to wait for another old route.
         """
         for move in self._moves.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
         return [(group, inbound) for group, inbound in left if not self.keep(group, inbound)]
 
     def done(self, tasks: Iterable[int]) -> list[HeldGroup]:
-        """Take out, in order, these tasks' messages that need not wait; forget the moves that are over."""
+        """Return, in order, the messages of these tasks that no longer wait; forget completed moves."""
         held_groups: list[HeldGroup] = []
         for task in self.among(tasks):
             move = self._moves[task]
@@ -279,27 +288,27 @@ class Moves:
         return held_groups
 
     def clear(self) -> list[HeldGroup]:
-        """End every move at once; return the held messages."""
+        """End every move; return the held messages."""
         moves, self._moves = self._moves, {}
         return [
             held_group for move in moves.values() for held in move.waiting.values() for held_group in held
         ]
 
     def held_groups(self) -> Iterator[TaskGroup]:
-        """Return what is held here."""
+        """Return the held messages."""
         return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
 
     def peers(self, seconds: float = 0.0) -> set[Peer]:
-        """Return the workers on whose old route a move has been waiting for so many seconds."""
+        """Return the workers with an old route whose move started at least `seconds` ago."""
         since = self._clock() - seconds
         return {route.peer for move in self._moves.values() for route in move.routes if move.since <= since}
 
 
 class EntrySequences:
-    """Counts the messages of programs by task, in the order in which an entry worker accepts them.
+    """Numbers the messages of programs by task, in the order of acceptance by this entry worker.
 
-    An entry sequence travels with its messages. While a task moves, it tells every worker which messages come
-    first. Belongs to the event loop.
+    An entry sequence travels with its messages. During a move, it gives every worker their order.
+    Call only from the event loop.
     """
 
     def __init__(self) -> None:
@@ -307,21 +316,22 @@ class EntrySequences:
         self._first = 1
 
     def place(self, group: TaskGroup, now_micros: int, *, kept: bool) -> TaskGroup:
-        """Return messages with their entry sequence, which only grows. now_micros, kept: see TaskGroup.at."""
+        """Return messages with their entry sequence, which only grows. For the arguments, see TaskGroup.at().
+        """
         entry_sequence = self._next.get(group.task, self._first)
         self._next[group.task] = entry_sequence + len(group)
         return group.at(entry_sequence, now_micros, kept=kept)
 
     def forget(self, task: int) -> None:
-        """Forget a task's count: nobody holds it any more, and nothing of it is on the way.
+        """Forget the count of a task that has no owner and no messages in transit.
 
-        A number is never given twice for a task: a reader may remember it.
+        A number is never used twice for a task, because a reader may remember it.
         """
         self._first = max(self._first, self._next.pop(task, 1))
 
 
 class LostWorkers:
-    """Workers that are gone without a goodbye: programs send again what they had, which may be faster."""
+    """Workers that disconnected without notice. Programs resend their messages, which may arrive earlier."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, None] = {}
@@ -338,5 +348,5 @@ class LostWorkers:
                 del self._numbers[next(iter(self._numbers))]
 
     def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Whether messages were accepted by a lost worker, so that a second copy may have been faster."""
+        """Return True if a lost worker accepted these messages, so that a copy may have arrived earlier."""
         return (entry_worker(group.forwarded) or inbound.worker_number) in self._numbers

@@ -13,19 +13,19 @@ from tuplewire.wire import control_pb2 as pb
 
 
 class Consumer(Protocol):
-    """The subscription of a consumer, as its queues see it."""
+    """The subscription of a consumer, as its queues use it."""
 
     def mark(self, queue: Queue) -> None:
         """Note that a queue has new messages."""
 
     def drop(self, queue: Queue) -> None:
-        """Let go of a queue whose task has moved."""
+        """Remove a queue whose task has moved."""
 
     def end(self, error: RefusedError) -> None:
         """End the subscription with an error."""
 
     def status(self, now: float) -> pb.ConsumerStatus:
-        """Return the consumer and its tasks. now: by the monotonic clock."""
+        """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +46,11 @@ class Queue:
     rejected: int = 0
     """The number of its consumer's last rejection."""
     held_until: float = 0.0
-    """Nothing is handed out before this time, by the monotonic clock; 0: nothing has kept its place."""
+    """Time of the monotonic clock before which nothing is delivered; 0 if no rejected message blocks the
+    queue.
+    """
     readers: set[asyncio.Event] = field(default_factory=set)
-    """Set when something changes for a reader that waits; see QueueReaders."""
+    """Events that are set when a waiting reader should check the queue; see QueueReaders."""
 
     def wake_readers(self) -> None:
         """Notify waiting readers that messages were added, or that the task moves."""

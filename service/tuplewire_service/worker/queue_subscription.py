@@ -1,4 +1,8 @@
-"""The consumers of receive queues. Each queue has one; the newest subscriber takes it over."""
+"""The consumers of receive queues. Each queue has one; the newest subscriber takes it over.
+
+Used by router.py. Owns the subscriptions; the queues belong to receive_queues.py. Call only from the event
+loop. Design: docs/design/credit.md (queues) and docs/design/acking.md (rejected messages).
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,20 @@ from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _TURN_GROUPS = 100
-"""Groups acknowledged or rejected in one turn of the loop: with more, other sessions would notice."""
+"""Maximum number of groups to acknowledge or reject in one turn of the loop, so that other sessions are not
+delayed.
+"""
 _CROWDED = 0.25
-"""A queue that is so full waits for its consumer, or some sender soon will."""
+"""Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
 
 
 class QueueSubscription(ISubscription):
-    """A consumer's hold on some queues."""
+    """The subscription of one consumer to some queues."""
 
     def __init__(
         self, consumers: QueueConsumers, wake: Callable[[], None], request: SubscribeRequest
     ) -> None:
-        """Hold none yet."""
+        """Start without queues."""
         self.worker_id = consumers.worker_id
         self.worker_incarnation = consumers.incarnation
         self._consumers = consumers
@@ -45,10 +51,10 @@ class QueueSubscription(ISubscription):
         self._ready: dict[int, None] = {}
         self._answers: dict[int, Answer] = {}
         self._unsettled: list[Cursor] = []
-        """Reports of its consumer that were too much for one turn."""
+        """Consumer reports that were too large for one turn of the loop."""
 
     def add(self, queue: Queue, unsettled: Cursor | None) -> None:
-        """Hold a queue. unsettled: a report of its consumer that progress() has to finish."""
+        """Add a queue. `unsettled` is a report of its consumer that progress() must finish."""
         self._held[queue.task] = queue
         if unsettled is not None:
             self._unsettled.append(unsettled)
@@ -60,13 +66,13 @@ class QueueSubscription(ISubscription):
         self._wake()
 
     def end(self, error: RefusedError) -> None:
-        """End the subscription, as seen by its consumer; its queues wait for the next."""
+        """End the subscription for its consumer; its queues wait for the next consumer."""
         self.close()
         self.ended = error
         self._wake()
 
     def status(self, now: float) -> pb.ConsumerStatus:
-        """Return who holds what. now: by the monotonic clock."""
+        """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
         request, held = self._request, self._held
         return pb.ConsumerStatus(
             consumer_id=request.consumer_id,
@@ -87,7 +93,7 @@ class QueueSubscription(ISubscription):
         return any(queue.log.queued_messages for queue in self._held.values())
 
     def take(self, max_bytes: int) -> list[Delivery]:
-        """See ISubscription. Takes turns between the tasks."""
+        """See ISubscription. Serves the tasks in turn."""
         deliveries: list[Delivery] = []
         self.crowded = False
         lost = self._consumers.lost_workers
@@ -97,7 +103,7 @@ class QueueSubscription(ISubscription):
             del self._ready[task]
             queue = self._held[task]
             if queue.leaving or self._consumers.holds(queue):
-                continue  # its task is gone, or waits
+                continue  # its task has moved, or a rejected message blocks it
             most = MAX_FRAME_GROUPS - len(deliveries)
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, doubtful, most)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
@@ -123,6 +129,7 @@ class QueueSubscription(ISubscription):
                     self._wake()
                 if queue.log.waiting:
                     self._ready[cursor.task] = None
+        # Rejections and credit may have made messages deliverable.
         if self._ready:
             self._wake()
         return bool(self._unsettled)
@@ -134,7 +141,7 @@ class QueueSubscription(ISubscription):
         return list(answers.values())
 
     def drop(self, queue: Queue) -> None:
-        """Let go of a queue whose task has moved; the last one ends the subscription."""
+        """Remove a queue whose task has moved; the last one ends the subscription."""
         queue.consumer = None
         del self._held[queue.task]
         self._ready.pop(queue.task, None)
@@ -147,6 +154,7 @@ class QueueSubscription(ISubscription):
         for queue in held.values():
             if queue.consumer is self:
                 queue.consumer = None
+                # The router may be waiting for this consumer to empty the queue.
                 if queue.leaving:
                     self._queues.on_done(queue.task, ())
 
@@ -177,7 +185,7 @@ class QueueConsumers:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
-            # It comes back, and may have been cut off before it heard that it was superseded.
+            # A reconnecting consumer may not know yet that another one has taken over.
             returns = request.worker_incarnation == self.incarnation
             another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
             if returns and queue.consumer is not None and another:
@@ -194,7 +202,7 @@ class QueueConsumers:
         same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
-            # Two streams of one consumer may arrive in either order; the refused one comes again.
+            # Two streams of one consumer may arrive in either order; the refused one is retried.
             queue.consumer.end(
                 SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
                 if same
@@ -206,20 +214,20 @@ class QueueConsumers:
         if resumes:
             self.queues.on_done(queue.task, self._settle(queue, cursor))
             unsettled = cursor if _unsettled(queue, cursor) else None
-            # A message whose rejection is not settled has to stay handed out.
+            # A message must stay delivered until its rejection is settled.
             rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
             queue.log.rewind(max(cursor.received, rejected))
             queue.credit = cursor.credit
         else:
             queue.rejected = 0
             queue.log.rewind()
-            # A newcomer's cursor starts at 0; ours continues after the last acknowledged message.
+            # A new consumer's cursor starts at 0; the queue continues after its last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue, unsettled)
 
     def progress(self, queue: Queue, cursor: Cursor) -> bool:
-        """Account for the progress that a queue's consumer reports; return whether there is more to do."""
+        """Apply the progress that a consumer reports; return True if a part of it remains."""
         done = self._settle(queue, cursor)
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
@@ -228,7 +236,7 @@ class QueueConsumers:
         return _unsettled(queue, cursor)
 
     def _settle(self, queue: Queue, cursor: Cursor) -> list[Done]:
-        """Move a log's cursors as a consumer says, and take each of its rejections once; some at a time."""
+        """Advance a log's cursors and apply each rejection once, at most `_TURN_GROUPS` groups at a time."""
         done: list[Done] = []
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
         for each in cursor.rejections[first : first + _TURN_GROUPS]:
@@ -237,6 +245,7 @@ class QueueConsumers:
                 return done
             queue.rejected = each.number
             outcome = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
+            # The rejected message is not the oldest unacknowledged one: nothing to do.
             if outcome is None:
                 continue
             if outcome.done is not None:
@@ -247,7 +256,7 @@ class QueueConsumers:
         return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))
 
     def holds(self, queue: Queue) -> bool:
-        """Whether a queue hands out nothing for now: a rejected message keeps its place, and is not due."""
+        """Return True if a rejected message blocks the queue until its delay has passed."""
         if not queue.held_until:
             return False
         if queue.held_until > time.monotonic() and not self._rejections.hurried:
@@ -258,7 +267,7 @@ class QueueConsumers:
         return False
 
     def _go_on(self) -> None:
-        """Let consumers look at queues that were held."""
+        """Have consumers check queues that were blocked."""
         holding, self._holding = self._holding, set()
         for task in holding:
             queue = self.queues.get(task)

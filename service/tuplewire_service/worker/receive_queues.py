@@ -1,4 +1,8 @@
-"""The receive queues of a worker's local tasks. Source: Storm's `receive-queue-map`."""
+"""The receive queues of a worker's local tasks. Source: Storm's `receive-queue-map`.
+
+Used by router.py, queue_subscription.py and queue_readers.py. Owns the queues, their sequence numbers and
+the queueing times. Call only from the event loop. Design: docs/design/credit.md.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,15 @@ from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _RANKED_AT_ONCE = 1000
-"""Tasks in one turn of the loop: a fraction of a millisecond."""
+"""Tasks to rank in one turn of the loop: a fraction of a millisecond."""
 _MOST_TAILS = 10_000
-"""Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
+"""Maximum number of removed tasks with a stored last sequence. Other tasks start after the highest evicted
+one.
+"""
 
 
 class ReceiveQueues:
-    """All queues of a worker. Belongs to the event loop; bounded by the senders' credit."""
+    """All queues of a worker. Call only from the event loop. Memory is bounded by the senders' credit."""
 
     def __init__(
         self,
@@ -35,11 +41,13 @@ class ReceiveQueues:
         not_here: Callable[[int], RefusedError],
         observer: Observer | None = None,
     ) -> None:
-        """Start empty.
+        """Start without queues.
 
-        on_done: called with a task and its acknowledged messages; without messages, if a consumer has left a
-        task that moves away.
-        not_here: returns the error for a task that is not local.
+        Args:
+          settings: The limits of a queue.
+          on_done: Called with a task and its acknowledged messages; empty if a consumer left a moving task.
+          not_here: Returns the error for a task that is not local.
+          observer: Traces messages.
         """
         self._settings = settings
         self.on_done = on_done
@@ -52,9 +60,9 @@ class ReceiveQueues:
         self._start = 0
         self._early: set[int] = set()
         self.wait = Durations()
-        """How long messages waited until a consumer first got them."""
+        """Seconds that messages waited for their first delivery to a consumer."""
         self.redelivered_messages = 0
-        """How many messages were handed out as perhaps delivered before."""
+        """Number of messages delivered with the `redelivered` mark."""
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
@@ -70,9 +78,9 @@ class ReceiveQueues:
         return iter(self._queues)
 
     def assign(self, tasks: Iterable[int]) -> list[int]:
-        """Hold these tasks and no others; return the tasks that are gone, whose rest leave() returns.
+        """Own exactly these tasks. Return the removed tasks; leave() returns their remaining messages.
 
-        If a task comes back, its sequences continue, or go on after a gap if that was long ago.
+        A task that returns continues its sequences, possibly after a gap.
         """
         wanted = set(tasks)
         self._early.clear()
@@ -97,9 +105,9 @@ class ReceiveQueues:
             queue.consumer.mark(queue)
 
     def leave(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, InboundSession]]:
-        """Take out, in order, the messages of those tasks that are gone and whose consumers have finished.
+        """Remove and return, in order, the messages of removed tasks that have no unacknowledged deliveries.
 
-        Nothing more is delivered for such a task, so another consumer continues where this one ends.
+        Such a task gets no more deliveries, so its next consumer continues where this one ends.
         """
         left: list[tuple[TaskGroup, InboundSession]] = []
         for task in tasks:
@@ -107,6 +115,7 @@ class ReceiveQueues:
             if queue is None:
                 continue
             if queue.consumer is not None:
+                # The consumer still has messages to acknowledge; the queue must wait for it.
                 if queue.log.taken > queue.log.acknowledged:
                     continue
                 queue.consumer.drop(queue)
@@ -125,15 +134,15 @@ class ReceiveQueues:
             self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
 
     def left(self, task: int) -> bool:
-        """Whether the queue of a task that was ours is empty."""
+        """Return True if the queue of a removed task is empty."""
         return task not in self._early and task not in self._leaving
 
     def is_leaving(self, task: int) -> bool:
-        """Whether a task is gone, and its messages are still here."""
+        """Return True if a task was removed and its messages are still queued here."""
         return task in self._leaving
 
     def open(self, task: int) -> bool:
-        """Hold a task that is ours by an assignment still on its way; return False if we hold it already."""
+        """Own a task before its assignment arrives; return False if it is already local."""
         if task in self._queues:
             return False
         self._early.add(task)
@@ -141,7 +150,7 @@ class ReceiveQueues:
         return True
 
     def held(self, task: int) -> HeldOfTask | None:
-        """Return what is held of a local task now; None if it is not here."""
+        """Return the current state and messages of a local task, or None."""
         queue = self._queues.get(task)
         if queue is None:
             return None
@@ -157,7 +166,7 @@ class ReceiveQueues:
         return HeldOfTask(state, log.held())
 
     def waiting(self) -> dict[int, int]:
-        """Return how many messages each task has here, where there are any; also of those that leave."""
+        """Return the number of queued messages by task, without empty queues; includes removed tasks."""
         queues = (*self._queues.values(), *self._leaving.values())
         found: dict[int, int] = {}
         for queue in queues:
@@ -166,7 +175,7 @@ class ReceiveQueues:
         return found
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue messages for a local task, or for one that moves away."""
+        """Queue messages for a local task, or for a task that moves away."""
         queue = self._queues.get(group.task) or self._leaving[group.task]
         queue.log.append(group, inbound)
         if self.observer is not None:
@@ -178,36 +187,37 @@ class ReceiveQueues:
             queue.consumer.mark(queue)
 
     def load(self, task: int) -> float:
-        """Return how full a local task's queue is, from 0 to 1."""
+        """Return the fill level of a local task's queue, from 0 to 1."""
         log, settings = self._queues[task].log, self._settings
         messages = log.queued_messages / settings.receive_queue_messages
         return min(1.0, max(messages, log.queued_bytes / settings.receive_queue_bytes))
 
     def changed_loads(self) -> dict[int, float]:
-        """Return the loads above 0, and those that have come down to 0 since the last call."""
+        """Return the loads above 0, and the loads that fell to 0 since the last call."""
         loads = {task: self.load(task) for task in self._touched if task in self._queues}
-        self._touched = {task for task, load in loads.items() if load}  # only what has messages can change
+        self._touched = {task for task, load in loads.items() if load}  # only queues with messages can change
         return loads
 
     @property
     def pending_messages(self) -> int:
-        """Messages that wait, or are not acknowledged, in all queues."""
+        """Number of messages in all queues that are queued or unacknowledged."""
         return sum(queue.log.queued_messages for queue in self._with_messages())
 
     @property
     def unkept_messages(self) -> int:
-        """Those of the same that nobody else keeps."""
+        """Number of pending messages that no other process stores."""
         return sum(queue.log.unkept for queue in self._with_messages())
 
     def _with_messages(self) -> Iterator[Queue]:
-        """Yield all queues that have messages, and perhaps others: few, where most of 10,000 tasks rest."""
+        """Yield all queues with messages, and perhaps others; cheap if most of 10,000 tasks are idle."""
         yield from (self._queues[task] for task in self._touched if task in self._queues)
         yield from self._leaving.values()
 
     async def shown(self, urgent: Collection[int], most: int) -> Sequence[int]:
-        """Return the tasks that matter most, at most so many, by number.
+        """Return the `most` most relevant tasks, sorted by number.
 
-        These are the urgent ones, then those with most unacknowledged messages, then those that got most.
+        Urgent tasks rank first, then tasks with most unacknowledged messages, then with most received
+        messages.
         """
         ranks: list[tuple[bool, int, int, int]] = []
         for number, (task, queue) in enumerate(list(self._queues.items())):
@@ -220,7 +230,7 @@ class ReceiveQueues:
     def add_to(
         self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]
     ) -> None:
-        """Add the queues to a worker's status: of those tasks that are here; None: of all."""
+        """Add the queues of these local tasks to a worker's status; None: all queues."""
         wanted = sorted(self._queues) if tasks is None else (each for each in tasks if each in self._queues)
         now_micros = time.time_ns() // 1000
         for task in wanted:
@@ -232,14 +242,14 @@ class ReceiveQueues:
             told.received_messages = log.tail - begin
             told.begin_sequence = begin
             told.congested = task in congested
-            if log.queued_messages:  # most of 10,000 tasks rest
+            if log.queued_messages:  # most of 10,000 tasks are idle
                 told.queued_messages = log.queued_messages
                 told.queued_bytes = log.queued_bytes
                 told.oldest_seconds = log.age(now_micros)
                 told.load = self.load(task)
 
     def consumers(self) -> list[pb.ConsumerStatus]:
-        """Return every consumer that holds a task, those first that have the most that is unacknowledged."""
+        """Return every consumer that holds a task, by descending number of unacknowledged messages."""
         now = time.monotonic()
         held = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
         found = [each.status(now) for each in held.values() if each is not None]
@@ -252,7 +262,7 @@ class ReceiveQueues:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
-        """Drop every message without releasing it to its sender; return how many there were."""
+        """Drop every message without releasing it to its sender; return the number of messages."""
         queues = (*self._queues.values(), *self._leaving.values())
         return sum(len(group) for queue in queues for group, _ in queue.log.remove())
 
@@ -263,7 +273,7 @@ class ReceiveQueues:
             self.observer.delivered(queue.task, last, self.wait)
 
     def taken(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
-        """Account for messages that were handed to a queue's consumer."""
+        """Account for messages that were delivered to a queue's consumer."""
         self.reached(queue, queue.log.taken)
         for delivery in deliveries:
             if delivery.group.redelivered:

@@ -1,6 +1,8 @@
-"""Routes messages to the queues of local tasks or to other workers, and accounts for all of them.
+"""Routes each message to the queue of a local task or to another worker, and accounts for all messages.
 
-Source: Storm's `WorkerState`, with its `transferLocalBatch` and `transfer`.
+Used by worker.py, which passes in received batches (`recv`) and assignments (`update`), and by sinks.py.
+Owns the routing table, receive queues, connections, moves and ledger. Call only from the event loop.
+Source: Storm's `WorkerState` (`transferLocalBatch`, `transfer`). Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -42,13 +44,12 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 logger = event_logger(__name__)
 
 _GIVE_UP_SECONDS = 3.0
-"""How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
+"""Seconds that a worker outside the assignment may be unreachable before its messages are rerouted."""
 
 
 class Router(IConnectionCallback, ISubscriptionSource):
-    """Knows which worker holds each task, and brings messages there. Belongs to the event loop.
-
-    Guarantee: an accepted message is acknowledged, dropped for a reason, or held here; see ledger().
+    """Routes a worker's messages. Guarantee: each accepted one is acknowledged, dropped or held; see
+    ledger().
     """
 
     def __init__(
@@ -60,35 +61,35 @@ class Router(IConnectionCallback, ISubscriptionSource):
         on_departures: Callable[[Sequence[Departure]], object] = len,
         observer: Observer | None = None,
     ) -> None:
-        """Start without an assignment.
+        """Start without an assignment. `observer` traces messages.
 
-        context: the transport to other workers. draining: returns True once this worker drains.
-        on_departures: called with workers that are newly known to have shut down. observer: traces messages.
+        `draining` returns True once this worker drains; `on_departures` is called with newly departed
+        workers.
         """
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
-        """The newest assignment version that other workers have said with a frame."""
+        """The newest assignment version that other workers have reported in a frame."""
         self._settings = settings
         self.observer = observer
         self._ledger, self.activity = Ledger(), Activity()
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()
-        """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
+        """Seconds from the sender's acceptance of a message to the acknowledgement of its consumer."""
         self.taken_here: Container[int] = ()
-        """Tasks whose queues are consumed in this process, and that no other consumer may have."""
+        """Tasks that this process consumes itself; subscriptions of other consumers are refused."""
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
         self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
         self.consumers = QueueConsumers(settings, incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)
-        """What stands for this worker, as an entry worker."""
+        """The number that identifies this process as an entry worker."""
         self.departures, self.taps = Departures(), Taps()
         self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
-        """Called with what a worker knew of sinks that has ended."""
+        """Called with the sink epochs that a departed worker reported."""
         self._on_departures = on_departures
         self._draining, self._closing = draining, False
         self.pressure = OutboundPressure()
-        """What holds messages up in any connection to another worker."""
+        """The backpressure on all connections to other workers."""
         self.pressure.example = None if observer is None else observer.example
         clock = asyncio.get_running_loop().time
         events = SendEvents(
@@ -111,20 +112,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
             f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
 
-    # --- assignment --------------------------------------------------------------------------------
-
     @property
     def assignment_version(self) -> int:
         return self.table.version
 
     def update(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Put a newer assignment in force; False when this version is in force already.
-
-        Raises what Assignment.succeeds raises, which has `force`, too.
+        """Apply a newer assignment; return False for the current one. See Assignment.succeeds() for errors.
         """
         if not assignment.succeeds(self.table.assignment, self._settings.topology, force=force):
             return False
-        self._transfer.drain()  # by the old routes
+        self._transfer.drain()  # send by the old routes
         before = self.table.others
         self.table.replace(assignment)
         self._dead.difference_update(worker.peer for worker in assignment.workers)
@@ -151,13 +148,14 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._forget(lost)
 
     def refresh(self) -> None:
-        """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
+        """Connect to the owners of tasks, and to previous owners until their tasks have moved.
 
-        A draining worker that leaves messages connects to all workers, to send its departure.
-        A former owner is given up if it has left the assignment and is out of reach.
+        A draining worker with remaining messages connects to all workers, to announce its departure.
+        A previous owner counts as lost if it is unreachable and no longer in the assignment.
         """
         if self._closing:
             return
+        # Departures come first: afterwards, the messages of a departed worker count as released.
         self._moves.successors.learn(self.departures, self.connections.unreleased())
         assigned = {worker.peer for worker in self.table.workers}
         successors = self._moves.successors.peers
@@ -171,41 +169,40 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._renew_ended()
 
     def _renew_ended(self) -> None:
-        """Take back messages that peers had not accepted when they left; forwarded messages go first."""
-        self._transfer.drain_now()  # by the old routes
+        """Reclaim messages that departed workers had not accepted; messages they had forwarded go first."""
+        self._transfer.drain_now()  # send by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks))
             self._moves.lose({peer})
             self.connections.renew(peer)
 
     def lose(self, peers: Collection[Peer]) -> None:
-        """Take these workers as dead, for as long as no assignment names them.
+        """Treat these workers as dead until an assignment names them.
 
-        What they have not acknowledged goes at once to where the next assignment says, or nowhere.
+        Their unacknowledged messages are rerouted by the next assignment, or dropped if it has no owner.
         """
         self._dead.update(peers)
 
     def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
-        """Route messages that have left our queues, and held messages whose old routes are empty.
-
-        tasks: of which something was released; None: look at every move.
+        """Route messages that leave local queues, and held ones with empty old routes; None: for all tasks.
         """
         if not self._moves:
             return
         moving = self._moves.among(tasks)
+        # Queues are emptied first: their messages are older than those held for the move.
         self._reroute(self._moves.out_of_queues(self.queues.leave(moving)))
         self._moves.stay(moving, self.table.owner_of)
         self._reroute(self._moves.done(moving))
         self._forget(moving)
 
     def _forget(self, tasks: Iterable[int]) -> None:
-        """Forget those tasks that nobody holds, and of which nothing is on the way."""
+        """Forget the entry sequences of tasks without an owner and without messages in transit."""
         for task in tasks:
             if task not in self._moves and not self.holder_known(task):
                 self._entry_sequences.forget(task)
 
     def holder_known(self, task: int) -> bool:
-        """Whether messages for a task can go anywhere."""
+        """Return True if messages for a task can be queued here or forwarded."""
         return task in self.queues or task in self.table.owner_of or self.queues.is_leaving(task)
 
     def _reroute(self, held_groups: Iterable[HeldGroup]) -> None:
@@ -220,25 +217,25 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._drops.lose(group for group, _ in waiting)
 
     def _returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
-        """Route a lost worker's unacknowledged messages again, then the messages that waited for them."""
+        """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
         self._reroute(self._moves.give_up(connection, left))
         self._end_moves()
 
-    # --- messages ------------------------------------------------------------------------------------
-
     def recv(self, batch: ReceivedBatch) -> None:
-        """Route a batch: to the queues of local tasks, to the transfer queue, or back as refused."""
+        """Route a batch to local queues or the transfer queue, or refuse its messages."""
         batch.hold()
         inbound, version = batch.inbound, batch.assignment_version
         ahead = version > self.assignment_version and inbound.worker_number
         if ahead:
             self.version_received = max(self.version_received, version)
         now_micros = time.time_ns() // 1000
+        # Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
             if stale and self.table.elsewhere(group.task) is not None:
                 batch.refuse(group, self.table.stale(group.task, version))
                 continue
+            # Contradictory assignments could forward a message in a cycle.
             if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
                 batch.refuse(group, self.table.circling(group.task))
                 continue
@@ -248,37 +245,38 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     continue
                 kept = inbound.wants_releases
                 group = self._entry_sequences.place(group, now_micros, kept=kept)  # noqa: PLW2901
+            # The sending worker has a newer assignment, so the task belongs here.
             if ahead:
                 self._open_early(group.task)
             if not self._moves.keep(group, inbound) and not self._route(group, inbound):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                self._drops.unroutable(group, inbound)  # its program has heard already that it is accepted
+                self._drops.unroutable(group, inbound)  # its program was already notified of acceptance
             self._ledger.accepted += len(group)
         self._transfer.drain_now()
         if self.taps:
             self.taps.look(batch, self.place_of)
 
     def _open_early(self, task: int) -> None:
-        """Hold a task that is ours by an assignment that has not arrived yet."""
+        """Accept a task of this worker before the assignment that names it arrives."""
         if not self.queues.open(task):
             return
-        self._transfer.drain()  # by the old routes
+        self._transfer.drain()  # send by the old routes
         self._moves.leave(task, partial(self.queues.left, task))
         if (owner := self.table.owner_of.get(task)) is not None:
             self._wait_for(owner.peer, [task])
         self.activity.set()
 
     def _wait_for(self, peer: Peer, tasks: Sequence[int]) -> None:
-        """Hold new messages for these tasks until their former owner has released all earlier ones."""
+        """Hold new messages for these tasks until their previous owner has released all earlier ones."""
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
                 self._moves.turn(task, peer, connection)
             connection.receipts.watch(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Put messages into a queue or the transfer queue; return False if nobody holds their task."""
+        """Queue messages locally or for transfer; return False if no worker owns their task."""
         if self.observer is not None:
             inbound = self.observer.forwarded(group, inbound, self.place_of)
         owner = self.table.owner_of.get(group.task)
@@ -297,7 +295,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return True
 
     def place_of(self, task: int) -> str:
-        """Return where a task is, as far as this worker knows: LOCAL, or a worker's id."""
+        """Return the location of a task in the current assignment: LOCAL or a worker id."""
         owner = None if task in self.queues else self.table.owner_of.get(task)
         return LOCAL if owner is None else owner.worker_id
 
@@ -306,7 +304,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         for each in settled:
             if each.dropped is None:
                 self._ledger.acknowledged += each.messages
-            else:  # CLOSED comes at shutdown only: otherwise take_back() returns them
+            else:  # CLOSED occurs only at shutdown: otherwise take_back() returns them
                 reason = DropReason.SHUTDOWN if each.dropped is DropReason.CLOSED else each.dropped
                 self._ledger.dropped[reason] += each.messages
         self.activity.set()
@@ -314,9 +312,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self.observer.settled(settled)
 
     def _released(self, released: Sequence[Settled]) -> None:
-        """Release, to their senders, messages that other workers have released."""
+        """Release messages to their senders once other workers have released them."""
         for each in released:
-            if not self._closing:  # by that, nothing is consumed
+            if not self._closing:  # nothing is consumed after the close
                 each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves({each.task for each in released})
         self.activity.set()
@@ -360,12 +358,12 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves()
 
     def ledger(self) -> LedgerSnapshot:
-        """Return the balance of the whole worker."""
+        """Return the ledger of the whole worker."""
         return self._ledger.snapshot(self.held_messages)
 
     @property
     def held_messages(self) -> int:
-        """Accepted messages that are not settled."""
+        """Number of accepted messages that are not settled."""
         waiting = sum(map(len, self._waiting()))
         return self.queues.pending_messages + waiting + self.connections.pending_messages
 
@@ -374,27 +372,27 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def unkept_messages(self) -> int:
-        """Those of the same that would die with this worker: nobody else is known to have them."""
+        """Number of held messages that are not known to be stored by another process."""
         waiting = sum(len(group) for group in self._waiting() if not group.kept)
         return self.queues.unkept_messages + waiting + self.connections.unkept_messages
 
     @property
     def moving_tasks(self) -> int:
-        """How many tasks move: some of their messages are on an old route, or wait for one to end."""
+        """Number of tasks in a move: some of their messages are on an old route, or wait for it to empty."""
         return len(self._moves)
 
     @property
     def successors(self) -> Mapping[OfEntry, Successor]:
-        """Who has what this worker has passed on, and nobody has processed."""
+        """The workers that hold messages this worker forwarded and no consumer has processed."""
         return self._moves.successors.left(self.connections.unreleased())
 
     @property
     def leaves_messages(self) -> bool:
-        """True if peers depend on the end of this worker: it forwarded messages, or will drop queued ones."""
+        """True if the departure matters to peers: messages were forwarded, or queued ones remain."""
         return bool(self.queues.pending_messages or self.successors)
 
     async def close(self, timeout: float, sinks: Sequence[SinkEpoch], unpublished: Mapping[int, int]) -> None:
-        """End consumers and connections; what is queued, or unpublished, counts as dropped{shutdown}."""
+        """End consumers and connections. Queued and unpublished messages count as dropped{shutdown}."""
         self._closing = True
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         others = sum(map(len, self._waiting())) + self.connections.unkept_messages

@@ -1,7 +1,7 @@
-"""Where messages are that a worker had passed on which has ended: later ones go there, and stay behind them.
+"""Tracks the workers that hold messages forwarded by departed workers.
 
-A worker that ends has passed on what it had, and nobody may have processed it yet. If its task moves again, a
-message that came by the new route would overtake these. docs/design/moves.md
+Later messages follow the same route. If a task moves again before these messages are processed, a message
+on a new route would be delivered before them. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tuplewire_service.worker.connections import Peer
 
 
 class Successors:
-    """Knows, for each task and entry worker, to whom the next message goes. Belongs to the event loop.
+    """The next destination for each task and entry worker. Call only from the event loop.
 
-    It is for one message: those after it follow that one.
+    It applies to one message; later ones follow that message.
     """
 
     def __init__(self, own: int, incarnation: int) -> None:
-        """Know of nothing. own: this worker's number as an entry worker, incarnation: its own."""
+        """Start empty. `own` is this worker's number as an entry worker, `incarnation` its incarnation."""
         self._own = own
         self._incarnation = incarnation
         self._known: dict[OfEntry, Successor] = {}
@@ -30,9 +30,9 @@ class Successors:
     def hear(
         self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
     ) -> None:
-        """Take in workers that have ended just now, also where others had passed our messages on to them.
+        """Add departed workers, including workers to which others had forwarded messages of this worker.
 
-        These others release now what nobody has processed. unreleased: see Connections.unreleased.
+        These other workers now release messages that are not processed. See Connections.unreleased().
         """
         ours = {(task, number or self._own) for _, _, keys in unreleased for task, number in keys}
         for departure in heard:
@@ -42,9 +42,9 @@ class Successors:
     def learn(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
     ) -> None:
-        """Take in which workers have ended; before what these had counts as released.
+        """Add departed workers; call this before their messages count as released.
 
-        unreleased: see Connections.unreleased.
+        For `unreleased`, see Connections.unreleased().
         """
         for _, incarnation, keys in unreleased:
             for departure in departures.of([incarnation]):
@@ -58,22 +58,22 @@ class Successors:
                     del self._known[key]
                     break
                 self._known[key] = found[0].successors[key]
-        # What was passed on to this worker is here, or went on from here.
+        # Messages that were forwarded to this worker are here, or were forwarded from here.
         self._known = {
             key: each for key, each in self._known.items() if each.incarnation != self._incarnation
         }
 
     @property
     def peers(self) -> set[Peer]:
-        """Those workers."""
+        """The known successors."""
         return {(each.worker_id, each.address) for each in self._known.values()}
 
     def take(self, task: int, entry_worker: int) -> Successor | None:
-        """Take out to whom the next message goes; None: wherever the task is."""
+        """Remove and return the destination of the next message; None: the owner of the task."""
         return self._known.pop((task, entry_worker), None)
 
     def left(self, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]) -> dict[OfEntry, Successor]:
-        """Return who has what this worker has passed on, as it ends."""
+        """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[OfEntry, int] = {}
         found = dict(self._known)
         for (worker_id, address), incarnation, keys in unreleased:
