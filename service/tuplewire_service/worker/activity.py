@@ -1,4 +1,4 @@
-"""Something has happened in a worker: whoever waits for a condition looks again."""
+"""An event that wakes waits for a condition of a worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Activity(asyncio.Event):
-    """Set where something has changed that until() may wait for. Belongs to the event loop."""
+    """Set after a change that until() may wait for. Call only from the event loop."""
 
     async def until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until the condition holds, or the deadline (the loop's time) has passed."""

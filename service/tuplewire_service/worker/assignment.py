@@ -1,4 +1,8 @@
-"""The assignment: which worker holds each task. Source: Storm's `Assignment` (executor -> node + port)."""
+"""The assignment: the worker that owns each task. Source: Storm's `Assignment` (executor -> node + port).
+
+Used by worker/, control/, commands and topologies. Owns the JSON form and the watch of an assignment file.
+Assignments are immutable. Thread-safe, except AssignmentFile. Design: docs/design/moves.md.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,16 @@ logger = event_logger(__name__)
 
 MAX_VERSION = 2**63 - 1
 MOST_AHEAD = 2**32
-"""So far a version may be ahead of the one in force. A counter does not jump by more; a slip may."""
+"""Maximum step of a version. A counter never advances this far; a mistake may."""
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedWorker:
-    """A worker, where it is reached (host:port), its tasks and its node.
+    """A worker with its address (host:port), its tasks and its node.
 
-    peer_address: where other workers reach it, if not at its address.
+    `peer_address` is the address for other workers, if it differs.
     """
 
     worker_id: str
@@ -46,20 +50,20 @@ class AssignedWorker:
 
     @property
     def peer(self) -> tuple[str, str]:
-        """The id and the address for other workers, which together name one connection."""
+        """The id and the address for other workers; together they identify a connection."""
         return self.worker_id, self.peer_address or self.address
 
     @property
     def host_port(self) -> tuple[str, int]:
-        """The address for other workers in two parts; an IPv6 host loses its brackets."""
+        """The address for other workers as host and port; an IPv6 host has no brackets."""
         return split_host_port(self.peer[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A versioned map task -> worker; valid by construction, ConfigError says what is not.
+    """A versioned map from tasks to workers, validated at construction (ConfigError).
 
-    version: 1 or more, grows with every change.
+    `version` is at least 1 and grows with every change.
     """
 
     version: int
@@ -98,14 +102,14 @@ class Assignment:
         object.__setattr__(self, "owner_of", owners)
 
     def tasks_of(self, worker_id: str) -> tuple[int, ...]:
-        """Return the tasks of a worker; none when the assignment does not know it."""
+        """Return the tasks of a worker; empty if the assignment does not name it."""
         return next((w.tasks for w in self.workers if w.worker_id == worker_id), ())
 
     def succeeds(self, known: Assignment | None, topology: str, *, force: bool = False) -> bool:
-        """Whether it is to be put in force where another, or none, is; False when it is the same.
+        """Return True if this assignment replaces `known`, or False if they are equal.
 
-        force: take a version also where it leaves little room for later ones. Raises StaleAssignmentError for
-        an older version, WrongTopologyError for another topology's, ConfigError for one too far ahead.
+        `force` skips the check that later versions remain possible. Raises StaleAssignmentError for an older
+        version, WrongTopologyError for another topology, and ConfigError for a version too far ahead.
         """
         if self.topology != topology:
             raise WrongTopologyError(
@@ -122,7 +126,7 @@ class Assignment:
         )
 
     def _check_room(self, known: Assignment | None) -> None:
-        """Raise ConfigError for a version that may be a slip, and would shut out all that come later."""
+        """Raise ConfigError for a version that is probably a mistake, and would block all later versions."""
         in_force = known.version if known is not None else 0
         most = MAX_VERSION - MOST_AHEAD if known is None else in_force + MOST_AHEAD
         if self.version > most:
@@ -133,7 +137,7 @@ class Assignment:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that load_assignment reads."""
+        """Return the JSON form that load_assignment() reads."""
         return {
             "version": self.version,
             "topology": self.topology,
@@ -142,7 +146,7 @@ class Assignment:
 
     @classmethod
     def from_json(cls, value: Any) -> Assignment:
-        """Read the form of to_json; ConfigError says what is wrong with it."""
+        """Read the form of to_json(). Raises ConfigError with the problem."""
         fields = _object(value, "an assignment", ("version", "topology", "workers"))
         workers = _typed(fields["workers"], list, "workers")
         return cls(
@@ -183,7 +187,7 @@ def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str
 
 
 def _check_text(what: str, text: str) -> None:
-    """Raise ConfigError for a name that cannot be sent, shown or looked up."""
+    """Raise ConfigError for a name that cannot be sent, displayed or looked up."""
     if len(text) > _MOST_CHARACTERS or not text.isprintable():
         raise ConfigError(
             f"{what} has at most {_MOST_CHARACTERS} characters, all of them printable, not {_shown(text)}"
@@ -191,7 +195,7 @@ def _check_text(what: str, text: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a text of bounded length."""
+    """Return a value as a string of bounded length."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
@@ -206,9 +210,9 @@ def _typed(value: Any, kind: type[Any], what: str) -> Any:
 
 
 def _add_tasks(owners: dict[int, AssignedWorker], worker: AssignedWorker) -> None:
-    """Make a worker the owner of its tasks; ConfigError names one that is none, or that has an owner.
+    """Make a worker the owner of its tasks. Raises ConfigError for an invalid or already assigned task.
 
-    They are looked at one by one only where something is wrong, so 100,000 take milliseconds.
+    Tasks are checked individually only after an error, so 100,000 tasks take milliseconds.
     """
     tasks = worker.tasks
     if not set(map(type, tasks)) <= {int} or (tasks and not MIN_TASK <= min(tasks) <= max(tasks) <= MAX_TASK):
@@ -229,7 +233,7 @@ def _add_tasks(owners: dict[int, AssignedWorker], worker: AssignedWorker) -> Non
 
 
 def load_assignment(path: Path) -> Assignment:
-    """Read an assignment from a JSON file; ConfigError names the file and what is wrong."""
+    """Read an assignment from a JSON file. Raises ConfigError with the file and the problem."""
     try:
         return parse_assignment(path.read_bytes(), path)
     except OSError as error:
@@ -237,7 +241,7 @@ def load_assignment(path: Path) -> Assignment:
 
 
 def parse_assignment(content: bytes, path: Path) -> Assignment:
-    """Read an assignment from a file's content; ConfigError says what is wrong, whatever the bytes are."""
+    """Read an assignment from the content of a file. Raises ConfigError for any invalid bytes."""
     try:
         return Assignment.from_json(json.loads(content.decode("utf-8-sig")))
     except RecursionError as error:
@@ -247,13 +251,16 @@ def parse_assignment(content: bytes, path: Path) -> Assignment:
 
 
 class AssignmentFile:
-    """Reads a file, such as a ConfigMap's, every second; hands its assignment on when it has changed.
+    """Polls a file, such as a mounted ConfigMap, and applies its assignment after each change.
 
-    The content itself is compared: a ConfigMap swaps a symlink somewhere in the path, and two writes within
-    one tick of the clock leave one modification time.
+    The content is compared: a ConfigMap swaps a symlink in the path, and two quick writes may have the same
+    modification time.
 
-    update: called with the assignment. Its errors (a stale version, a wrong topology) count as the file's.
-    problem: why what the file has is not in force; empty when it is. The assignment before it stays.
+    Args:
+      update: Called with the assignment. Its errors (a stale version, a wrong topology) count as the file's.
+
+    Attributes:
+      problem: The reason that the file's assignment is not in use, or empty. The previous assignment remains.
     """
 
     def __init__(
@@ -266,9 +273,9 @@ class AssignmentFile:
         self._seen: bytes | str | None = None
 
     async def check(self) -> bool:
-        """Look at the file now; True when an assignment was put in force."""
+        """Check the file now. Return True if a new assignment was applied."""
         try:
-            found = await asyncio.to_thread(self._read)  # it may be large
+            found = await asyncio.to_thread(self._read)  # a large file would block the event loop
             if found is None:
                 return False
             changed = self._update(found)
@@ -283,7 +290,7 @@ class AssignmentFile:
         return changed
 
     def _read(self) -> Assignment | None:
-        """Return what the file has, None if that is what it had before; ConfigError where it is of no use."""
+        """Return the assignment of the file, or None if it is unchanged. Raises ConfigError."""
         content: bytes | str
         try:
             content = self.path.read_bytes()
@@ -297,7 +304,7 @@ class AssignmentFile:
         return parse_assignment(content, self.path)
 
     async def watch(self) -> None:
-        """Look at the file every so often, until cancelled."""
+        """Check the file every `poll_seconds` until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(self._poll_seconds)

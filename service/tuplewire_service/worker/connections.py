@@ -1,6 +1,8 @@
-"""A worker's connections to other workers, kept in step with the assignment.
+"""A worker's connections to other workers, updated with the assignment.
 
-Source: Storm's `refresh-connections` and `cached-node+port->socket`.
+Used by router.py, transfer_queue.py and moves.py. Owns open and closing connections, and the possibly lost
+messages of departed peers. Call only from the event loop. Source: Storm's `refresh-connections` and
+`cached-node+port->socket`. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ logger = event_logger(__name__)
 
 
 _MOST_LOSERS = 1000
-"""So many workers that are gone have what may have died with them counted apart."""
+"""Maximum number of departed workers with a separate count of possibly lost messages."""
 Peer = tuple[str, str]
-"""A worker's id and its address: a worker that starts again elsewhere is another peer."""
+"""A worker's id and its address. A worker that restarts at another address is another peer."""
 
 
 def ledger_to_wire(ledger: LedgerSnapshot) -> pb.Ledger:
-    """Return a balance as it travels."""
+    """Return a ledger in its wire form."""
     return pb.Ledger(
         accepted=ledger.accepted,
         acknowledged=ledger.acknowledged,
@@ -45,7 +47,7 @@ def ledger_to_wire(ledger: LedgerSnapshot) -> pb.Ledger:
 
 
 class Connections:
-    """One connection for each worker that this one sends to. Belongs to the event loop."""
+    """One connection to each worker that this one sends to. Call only from the event loop."""
 
     def __init__(
         self,
@@ -54,10 +56,11 @@ class Connections:
         events: SendEvents,
         on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
-        """Start without any.
+        """Start without connections.
 
-        events: the callbacks of each connection. on_returned: called with the messages that a closed
-        connection's peer had not acknowledged.
+        `events` are the callbacks of each connection. `on_returned` is called with the messages that the peer
+        of a
+        closed connection had not acknowledged.
         """
         self._context = context
         self._topology = topology
@@ -83,10 +86,10 @@ class Connections:
         lost: Container[Peer],
         timeout: float,
     ) -> None:
-        """Open missing connections; in the background, close those that are neither needed nor kept.
+        """Open missing connections; in the background, close connections that are neither needed nor kept.
 
-        timeout: how long a closing connection waits for acknowledgements, in seconds. Connections to peers
-        that are lost do not wait.
+        A closing connection waits for acknowledgements for at most `timeout` seconds; to a lost peer, it does
+        not.
         """
         for peer, worker in needed.items():
             if peer not in self._connections:
@@ -96,7 +99,7 @@ class Connections:
 
     def _leave(self, peer: Peer, timeout: float) -> None:
         connection = self._connections.pop(peer)
-        if not timeout:  # a peer that answers now must not get what goes elsewhere
+        if not timeout:  # a peer that answers now must not receive messages that are rerouted
             connection.writes = False
         self._leaving[connection] = peer
         task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
@@ -104,7 +107,7 @@ class Connections:
         watched(task).add_done_callback(self._closing.discard)
 
     def renew(self, peer: Peer) -> None:
-        """Begin anew with a worker, and take back in the background what was left for it."""
+        """Replace the connection to a worker, and reclaim its messages in the background."""
         self._leave(peer, 0.0)
         self._open(AssignedWorker(*peer, ()))
 
@@ -131,22 +134,22 @@ class Connections:
         self._on_returned(connection, left)
 
     def get(self, peer: Peer) -> SendingEnd | None:
-        """Return the connection to a worker."""
+        """Return the connection to a worker, or None."""
         return self._connections.get(peer)
 
     @property
     def not_ready(self) -> list[str]:
-        """The ids of the workers to which there is no session at the moment."""
+        """The ids of the workers without a session at the moment."""
         return sorted(peer[0] for peer in self._connections if not self.ready(peer))
 
     def ready(self, peer: Peer) -> bool:
-        """Whether there is a session with a worker at the moment."""
+        """Return True if there is a session with a worker at the moment."""
         connection = self._connections.get(peer)
         return connection is not None and connection.connected
 
     @property
     def unkept_messages(self) -> int:
-        """Those that neither the receiver nor their sender is known to have."""
+        """Messages that neither the receiver nor their sender is known to have."""
         return sum(each.window.unkept() for each in (*self._connections.values(), *self._leaving))
 
     @property
@@ -155,7 +158,7 @@ class Connections:
         return sum(each.buffer.ledger().pending for each in (*self._connections.values(), *self._leaving))
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add every connection, and what is known of its peer, to a worker's status."""
+        """Add every connection, with the known state of its peer, to a worker's status."""
         lost = self._lost_before.copy()
         leaving = ((peer, connection) for connection, peer in self._leaving.items())
         for (worker_id, address), connection in chain(self._connections.items(), leaving):
@@ -179,24 +182,24 @@ class Connections:
         status.perhaps_lost.update(lost)
 
     def blocked(self) -> Iterator[tuple[int, str]]:
-        """Yield each task with messages that a worker does not take now, with that worker's id."""
+        """Yield each task with messages that a worker does not accept now, with that worker's id."""
         for (worker_id, _), connection in self._connections.items():
             for task in connection.blocked_tasks:
                 yield task, worker_id
 
     def loads(self, peer: Peer, tasks: Sequence[int]) -> dict[int, float]:
-        """Return the loads of a worker's tasks: the last reported, or 0 where it has none to report.
+        """Return the last reported loads of a worker's tasks; 0 for tasks without a report.
 
-        Nothing is known of the tasks of a worker to which there is no session.
+        The result is empty while there is no session with the worker.
         """
         if not self.ready(peer):
             return {}
         return {**dict.fromkeys(tasks, 0.0), **self._connections[peer].reports.get_load(tasks)}
 
     async def close(self, timeout: float) -> None:
-        """Close everything: wait for acknowledgements for at most `timeout` seconds; the rest is dropped.
+        """Close everything. Wait for acknowledgements for at most `timeout` seconds, then drop the rest.
 
-        So do connections that are closing already, which would hand their messages back.
+        Connections that are already closing do the same instead of returning their messages.
         """
         connections = [*self._connections.values(), *self._leaving]
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
@@ -204,7 +207,7 @@ class Connections:
             await asyncio.gather(*self._closing)
 
     def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[OfEntry, int]]]:
-        """Yield each worker, its incarnation, and its unreleased messages; see SendWindow.unreleased."""
+        """Yield each worker, its incarnation, and its unreleased messages; see SendWindow.unreleased()."""
         for peer, connection in self._connections.items():
             window = connection.window
             yield peer, window.worker_incarnation, window.unreleased()
@@ -212,7 +215,8 @@ class Connections:
     def ended(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
         """Return the unreachable peers that will not need their messages, with the tasks of those messages.
 
-        incarnations: workers that shut down cleanly. former: previous owners of moved tasks; they count if
+        `incarnations` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
+        count if
         they hold no message of this worker.
         """
         found: dict[Peer, set[int]] = {}
@@ -225,7 +229,7 @@ class Connections:
         return found
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
-        """Count all messages at these workers (incarnations) as released: they passed them on and ended."""
+        """Count all messages at departed workers as released: these workers had forwarded all of them."""
         for connection in self._connections.values():
             window = connection.window
             if window.worker_incarnation in incarnations:
@@ -234,6 +238,6 @@ class Connections:
                 connection.buffer.tell()
 
     def abort(self) -> None:
-        """End everything now; not on the event loop."""
+        """Close everything immediately. Do not call this on the event loop."""
         for connection in [*self._connections.values(), *self._leaving]:
             connection.abort()

@@ -1,4 +1,4 @@
-"""What becomes of accepted messages that can go nowhere: each is counted, by its reason."""
+"""Accounting for accepted messages that cannot be routed. Each is counted by its reason."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = event_logger(__name__)
 
 
 class Drops:
-    """Gives messages up for one worker. Belongs to the event loop."""
+    """Drops messages of one worker. Call only from the event loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._log_rate = LogRate()
 
     def give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
-        """Count messages as dropped, say so now and then, and release them to their sender."""
+        """Count messages as dropped, log it at a limited rate, and release them to their sender."""
         if messages := self._log_rate.due(reason, len(group)):
             extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
             logger.warning("messages.dropped", extra=extra)
@@ -29,9 +29,9 @@ class Drops:
         inbound.release(group.task, len(group), group.size_bytes)
 
     def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Give up messages that were accepted for a task that nobody holds any more."""
+        """Drop messages that were accepted for a task without an owner."""
         self.give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
 
     def lose(self, groups: Iterable[TaskGroup]) -> None:
-        """Count what a defect, or the end, has kept from going anywhere: nobody has taken it over."""
+        """Count messages that were not routed because of a defect or the shutdown, without releasing them."""
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))

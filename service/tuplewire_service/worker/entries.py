@@ -1,6 +1,6 @@
-"""How the messages in a queue are numbered by the workers that accepted them from programs.
+"""The entry sequences of the messages in a queue, from the workers that accepted them.
 
-These numbers stay with a message, whichever worker holds its task. Pure.
+They stay with a message when its task moves. Pure state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class HeldOfTask(NamedTuple):
     def entries(self, last: int, own: int) -> pb.TaskEntries:
         """Return the entry sequences of the messages up to `last`; 0: of all messages.
 
-        own: the number that stands for this worker. Takes about half a second for a million groups.
+        `own` is the number of this worker as an entry worker. A million groups take about half a second.
         """
         messages: list[int] = []
         workers: list[int] = []

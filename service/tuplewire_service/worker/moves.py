@@ -249,8 +249,7 @@ class Moves:
         )
 
     def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Hold messages that must wait for earlier ones on an old route; return False if they need no wait.
-        """
+        """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
         move = self._moves.get(group.task)
         if move is None or not move.holds(group, inbound):
             return False
@@ -316,8 +315,7 @@ class EntrySequences:
         self._first = 1
 
     def place(self, group: TaskGroup, now_micros: int, *, kept: bool) -> TaskGroup:
-        """Return messages with their entry sequence, which only grows. For the arguments, see TaskGroup.at().
-        """
+        """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
         entry_sequence = self._next.get(group.task, self._first)
         self._next[group.task] = entry_sequence + len(group)
         return group.at(entry_sequence, now_micros, kept=kept)

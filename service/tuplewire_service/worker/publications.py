@@ -1,7 +1,8 @@
-"""Publications of sinks: chosen messages on their way into queues, as these have room, once for each task.
+"""Publications of sinks: chosen messages that wait for space in their queues, once for each task.
 
-A sink that does not know whether its last epoch came through publishes it again. No message is seen twice.
-Pure state.
+A sink that does not know whether its last epoch was published publishes it again, without duplicates.
+Used by sinks.py. Owns the last epoch of each sink and its waiting messages. Pure state, without I/O.
+Call only from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ from tuplewire.session.pieces import LENGTH_BYTES
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
 MAX_REMEMBERED = 100_000
-"""Of an owner's sinks the last epoch is remembered; with so many tasks and attempts in all, the latest."""
+"""Maximum number of sinks, tasks and attempts that are remembered for an owner; the oldest are forgotten."""
 MOST_AHEAD = 2**32
-"""So far an epoch may be ahead of the last one. A count of batches does not jump by more; a slip may."""
+"""Maximum step of an epoch number. A batch counter never advances this far; a mistake may."""
 _SHOWN_TASKS = 10
 
 
 @dataclass(slots=True, eq=False)
 class LastEpoch:
-    """The last epoch of a sink: -1 if none is known.
+    """The last epoch of a sink.
 
-    run: of the sink's query, which has published last. tasks: what those got that have the epoch, wherever
-    they got it. attempts: those that were chosen here. waiting: how many of their messages are not in queues.
+    Attributes:
+      number: The epoch; -1 if none is known.
+      run: The query run that published last.
+      tasks: The content of each task that has the epoch, on any worker.
+      attempts: The attempts that were chosen here.
+      waiting: Number of its messages that are not in queues yet.
     """
 
     number: int
@@ -38,12 +43,12 @@ class LastEpoch:
 
 
 Chosen = tuple[StagedGroup, LastEpoch]
-"""Messages of a task, and the epoch that they belong to."""
+"""Messages of a task, and their epoch."""
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """What waits for a task's queue, and what is in it."""
+    """The messages that wait for a task's queue, and the amount in the queue."""
 
     waiting: deque[Chosen] = field(default_factory=deque)
     unreleased_messages: int = 0
@@ -51,12 +56,15 @@ class _Line:
 
 
 class Publications:
-    """The last epoch of each sink, and the messages that wait for room. Belongs to the event loop.
+    """The last epoch of each sink, and the messages that wait for space. Call only from the event loop.
 
-    queue_messages, queue_bytes: what may be published to a task and not consumed; one group more may be.
-    has_holder: returns whether anybody holds a task. on_room: called when take() may return something again.
+    Args:
+      queue_messages, queue_bytes: Limits of unconsumed published messages per task; one group may exceed
+          them.
+      has_holder: Returns True if a worker owns a task.
+      on_room: Called when take() may return messages again.
 
-    The object is the inbound session of all published messages: see InboundSession.
+    The object is the inbound session of all published messages; see InboundSession.
     """
 
     source = sender_id = "sink"
@@ -78,10 +86,10 @@ class Publications:
         self._lines: dict[int, _Line] = {}
         self._ready: dict[int, None] = {}
         self.waiting_messages = 0
-        """Chosen messages, of all sinks, that are not in their queues yet."""
+        """Chosen messages of all sinks that are not in their queues yet."""
 
     def check(self, sink: Sink, epoch: int) -> None:
-        """Raise StaleEpochError for a number that is below the sink's last one, or far above."""
+        """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""
         owner, name = sink
         last = self._last.get(owner, {}).get(name)
         number = 0 if last is None else max(0, last.number)
@@ -97,7 +105,7 @@ class Publications:
             )
 
     def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:
-        """Whether an attempt was chosen before."""
+        """Return True if an attempt was chosen before."""
         last = self._of(sink, epoch)
         return last is not None and attempt in last.attempts
 
@@ -106,7 +114,7 @@ class Publications:
         return last if last is not None and last.number == epoch else None
 
     def knows(self, sink: Sink, run: str) -> bool:
-        """Whether a run has begun here."""
+        """Return True if a run has started here."""
         last = self._last.get(sink[0], {}).get(sink[1])
         return last is not None and last.run == run
 
@@ -115,7 +123,7 @@ class Publications:
     ) -> dict[int, TaskContent]:
         """Return the staged content of each task.
 
-        Raises StaleEpochError where a task has the epoch with other messages, here or by `published`.
+        Raises StaleEpochError if a task has the epoch with other messages, here or in `published`.
         """
         last = self._of(sink, epoch)
         before = {**published, **(last.tasks if last is not None else {})}
@@ -133,7 +141,7 @@ class Publications:
         return staged
 
     def begin(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
-        """Make a run known; return the content of tasks that have the epoch already, from an earlier run."""
+        """Register a run; return the content of tasks that already have the epoch from an earlier run."""
         last = self._last.get(sink[0], {}).get(sink[1]) or LastEpoch(-1)
         last.run = run
         self._remember(sink, last)
@@ -148,10 +156,14 @@ class Publications:
         run: str = "",
         published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
-        """Publish what was staged, in this order, but for tasks that have the epoch.
+        """Publish staged messages in this order, except for tasks that already have the epoch.
 
-        run: that publishes. published: the content of tasks that have the epoch from other workers. Returns
-        how many messages were chosen, and the groups that are left out.
+        Args:
+          run: The run that publishes.
+          published: The content of tasks that have the epoch from other workers.
+
+        Returns:
+          The number of chosen messages, and the groups that were skipped.
         """
         last = self._of(sink, epoch) or LastEpoch(epoch)
         last.run = run
@@ -165,6 +177,7 @@ class Publications:
         left_out: list[StagedGroup] = []
         for stage in stages:
             for staged in stage.groups:
+                # A task gets an epoch once, possibly from an earlier run.
                 if staged.task in before:
                     left_out.append(staged)
                     continue
@@ -185,12 +198,13 @@ class Publications:
         for name in list(sinks)[:-1]:
             if remembered <= MAX_REMEMBERED:
                 break
+            # An epoch with waiting messages is never forgotten: it still counts them.
             if not sinks[name].waiting:
                 gone = sinks.pop(name)
                 remembered -= 1 + len(gone.tasks) + len(gone.attempts)
 
     def known(self) -> list[SinkEpoch]:
-        """Return what another run may ask for; with very many tasks in all, of each owner's latest sinks."""
+        """Return the epochs that another run may request; at the limit, the latest sinks of each owner."""
         found: list[SinkEpoch] = []
         room = MAX_REMEMBERED
         for owner, sinks in self._last.items():
@@ -203,7 +217,7 @@ class Publications:
         return found
 
     def learn(self, sinks: Iterable[SinkEpoch]) -> None:
-        """Take for ours what a worker has remembered that has ended."""
+        """Adopt the epochs that a departed worker reported."""
         for each in sinks:
             sink = each.owner, each.name
             last = self._last.get(each.owner, {}).get(each.name)
@@ -213,12 +227,12 @@ class Publications:
                 last.tasks = {**each.tasks, **last.tasks}
 
     def unpublished(self) -> dict[int, int]:
-        """Return for each task how many chosen messages are not in its queue."""
+        """Return the number of chosen messages by task that are not in its queue."""
         lines = self._lines.items()
         return {task: sum(each.messages for each, _ in line.waiting) for task, line in lines if line.waiting}
 
     def waiting(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
-        """Return how many messages of an epoch wait, and some of their tasks; None: none was chosen here."""
+        """Return the number of an epoch's waiting messages, and some tasks; None: none was chosen here."""
         last = self._of(sink, epoch)
         if last is None or not last.attempts:
             return None
@@ -230,7 +244,10 @@ class Publications:
         return last.waiting, sorted(tasks)[:_SHOWN_TASKS]
 
     def take(self, read_bytes: int) -> list[Chosen]:
-        """Take out, in order for each task, what has room; of what is in files, about so many bytes."""
+        """Remove and return messages with space in their queue, in order for each task.
+
+        About `read_bytes` bytes of them are in files.
+        """
         taken: list[Chosen] = []
         for task in list(self._ready):
             line = self._lines[task]
@@ -257,14 +274,14 @@ class Publications:
         self.waiting_messages -= sign * staged.messages
 
     def put_back(self, refused: Sequence[Chosen]) -> None:
-        """Have messages wait again, before all others of their tasks: nobody holds these any more."""
+        """Return messages to the front of their tasks' lines, because no worker owns the tasks."""
         for staged, last in reversed(refused):
             line = self._lines[staged.task]
             line.waiting.appendleft((staged, last))
             self._count(line, last, staged, -1)
 
     def look_again(self) -> bool:
-        """Look at every task again: who holds it may have changed. Return whether anything waits."""
+        """Check every task again, because its owner may have changed. Return True if messages wait."""
         self._ready = {task: None for task, line in self._lines.items() if line.waiting}
         return bool(self._ready)
 

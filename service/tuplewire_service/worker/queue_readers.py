@@ -1,4 +1,4 @@
-"""Readers of receive queues: they keep track of what they have read themselves, and are no consumers."""
+"""Readers of receive queues. They track their own position, and do not count as consumers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 
 _TURN_GROUPS = 100
-"""Groups acknowledged in one turn of the loop: with more, other sessions would notice."""
+"""Maximum number of groups acknowledged in one turn of the loop, so that other sessions are not delayed."""
 _MOST_WATCHED = 100_000
-"""For so many tasks readers may wait at once, all together."""
+"""Maximum number of tasks that all readers together may wait for."""
 
 
 class QueueReaders:
-    """Serves readers of a worker's queues, where a task has no consumer. Belongs to the event loop."""
+    """Serves readers of queues that have no consumer. Call only from the event loop."""
 
     def __init__(self, queues: ReceiveQueues) -> None:
         self._queues = queues
         self._watched = 0
 
     async def wait_for_change(self, seen: Mapping[int, int], seconds: float) -> None:
-        """Wait until one of some tasks has more than was seen, by its last sequence, or is not here."""
+        """Wait until a task has messages after its last seen sequence, or is not local."""
         change = asyncio.Event()
         queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
         if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
             return
         if self._watched + len(queues) > _MOST_WATCHED:
-            return  # the reader asks again, and takes no memory meanwhile
+            return  # the reader polls again, and uses no memory until then
         self._watched += len(queues)
         for queue, _ in queues:
             queue.readers.add(change)
@@ -56,9 +56,9 @@ class QueueReaders:
         return queue
 
     def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
-        """Return messages of a local task that come after a sequence, up to another, for one frame.
+        """Return messages of a local task after one sequence and up to another, for one frame.
 
-        Raises SupersededError if it has a consumer.
+        Raises SupersededError if the task has a consumer.
         """
         queue = self._unconsumed(task)
         found = queue.log.read(after, last, max_bytes)
@@ -67,9 +67,9 @@ class QueueReaders:
         return found
 
     def acknowledge(self, task: int, sequence: int) -> bool:
-        """Release messages of a local task up to a sequence, some at a time; return whether to call again.
+        """Release some messages of a local task up to a sequence; return True if more may remain.
 
-        Raises SupersededError if it has a consumer.
+        Raises SupersededError if the task has a consumer.
         """
         if task not in self._queues:
             return False

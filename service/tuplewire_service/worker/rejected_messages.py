@@ -1,4 +1,8 @@
-"""Copies of rejected messages, the space that they take, and the tokens of the originals."""
+"""Copies of rejected messages, their space, and the tokens of the originals.
+
+Used by rejections.py. Owns no state of its own. Call only from the event loop.
+Design: docs/design/acking.md (rejected messages).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ _COPY_BYTES = 512
 
 
 class GrownMessage:
-    """The inbound session of a message that has got longer here: its sender is told of what it had sent."""
+    """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
     __slots__ = (
         "_grown_bytes",
@@ -33,7 +37,7 @@ class GrownMessage:
         self._inbound = inbound
         self._grown_bytes = grown_bytes
         self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessage) else inbound
-        """Where it came from at first."""
+        """The original inbound session."""
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
@@ -42,9 +46,9 @@ class GrownMessage:
 
 @dataclass(slots=True, eq=False)
 class CopyRoom:
-    """What the copies to a task take: those that wait here, or were sent and are not released.
+    """The usage of a task's copies: waiting copies, and sent copies that are not released.
 
-    kept: what their senders hear of once there is room again, as arguments of release().
+    `kept` holds the arguments of release() calls that wait until there is space again.
     """
 
     messages: int = 0
@@ -53,12 +57,12 @@ class CopyRoom:
     kept: list[tuple[InboundSession, int, int, int]] = field(default_factory=list)
 
     def used(self, most_messages: int, most_bytes: int) -> float:
-        """Return how much of the room is taken: from 0, and 1 where it is full."""
+        """Return the used share of the space, from 0; 1 or more is full."""
         taken_bytes = self.size_bytes + _COPY_BYTES * self.messages
         return max(self.messages / most_messages, taken_bytes / most_bytes)
 
     def give_back(self, task: int | None = None) -> None:
-        """Tell the senders; task: only of what was sent to this one."""
+        """Release the waiting originals to their senders; with `task`, only messages to this task."""
         kept, self.kept = self.kept, []
         for each in kept:
             if task is None or each[1] == task:
@@ -68,9 +72,9 @@ class CopyRoom:
 
 
 class KeptToken:
-    """The token of a message whose copy has found no room: its sender gets none for another, until it has.
+    """The token of a message whose copy exceeded the limit: its release waits for space.
 
-    Where that was a copy itself, and is a dead letter now, its room as a copy stays taken.
+    If the message was itself a copy and is now a dead letter, its space as a copy stays occupied.
     """
 
     __slots__ = ("_inbound", "_room")
@@ -88,7 +92,12 @@ class KeptToken:
 
 @dataclass(order=True, slots=True)
 class Copy:
-    """A copy of a rejected message. due: when to send it. settles: why the original is dropped, if it is."""
+    """A copy of a rejected message.
+
+    Attributes:
+      due: The time to send it.
+      settles: The reason for which the original is dropped, if any.
+    """
 
     due: float
     number: int
@@ -98,10 +107,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class RejectionOutcome:
-    """What a rejection has come to.
+    """The result of a rejection.
 
-    done: the original, if it has left its queue. held_until: when it may be handed out again, if it has not.
-    given_up: whether it comes no more; dropped: why, where no copy says so later.
+    Attributes:
+      done: The original, if it has left its queue.
+      held_until: The time of its redelivery, if it stays in its queue.
+      given_up: True if it is not redelivered.
+      dropped: The drop reason, if no copy reports it later.
     """
 
     done: Done | None = None

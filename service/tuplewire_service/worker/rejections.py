@@ -1,7 +1,7 @@
 """Rejected messages: they are redelivered, or sent to the dead-letter task.
 
-Copies that are redelivered behind later messages, and dead letters, wait here until they are sent. The rules:
-docs/design/acking.md.
+Used by router.py and queue_subscription.py. Owns the copies that wait: copies to redeliver behind later
+messages, and dead letters. Call only from the event loop. Design: docs/design/acking.md.
 """
 
 from __future__ import annotations
@@ -35,21 +35,19 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 logger = event_logger(__name__)
 
 _ROOM = 0.5
-"""Once full, the copies to a task have room again when they take no more than this share of it."""
+"""Share of their limit to which the copies of a task must fall before new ones are accepted again."""
 _TURN_COPIES = 100
-"""Copies sent in one turn of the event loop: with more, other sessions would notice."""
+"""Maximum number of copies sent in one turn of the event loop, so that other sessions are not delayed."""
 _LOOK_AGAIN_SECONDS = 1.0
-"""How long a copy waits if no worker has its task."""
+"""Seconds that a copy waits if no worker owns its task."""
 
 
 class Rejections:
     """The rejected messages of all tasks of a worker. Call only from the event loop.
 
-    The copies to one task have as much room as its queue. Beyond it, the sender of a rejected message gets no
-    room for more: its message is released when there is room for the copy. So no queued message ever waits
-    for room, and memory is bounded by the senders' credit.
-
-    The object is the inbound session of the copies that it sends: see InboundSession.
+    The copies for a task have the limits of its queue. Beyond them, a rejected message is not released to its
+    sender until there is space for the copy. So no queued message waits for space, and the senders' credit
+    bounds the memory. The object is the inbound session of the copies that it sends; see InboundSession.
     """
 
     source = sender_id = "rejected"
@@ -63,16 +61,20 @@ class Rejections:
         recv: Callable[[ReceivedBatch], None],
         holder_known: Callable[[int], bool],
     ) -> None:
-        """Start without any.
+        """Start empty.
 
-        recv: takes a batch as one of a program. holder_known: returns True if some worker has a task.
+        Args:
+          settings: The limits, and the dead-letter task.
+          ledger: The ledger of the worker.
+          recv: Accepts a batch like one of a program.
+          holder_known: Returns True if a worker owns a task.
         """
         self.on_time: Callable[[], None] = lambda: None
-        """Called when the wait of some queue may be over."""
+        """Called when the delay of a queue may have passed."""
         self.rejections = 0
-        """How many rejections there were."""
+        """Total number of rejections."""
         self.hurried = False
-        """True once the worker drains: there are no more delays."""
+        """True once the worker drains: delays no longer apply."""
         self._settings = settings
         self._ledger = ledger
         self._recv = recv
@@ -83,16 +85,16 @@ class Rejections:
         self._timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRate()
 
-    # --- rejections ------------------------------------------------------------------------------
-
     def reject(
         self, task: int, log: DeliveryLog, each: Rejection, *, leaves: bool = False
     ) -> RejectionOutcome | None:
-        """Take the first unacknowledged message out of a log, or put the cursor back to it.
+        """Remove the oldest unacknowledged message from a log, or reset the cursor to it.
 
-        Returns None if that is not the rejected one. leaves: True if the task moves away, which waits until
-        all of its messages are released.
+        Returns None if another message was rejected. `leaves` is True if the task moves away: the move waits
+        until
+        all of the task's messages are released.
         """
+        # Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
         if found is None:
             return None
@@ -115,6 +117,7 @@ class Rejections:
         rejections = rejections_of(headers_of(group)[1]) + 1
         dead_letter_task = self._settings.dead_letter_task
         settles: DropReason | None = None
+        # A dead letter is never dropped or moved again: it is redelivered without a limit.
         if group.task == dead_letter_task:
             copy = group
         elif rejections < self._settings.reject_limit:
@@ -125,6 +128,7 @@ class Rejections:
         else:
             done = _settle(log, each)
             return RejectionOutcome(done, given_up=True, dropped=DropReason.REJECTED)
+        # The message keeps its place, and its queue waits for the delay.
         if each.wait and settles is None:
             grown = copy.size_bytes - group.size_bytes
             log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
@@ -133,21 +137,21 @@ class Rejections:
         room = self._keep(copy, settles, due)
         done = _settle(log, each)
         own = done.token is self or getattr(done.token, "origin", None) is self
-        stays = own and copy.task == group.task  # it has its room already
+        stays = own and copy.task == group.task  # it already occupies space
         if room.full and not (stays or leaves or self.hurried):
             done = replace(done, token=KeptToken(done.token, room))
         return RejectionOutcome(done, given_up=settles is not None)
 
     @property
     def has_room(self) -> bool:
-        """True if there is a dead-letter task, and room for a letter; from any thread, as of now."""
+        """True if there is a dead-letter task with space. May be read from any thread."""
         task = self._settings.dead_letter_task
         return task is not None and not self.is_full(task)
 
     def bury(self, group: TaskGroup, count: int, reason: str) -> None:
-        """Send a single message, which was tried so often, to the dead-letter task.
+        """Send a message to the dead-letter task after `count` attempts.
 
-        Without room for it, the message counts as dropped{rejected}.
+        Without space for it, the message counts as dropped{rejected}.
         """
         self._ledger.accepted += 1
         task, now = self._settings.dead_letter_task, time.monotonic()
@@ -159,7 +163,7 @@ class Rejections:
             self.wake(now)
 
     def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> CopyRoom:
-        """Keep a copy as a message of this worker's own; return the room that it takes."""
+        """Store a copy as this worker's own message; return the space accounting of its task."""
         own = copy.as_new()
         self._put_back(Copy(due, next(self._numbers), own, settles), due)
         room = self._rooms.setdefault(own.task, CopyRoom())
@@ -172,7 +176,7 @@ class Rejections:
         return room.used(self._settings.receive_queue_messages, self._settings.receive_queue_bytes)
 
     def is_full(self, task: int) -> bool:
-        """Return True if the copies to a task have no room; from any thread."""
+        """Return True if there is no space for copies of a task. May be called from any thread."""
         room = self._rooms.get(task)
         return room is not None and room.full
 
@@ -193,7 +197,7 @@ class Rejections:
             room.give_back(task)
 
     def hurry(self) -> None:
-        """Wait for no delay and no room from now on: the worker drains."""
+        """Stop waiting for delays and space, because the worker drains."""
         self.hurried = True
         for copy in self._waiting:
             copy.due = -math.inf
@@ -202,15 +206,13 @@ class Rejections:
             room.give_back()
         self.wake(-math.inf)
 
-    # --- copies ----------------------------------------------------------------------------------
-
     @property
     def next_due(self) -> float | None:
-        """When the next copy is due; None: there is none."""
+        """Due time of the next copy; None: no copy waits."""
         return self._waiting[0].due if self._waiting else None
 
     def take_due(self, now: float, most: int) -> list[Copy]:
-        """Take out the copies that are due, at most `most` of them, in order."""
+        """Remove and return the copies that are due, at most `most`, in order."""
         due: list[Copy] = []
         while self._waiting and self._waiting[0].due <= now and len(due) < most:
             due.append(heapq.heappop(self._waiting))
@@ -221,14 +223,14 @@ class Rejections:
         heapq.heappush(self._waiting, copy)
 
     def wake(self, at: float | None) -> None:
-        """Look at what is due at a time, or at the time before it that is known already."""
+        """Send due copies at this time, or at an earlier time that is already scheduled."""
         if at is None:
             return
         loop = asyncio.get_running_loop()
-        # Never at once: the caller is about to settle the originals.
+        # Never immediately: the caller still has to settle the originals.
         at = max(at, loop.time())
         if self._timer is not None:
-            if self._timer.when() <= at:  # also where it is due: rejections in every turn would put it off
+            if self._timer.when() <= at:  # also if it is overdue: repeated rejections would postpone it
                 return
             self._timer.cancel()
         self._timer = loop.call_at(at, self._look)
@@ -242,7 +244,7 @@ class Rejections:
         self.wake(self.next_due)
 
     def _send(self, copies: Sequence[Copy], settles: DropReason | None, now: float) -> None:
-        """Send copies as messages of this worker; a copy whose task no worker has waits again."""
+        """Send copies as messages of this worker; copies for tasks without an owner wait again."""
         known = []
         for copy in copies:
             if self._holder_known(copy.group.task):
@@ -266,7 +268,7 @@ class Rejections:
         return len(self._waiting)
 
     def close(self) -> list[TaskGroup]:
-        """Take out every waiting copy, at the end."""
+        """Remove and return every waiting copy, during the shutdown."""
         if self._timer is not None:
             self._timer.cancel()
         groups = list(self.held_groups())
@@ -277,5 +279,5 @@ class Rejections:
 def _settle(log: DeliveryLog, each: Rejection) -> Done:
     [done] = log.progress(each.sequence, each.sequence)
     if each.wait:
-        log.rewind(log.acknowledged)  # its consumer has thrown away what follows
+        log.rewind(log.acknowledged)  # its consumer has discarded the later messages
     return replace(done, rejected=True)

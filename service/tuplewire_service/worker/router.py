@@ -48,9 +48,7 @@ _GIVE_UP_SECONDS = 3.0
 
 
 class Router(IConnectionCallback, ISubscriptionSource):
-    """Routes a worker's messages. Guarantee: each accepted one is acknowledged, dropped or held; see
-    ledger().
-    """
+    """Routes a worker's messages. Each accepted one is acknowledged, dropped or held; see ledger()."""
 
     def __init__(
         self,
@@ -117,8 +115,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.table.version
 
     def update(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Apply a newer assignment; return False for the current one. See Assignment.succeeds() for errors.
-        """
+        """Apply a newer assignment; return False for the current one. See Assignment.succeeds()."""
         if not assignment.succeeds(self.table.assignment, self._settings.topology, force=force):
             return False
         self._transfer.drain()  # send by the old routes
@@ -184,8 +181,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead.update(peers)
 
     def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
-        """Route messages that leave local queues, and held ones with empty old routes; None: for all tasks.
-        """
+        """Route messages that leave local queues, and held ones with empty old routes; None: of all tasks."""
         if not self._moves:
             return
         moving = self._moves.among(tasks)

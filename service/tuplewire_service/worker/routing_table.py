@@ -1,4 +1,8 @@
-"""Which worker holds each task, by the assignment in force, and whether that means this worker at all."""
+"""The routing table: the owner of each task, by the current assignment.
+
+Used by router.py, worker.py, times.py and transfer_queue.py. Owns the current assignment, and the check that
+it names this worker. Call only from the event loop. Design: docs/design/moves.md (hops and worker identity).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from tuplewire.values.group import MAX_UNQUEUED_HOPS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 LOCAL = "local"
-"""The place of a task whose queue is here."""
+"""The place of a task with a queue on this worker."""
 WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
-"""The hosts that stand for all of them."""
+"""The hosts that stand for all local addresses."""
 _MOST_NAMED = 5
 
 Place = tuple[str, int]
@@ -32,19 +36,19 @@ class RoutingTable:
     def __init__(self, worker_id: str) -> None:
         self.assignment: Assignment | None = None
         self.misnamed = ""
-        """Why the assignment does not mean this worker; empty when it does."""
+        """The reason that the assignment does not apply to this worker, or an empty string."""
         self.workers: Sequence[AssignedWorker] = ()
-        """All workers of the assignment, this one among them."""
+        """All workers of the assignment, including this one."""
         self.local: Sequence[int] = ()
-        """The tasks that this worker holds."""
+        """The tasks that this worker owns."""
         self.others: Sequence[AssignedWorker] = ()
-        """The other workers that hold tasks."""
+        """The other workers that own tasks."""
         self.owner_of: Mapping[int, AssignedWorker] = {}
-        """The worker that holds each task, this one among them; replaced with the assignment."""
+        """The owner of each task, including this worker; replaced with the assignment."""
         self._worker_id = worker_id
 
     def replace(self, assignment: Assignment) -> None:
-        """Put an assignment in force."""
+        """Apply an assignment."""
         self.assignment, self.workers = assignment, assignment.workers
         self.local = assignment.tasks_of(self._worker_id)
         self.others = [
@@ -55,7 +59,7 @@ class RoutingTable:
     def to_connect(
         self, named: Container[tuple[str, str]], *, everyone: bool
     ) -> dict[tuple[str, str], AssignedWorker]:
-        """Return the other workers of the assignment that hold tasks, or are named, or (everyone) all."""
+        """Return the other workers that own tasks or are in `named`; with `everyone`, all other workers."""
         return {
             each.peer: each
             for each in self.workers
@@ -63,18 +67,18 @@ class RoutingTable:
         }
 
     def elsewhere(self, task: int) -> AssignedWorker | None:
-        """Return the other worker that holds a task; None if there is none."""
+        """Return the other worker that owns a task, or None."""
         owner = self.owner_of.get(task)
         return None if owner is None or owner.worker_id == self._worker_id else owner
 
     @property
     def version(self) -> int:
-        """The version in force; 0: there is none."""
+        """The current version; 0: none."""
         return self.assignment.version if self.assignment is not None else 0
 
     @property
     def not_ready(self) -> RefusedError | None:
-        """Why it is not known which tasks there are: only an assignment that means this worker says it."""
+        """The reason that the tasks are unknown: no assignment, or one that does not name this worker."""
         if self.assignment is None:
             return NotReadyError(
                 f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign), "
@@ -83,7 +87,7 @@ class RoutingTable:
         return NotReadyError(self.misnamed) if self.misnamed else None
 
     def not_here(self, task: int) -> RefusedError:
-        """Return the error for whoever takes this worker for the one that holds a task."""
+        """Return the error for a caller that expects a task on this worker."""
         if (error := self.not_ready) is not None:
             return error
         owner = self.owner_of.get(task)
@@ -93,7 +97,7 @@ class RoutingTable:
         return NotLocalError(f"task {task} is not on worker {self._worker_id} but {where}", owner.address)
 
     def stale(self, task: int, version: int) -> RefusedError:
-        """Return the error for a program that routes a task by itself, and by an old assignment."""
+        """Return the error for a program that routes a task by an old assignment."""
         owner = self.owner_of[task]
         return StaleAssignmentError(
             f"task {task} has moved to worker {owner.worker_id} at {owner.address} since assignment version "
@@ -102,7 +106,7 @@ class RoutingTable:
         )
 
     def circling(self, task: int) -> RefusedError:
-        """Return the error for messages that workers forward to each other without end."""
+        """Return the error for messages that workers forward in a cycle."""
         owner = self.owner_of.get(task)
         where = f"{owner.worker_id} at {owner.address}" if owner is not None else "nobody"
         return TooManyHopsError(
@@ -112,9 +116,9 @@ class RoutingTable:
 
 
 def places(bound: Iterable[str], advertise: str = "") -> list[Place]:
-    """Return where a worker is reached: where it is bound over TCP, and what it was told to advertise.
+    """Return a worker's addresses: its TCP addresses and the advertised one.
 
-    advertise: a host, with a port or with that of the first bound address; empty: nothing.
+    `advertise` is a host with or without a port; the default is the port of the first bound address.
     """
     found = [split_host_port(address) for address in bound if "://" not in address]
     if advertise and found:
@@ -123,15 +127,15 @@ def places(bound: Iterable[str], advertise: str = "") -> list[Place]:
 
 
 def with_port(address: str, port: int) -> str:
-    """Return host:port of an address that has a port of its own, or not."""
+    """Return an address as host:port; `port` is the default."""
     return address if ":" in address and not address.endswith("]") else f"{address}:{port}"
 
 
 def misnamed(assignment: Assignment, worker_id: str, own: Sequence[Place]) -> str:
-    """Return why an assignment does not mean this worker, and what to do; empty when it does.
+    """Return the reason that an assignment does not apply to this worker, with the fix; empty if it applies.
 
-    An address that is not ours says nothing by itself: a proxy or another name for this host may be there.
-    One that is ours, under another worker's id, says that peers take us for that worker.
+    A foreign address alone proves nothing: it may be a proxy or another name of this host. An own address
+    under another worker's id proves that peers mistake this worker for the other.
     """
     ids = [worker.worker_id for worker in assignment.workers]
     mistaken = [

@@ -1,6 +1,8 @@
-"""A worker's servers: one for its programs, and one for its peers if these use another transport.
+"""A worker's servers: one for programs, and one for peers if they use another transport.
 
-Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
+Used by worker.py and times.py. Owns the bound servers and the hosted program. Call only from the event loop.
+Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all. Design:
+docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -26,50 +28,50 @@ _CLOSE_SECONDS = 10.0
 
 
 class IProgram(ABC):
-    """A program inside the worker, such as executors; called on the event loop, where it must not block."""
+    """A program inside the worker, such as executors. Called on the event loop, so it must not block."""
 
     @property
     @abstractmethod
     def not_ready_because(self) -> str:
-        """What is missing before it does its work, in words; empty when nothing is."""
+        """The reason that the program is not ready, as text; empty if it is ready."""
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether it holds something that it may still send messages for."""
+        """True if it holds work for which it may still send messages."""
 
     @abstractmethod
     def assigned(self, assignment: Assignment) -> None:
-        """Take note of the assignment that is now in force."""
+        """Apply the new current assignment."""
 
     @abstractmethod
     def exchange_loads(self, known: Mapping[int, float]) -> Mapping[int, float]:
-        """Take the loads, 0 to 1, that the worker knows, and return those of the tasks that it runs."""
+        """Receive the worker's known loads, 0 to 1, and return the loads of the program's tasks."""
 
     @property
     @abstractmethod
     def exhausted(self) -> Collection[int]:
-        """The tasks that it waits for, the longest first; see IServerConnection."""
+        """The tasks whose credit it waits for, the longest wait first; see IServerConnection."""
 
     @abstractmethod
     def statistics(self) -> ServerStatistics:
-        """Return what it has sent into the worker; see IServerConnection."""
+        """Return the counts of messages that it sent to the worker; see IServerConnection."""
 
 
 class Servers:
-    """The servers of one worker, which feed one callback. Belongs to the event loop."""
+    """The servers of one worker, with one callback. Call only from the event loop."""
 
     def __init__(self, programs: IContext, peers: IContext | None, topology: str) -> None:
-        """Start without any. peers: the transport between workers; None: that of the programs."""
+        """Start without servers. `peers` is the transport between workers; None: the same as for programs."""
         self._programs = programs
         self._peers = peers
         self._topology = topology
         self._bound: list[IServerConnection] = []
         self.program: IProgram | None = None
-        """A program inside the worker, which sends into it as others do through a server."""
+        """A program inside the worker, which sends messages like a client of a server."""
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
-        """Bind, and begin to serve; BindError when that fails."""
+        """Bind, and start to serve. Raises BindError."""
         for context, at in ((self._programs, port), (self._peers, peers_port)):
             if context is not None:
                 self._bound.append(await asyncio.to_thread(context.bind, self._topology, at, callback))
@@ -81,7 +83,7 @@ class Servers:
 
     @property
     def peer_addresses(self) -> list[str]:
-        """Where the peers' server is bound, if there is one of its own."""
+        """The addresses of a separate server for peers."""
         return [address for server in self._bound[1:] for address in server.addresses]
 
     async def stop_intake(self, intake: Intake) -> None:
@@ -107,16 +109,16 @@ class Servers:
             server.tell_departures(departures)
 
     def exhausted(self) -> set[int]:
-        """Return the tasks for which some sender has used up its window."""
+        """Return the tasks for which a sender has used up its window."""
         return {task for each in self._senders() for task in each.exhausted}
 
     @property
     def any_exhausted(self) -> bool:
-        """Whether there is such a task."""
+        """True if there is such a task."""
         return any(each.exhausted for each in self._senders())
 
     def longest_exhausted(self) -> Iterator[int]:
-        """Yield, for each of them, the task that has been so for longest."""
+        """Yield, for each sender, the task that has been exhausted longest."""
         for each in self._senders():
             yield from islice(each.exhausted, 1)
 
@@ -124,7 +126,7 @@ class Servers:
         return [*self._bound, *([] if self.program is None else [self.program])]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add the addresses, and the counts of all of them together, to a worker's status."""
+        """Add the addresses, and the summed counts, to a worker's status."""
         status.addresses.extend(self.addresses)
         status.peer_addresses.extend(self.peer_addresses)
         received: dict[str, pb.ReceiveCount] = {}
@@ -154,7 +156,7 @@ class Servers:
                 total.bytes += each.bytes
 
     def sessions(self) -> list[pb.SessionStatus]:
-        """Return the sessions of all servers, those first that have the most outstanding."""
+        """Return the sessions of all servers, by descending number of outstanding messages."""
         found = [each for server in self._bound for each in server.sessions()]
         return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
 
@@ -164,6 +166,6 @@ class Servers:
             await server.close_async(_CLOSE_SECONDS)
 
     def abort(self) -> None:
-        """End all servers now; not on the event loop."""
+        """Stop all servers immediately. Do not call this on the event loop."""
         for server in self._bound:
             server.abort()

@@ -1,6 +1,7 @@
-"""What sinks hand over: staged by attempt, chosen by epoch, and put into queues as these have room.
+"""The messages of sinks: staged by attempt, chosen by epoch, and queued when there is space.
 
-Design: docs/design/sinks.md.
+Used by worker.py, for control/sink_servicer.py. Owns the staging, the publications and their files.
+Call only from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ logger = event_logger(__name__)
 
 _READ_BYTES = 4 << 20
 _ANSWER_SECONDS = 0.5
-"""So long an answer about an epoch waits for news."""
+"""Seconds that a response about an epoch waits for progress."""
 _ASKS_AGAIN_SECONDS = 3.0
-"""Who has been told that something waits asks again within this time, if it lives."""
+"""A live caller repeats its request within this time while messages wait."""
 _FORMER_SECONDS = 600.0
-"""So long a worker may still drain that no assignment has any more."""
+"""Seconds that a worker may continue to drain after it was removed from the assignment."""
 
 
 class Sinks:
-    """Stages and publishes for a worker. Belongs to the event loop; files are written and read in threads."""
+    """Stages and publishes for a worker. Call only from the event loop; threads write and read files."""
 
     def __init__(self, settings: WorkerSettings, router: Router) -> None:
         self._router = router
@@ -57,7 +58,7 @@ class Sinks:
 
     @property
     def publishing(self) -> bool:
-        """Whether chosen messages wait for room, or somebody asks for them who has not heard of the end."""
+        """True if chosen messages wait for space, or a caller has not received the final result yet."""
         if self.publications.waiting_messages or self._pumping:
             return True
         return any(asked > time.monotonic() - _ASKS_AGAIN_SECONDS for asked in self._asked.values())
@@ -65,12 +66,12 @@ class Sinks:
     async def stage(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
     ) -> str:
-        """Keep a piece of an attempt; return what it waits for, or nothing if it is kept.
+        """Store a piece of an attempt; return the reason to wait, or an empty string if it is stored.
 
         Raises:
-            UnknownTaskError: Nobody holds a task.
-            SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
-            ResourceLimitError: The file cannot be written, or sinks wait for each other's room.
+          UnknownTaskError: No worker owns a task.
+          SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
+          ResourceLimitError: The file cannot be written, or sinks wait for each other's space.
         """
         self.publications.check(sink, epoch)
         for group in groups:
@@ -84,6 +85,7 @@ class Sinks:
                 logger.warning("staging.full", extra=extra)
             return f"room for what is staged: {held} are"
         if room is Room.DISK:
+            # A cancelled request must not leave the write unaccounted for.
             write = asyncio.create_task(self._write(sink, stage, groups))
             await asyncio.shield(write)
         return ""
@@ -105,24 +107,25 @@ class Sinks:
     def check(
         self, sink: Sink, epoch: int, names: Iterable[AttemptName], published: Mapping[int, TaskContent]
     ) -> list[int]:
-        """Return the tasks of attempts. published: what tasks got of the epoch from other workers.
+        """Return the tasks of attempts. `published` is the content of the epoch on other workers.
 
-        Raises StageGoneError where an attempt is not here as it was staged; StaleEpochError: see compare().
+        Raises StageGoneError if an attempt is not complete, and StaleEpochError as compare() does.
         """
         stages = self.staging.find(sink, epoch, self._new(sink, epoch, names))
         return sorted(self.publications.compare(sink, epoch, stages, published))
 
     def _new(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
-        """Return the attempts that were not chosen before; StaleEpochError: see Publications."""
+        """Return the attempts that were not chosen before. Raises StaleEpochError; see Publications."""
         self.publications.check(sink, epoch)
         return [each for each in names if not self.publications.has_chosen(sink, epoch, each.attempt)]
 
     def begin(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
     ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
-        """Make a run known, and drop what other runs have staged; raises what check() raises.
+        """Register a run, and drop the staged messages of other runs. Raises the errors of check().
 
-        Returns what tasks got that have the epoch already, and workers that have left the assignment lately.
+        Returns the content of tasks that already have the epoch, and workers that recently left the
+        assignment.
         """
         new = self._new(sink, epoch, names)
         self.publications.compare(sink, epoch, self.staging.find(sink, epoch, new), {})
@@ -130,7 +133,7 @@ class Sinks:
         return self.publications.begin(sink, epoch, run), self._former_workers()
 
     def assigned(self, before: Assignment | None, now: Assignment) -> None:
-        """Take note that an assignment has replaced another one."""
+        """Record that an assignment has replaced another one."""
         for each in before.workers if before is not None else ():
             self._former[each.peer] = each, time.monotonic()
         for each in now.workers:
@@ -150,11 +153,10 @@ class Sinks:
         run: str = "",
         published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, int]:
-        """Choose attempts; return how many messages were not chosen before, and how many wait for room.
+        """Choose attempts; return the number of newly chosen messages, and of messages that wait for space.
 
-        run: the run of the sink's query that publishes; empty: nobody else publishes the epoch, ever.
-
-        Raises UnknownRunError before begin(), and what check() raises.
+        `run` is the publishing run of the query; empty: no other run ever publishes the epoch.
+        Raises UnknownRunError before begin(), and the errors of check().
         """
         new = self._new(sink, epoch, names)
         chosen = 0
@@ -176,7 +178,7 @@ class Sinks:
         return chosen, self._told(sink, epoch)[0]
 
     async def progress(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
-        """Return how many messages of an epoch wait for room, after a moment, and some of their tasks.
+        """Return, after a moment, the number of an epoch's messages that wait, and some of their tasks.
 
         Raises StageGoneError if the epoch was not chosen here.
         """
@@ -191,7 +193,7 @@ class Sinks:
         return self._told(sink, epoch)
 
     def _told(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
-        """Return the same now, to a caller that asks again while messages wait."""
+        """Return the same immediately, for a caller that repeats its request while messages wait."""
         found = self._left(sink, epoch)
         if not found[0]:
             self._asked.pop((sink, epoch), None)
@@ -201,7 +203,7 @@ class Sinks:
         return self.publications.waiting(sink, epoch) or (0, [])
 
     def look(self) -> None:
-        """Look after what is old, and what waits; called now and then, and after a new assignment."""
+        """Expire old epochs and resume publishing. Called periodically and after a new assignment."""
         now = time.monotonic()
         self._asked = {key: asked for key, asked in self._asked.items() if asked > now - _ASKS_AGAIN_SECONDS}
         for (_, name), epoch in self.staging.expire(now):
@@ -210,7 +212,7 @@ class Sinks:
             self._go_on()
 
     def status(self) -> pb.SinkStatus:
-        """Return what is occupied."""
+        """Return the used space and the waiting messages."""
         staging = self.staging
         return pb.SinkStatus(
             memory_bytes=staging.memory_bytes,
@@ -235,7 +237,7 @@ class Sinks:
             self._router.activity.set()
 
     def _deliver(self, taken: Sequence[Chosen], groups: Sequence[TaskGroup]) -> None:
-        """Put groups on their way; those that nobody holds any more wait again."""
+        """Route groups; groups of tasks without an owner wait again."""
         known = [self._router.holder_known(staged.task) for staged, _ in taken]
         self.publications.put_back([each for each, holds in zip(taken, known, strict=True) if not holds])
         held = list(compress(groups, known))
@@ -245,7 +247,7 @@ class Sinks:
 
 
 def _read(taken: Sequence[Chosen]) -> list[TaskGroup]:
-    """Return the groups, those in files read; in a thread."""
+    """Return the groups, reading files where needed. Runs in a thread."""
     groups = []
     for staged, _ in taken:
         if staged.group is not None:

@@ -1,8 +1,9 @@
-"""The temporary file for what attempts of sinks have staged. It has no name, and goes with the process.
+"""The temporary file of staged messages of sinks. It has no name, so the system removes it with the process.
 
-All attempts share one file: with a file each, one program could use up the worker's descriptors. The space of
-an attempt is given back by punching a hole (fallocate, Linux). Where the system cannot do that, it is given
-back with the last attempt in the file.
+All attempts share one file, because a file for each could exhaust the worker's descriptors. Closing an
+attempt punches a hole into the file (fallocate, Linux). On other systems, the space is freed with the file's
+last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each StageFile
+must be used by one thread at a time. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tuplewire.wire.codec import groups_of, plain_frame
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 _BLOCK_BYTES = 4096
-"""Each piece begins in a block of its own: a hole frees whole blocks only."""
+"""Each part starts in a new block, because a hole frees whole blocks only."""
 _MOST_BYTES = 1 << 40
-"""The offset after which another file is begun; holes count, and ext4 ends at 16 TiB."""
+"""The offset at which a new file starts. Holes count, and ext4 is limited to 16 TiB."""
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE."""
 _libc = ctypes.CDLL(None)
@@ -42,13 +43,13 @@ class StageFiles:
     """The files of a worker: one, or a second one after a terabyte. Thread-safe."""
 
     def __init__(self, directory: str | None) -> None:
-        """Open nothing yet. directory: None: the system's for temporary files."""
+        """Start without a file. `directory` None is the system's temporary directory."""
         self._directory = directory
         self._lock = threading.Lock()
         self._shared: _SharedFile | None = None
 
     def attempt(self) -> StageFile:
-        """Return the part of an attempt that begins; close() it. Raises ResourceLimitError."""
+        """Return the part of a new attempt, which must be closed. Raises ResourceLimitError."""
         with self._lock:
             if self._shared is None or not self._shared.users or self._shared.end >= _MOST_BYTES:
                 self._shared = _SharedFile(self._directory)
@@ -57,7 +58,7 @@ class StageFiles:
 
 
 class StageFile:
-    """One attempt's part of the file; groups are added to it. One thread at a time."""
+    """One attempt's part of the file. Use it from one thread at a time."""
 
     def __init__(self, shared: _SharedFile, lock: threading.Lock) -> None:
         self._shared = shared
@@ -69,6 +70,7 @@ class StageFile:
         frames = [plain_frame([group]) for group in groups]
         rest = memoryview(b"".join(frames))
         with self._lock:
+            # Reserve the range under the lock; the write itself needs no lock.
             start = self._shared.end
             self._shared.end += -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
         self._parts.append((start, len(rest)))
@@ -86,7 +88,7 @@ class StageFile:
         return written
 
     def read(self, offset: int, length: int) -> list[TaskGroup]:
-        """Return the groups at an offset, of this length."""
+        """Return the groups of `length` bytes at an offset."""
         data = b""
         while len(data) < length and (
             part := os.pread(self._shared.file.fileno(), length - len(data), offset + len(data))
@@ -95,7 +97,7 @@ class StageFile:
         return groups_of(OpaqueFrame.FromString(data))
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         with self._lock:
             self._shared.users -= 1
             if not self._shared.users:
@@ -106,7 +108,7 @@ class StageFile:
 
 
 def _punch(descriptor: int, start: int, length: int) -> None:
-    """Free the whole blocks of a part of a file; without effect where the system cannot."""
+    """Free the whole blocks in a part of a file; no effect on systems without fallocate."""
     if length and hasattr(_libc, "fallocate"):
         blocks = -(-length // _BLOCK_BYTES) * _BLOCK_BYTES
         _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(blocks))

@@ -1,6 +1,8 @@
-"""What attempts of sinks have staged, until one attempt of each partition is chosen. Pure state.
+"""The messages that attempts of sinks have staged, until one attempt for each partition is chosen.
 
-Nobody sees it before. What is not chosen dies with the sink's next epoch, or after a time.
+Staged messages are not visible. Other attempts are dropped at the sink's next epoch, or after a timeout.
+Used by publications.py, sinks.py and control/sink_servicer.py. Owns the open epochs. Pure state.
+Call only from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.stage_file import StageFile
 
 Sink = tuple[str, str]
-"""Whose it is, and its name: another owner's of the same name is another; see IAccess."""
+"""The owner and the name. Sinks of different owners are separate, even with the same name; see IAccess."""
 IDLE_SECONDS = 60.0
-"""Without a new piece for so long, an attempt goes out of the way of another one of its partition."""
+"""Seconds without a new piece after which an attempt may be dropped in favor of another of its partition."""
 _SUM = 0xFFFF
-"""The half of Adler-32 that is the sum of the bytes, regardless of their order."""
+"""The half of Adler-32 that sums the bytes, regardless of their order."""
 _ENTRY_BYTES = 200
-"""What is kept in memory for a group in a file."""
+"""Memory for the entry of a group that is in a file."""
 _INDEX_SHARE = 4
-"""A part of the memory, one of so many, is for what is kept of groups in files."""
+"""One part in this many of the memory is reserved for entries of groups in files."""
 
 
 class AttemptName(NamedTuple):
-    """What an attempt says that it has staged here."""
+    """An attempt, with the amount that it reports to have staged here."""
 
     partition: int
     attempt: str
@@ -45,19 +47,19 @@ class AttemptName(NamedTuple):
 
 
 class Room(enum.Enum):
-    """Where a piece goes."""
+    """The place for a piece."""
 
     MEMORY = "memory"
     DISK = "disk"
     NONE = "none"
-    """There is no room now."""
+    """There is no space now."""
     THERE = "there"
-    """It is here already."""
+    """The piece is already staged."""
 
 
 @dataclass(slots=True, eq=False)
 class StagedGroup:
-    """A group of an attempt: in memory, or a place in its file."""
+    """A group of an attempt: in memory, or at a place in its file."""
 
     stage: Stage
     task: int
@@ -70,7 +72,7 @@ class StagedGroup:
 
     @classmethod
     def of(cls, stage: Stage, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
-        """Describe a group in memory, or (place) at an offset of the file, with a length."""
+        """Describe a group in memory, or at `place`: the offset and the length in the file."""
         checksum = adler32(group.header_data, adler32(group.data, 0) & _SUM) & _SUM
         kept = group if place is None else None
         return cls(stage, group.task, len(group), group.size_bytes, kept, checksum, *(place or ()))
@@ -78,7 +80,7 @@ class StagedGroup:
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """What one attempt has staged. writing: a piece of it is on its way into the file."""
+    """The staged messages of one attempt. `writing` is True while a piece is written to the file."""
 
     partition: int
     touched: float
@@ -91,10 +93,10 @@ class Stage:
     writing: bool = False
     dropped: bool = False
     left: int = 0
-    """How many of its groups are still needed."""
+    """Number of its groups that are still needed."""
 
     def close(self) -> None:
-        """Give the file back, unless somebody writes to it."""
+        """Release the file, unless a thread is writing to it."""
         if self.file is not None and not self.writing:
             self.file.close()
             self.file = None
@@ -110,39 +112,41 @@ class _OpenEpoch:
 
 
 class Staging:
-    """The open epochs of all sinks. Belongs to the event loop; the files are its owner's business.
+    """The open epochs of all sinks. Call only from the event loop; the caller writes the files.
 
-    memory_bytes, disk_bytes: the bounds. keep_seconds: how long an epoch lasts that nobody touches.
+    `memory_bytes` and `disk_bytes` are the limits. An epoch expires `keep_seconds` after its last use.
     """
 
     def __init__(self, memory_bytes: int, disk_bytes: int, keep_seconds: float) -> None:
         self.memory_bytes = 0
-        """What is held in memory, published groups that wait for room included."""
+        """Bytes in memory, including published groups that wait for space."""
         self.disk_bytes = 0
         """The same in files."""
         self.waits = 0
-        """How often a piece has found no room."""
+        """Number of times that a piece found no space."""
         self._most_memory = memory_bytes
         self._most_disk = disk_bytes
         self._keep_seconds = keep_seconds
         self._epochs: dict[Sink, _OpenEpoch] = {}
 
     def __len__(self) -> int:
-        """Return how many epochs are open."""
+        """Return the number of open epochs."""
         return len(self._epochs)
 
     def has(self, sink: Sink, epoch: int) -> bool:
-        """Whether something of an epoch is here that was not chosen."""
+        """Return True if unchosen messages of an epoch are staged here."""
         found = self._epochs.get(sink)
         return found is not None and found.number == epoch
 
     def admit(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
     ) -> tuple[Room, Stage]:
-        """Find room for a piece, and take it; with Room.DISK, written() follows. now: seconds of any clock.
+        """Reserve space for a piece, at `now` seconds of any clock. After Room.DISK, call written().
 
-        Raises SequenceGapError if pieces before it are missing, StaleEpochError if the sink has begun a later
-        epoch, EpochTooLargeError if it can never have room, ResourceLimitError if others wait for room, too.
+        Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has started a later
+        epoch,
+        EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space as
+        well.
         """
         state = self._open(sink, epoch, now)
         try:
@@ -163,6 +167,7 @@ class Staging:
         now: float,
     ) -> tuple[Room, Stage]:
         stage = state.stages.get(name.attempt)
+        # Piece 0 restarts an attempt.
         if stage is None or (not piece and not stage.writing):
             if stage is not None:
                 self._drop(state.stages.pop(name.attempt))
@@ -172,6 +177,7 @@ class Staging:
         state.touched = stage.touched = now
         if stage.writing:
             return Room.NONE, stage
+        # The last piece again: its response was lost.
         if piece == stage.pieces - 1:
             return Room.THERE, stage
         if piece != stage.pieces:
@@ -196,7 +202,7 @@ class Staging:
         return room, stage
 
     def written(self, stage: Stage, groups: Sequence[StagedGroup]) -> bool:
-        """Note where the groups of a piece are in the file; False if the stage was dropped meanwhile."""
+        """Record the places of a piece's groups in the file; return False if the stage was dropped."""
         stage.writing = False
         if stage.dropped:
             stage.close()
@@ -205,7 +211,7 @@ class Staging:
         return True
 
     def not_written(self, sink: Sink, stage: Stage) -> None:
-        """Drop a stage whose file could not be written."""
+        """Drop a stage after a failed write."""
         stage.writing = False
         if (state := self._epochs.get(sink)) is not None:
             self._forget(sink, state, [name for name, each in state.stages.items() if each is stage])
@@ -214,7 +220,7 @@ class Staging:
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
         """Return attempts in the order of their partitions.
 
-        Raises StageGoneError unless each of them is here as it was staged.
+        Raises StageGoneError unless all of them are complete.
         """
         state = self._epochs.get(sink)
         found: list[Stage] = []
@@ -231,9 +237,9 @@ class Staging:
         return found
 
     def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
-        """Take the chosen attempts out, in the order of their partitions; drop all others of the sink.
+        """Remove and return the chosen attempts in the order of their partitions; drop the sink's others.
 
-        Raises StageGoneError, and changes nothing, unless each of them is here as it was staged.
+        Raises StageGoneError, without changes, unless all of them are complete.
         """
         chosen = self.find(sink, epoch, names)
         if chosen:
@@ -244,7 +250,7 @@ class Staging:
         return chosen
 
     def free(self, staged: StagedGroup) -> None:
-        """Give back the room of a group that is not needed any more."""
+        """Free the space of a group that is no longer needed."""
         stage = staged.stage
         stage.left -= 1
         self.memory_bytes -= _ENTRY_BYTES if staged.group is None else wire_bytes(staged.group)
@@ -253,20 +259,20 @@ class Staging:
             stage.close()
 
     def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
-        """Drop what an attempt has staged; without an attempt, the whole epoch."""
+        """Drop the staged messages of an attempt; without an attempt, of the whole epoch."""
         state = self._epochs.get(sink)
         if state is not None and state.number == epoch:
             self._forget(sink, state, [name for name in state.stages if attempt in {"", name}])
 
     def keep_only(self, sink: Sink, epoch: int, attempts: Container[str]) -> None:
-        """Drop what a sink has staged for this epoch and earlier ones, but for these attempts."""
+        """Drop a sink's messages of this and earlier epochs, except for these attempts."""
         state = self._epochs.get(sink)
         if state is not None and state.number <= epoch:
             kept = attempts if state.number == epoch else ()
             self._forget(sink, state, [name for name in state.stages if name not in kept])
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
-        """Drop the epochs that nobody has touched for too long; return them."""
+        """Drop and return the epochs that were unused for too long."""
         old = [sink for sink, each in self._epochs.items() if each.touched < now - self._keep_seconds]
         return [(sink, self._close(sink)) for sink in old]
 
@@ -316,14 +322,14 @@ class Staging:
         stage.close()
 
     def _room(self, size: int, groups: int, memory: int, disk: int) -> Room:
-        """Return where a piece goes, while so much is held in memory and in files."""
+        """Return the place for a piece, for the given usage of memory and files."""
         if memory + size <= self._most_memory - self._most_memory // _INDEX_SHARE:
             return Room.MEMORY
         fits = disk + size <= self._most_disk and memory + _ENTRY_BYTES * groups <= self._most_memory
         return Room.DISK if fits else Room.NONE
 
     def _make_room(self, now: float) -> None:
-        """Drop attempts that have another one of their partition beside them, and have not moved lately."""
+        """Drop idle attempts of partitions that have a newer attempt."""
         for state in self._epochs.values():
             latest: dict[int, Stage] = {}
             for stage in state.stages.values():
@@ -335,10 +341,11 @@ class Staging:
                     self._drop(state.stages.pop(attempt))
 
     def _check_hope(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
-        """Raise an error if nothing that others do can make room for a piece (size and groups).
+        """Raise an error if no action of others can make space for a piece (size and groups).
 
-        EpochTooLargeError, or ResourceLimitError where others can go on once this attempt is out of the way.
+        EpochTooLargeError, or ResourceLimitError if others can continue without this attempt.
         """
+        # Assume that only one attempt for each partition remains.
         own = {each.partition: each for each in state.stages.values()}
         own[stage.partition] = stage
         memory, disk = (
@@ -360,11 +367,11 @@ class Staging:
         )
 
     def _is_stuck(self, state: _OpenEpoch) -> bool:
-        """Whether all that is held is of epochs that have long waited for room, and this is the youngest."""
+        """Return True if epochs that have long waited for space hold all of it, and this is the youngest."""
         stages = [(each, stage) for each in self._epochs.values() for stage in each.stages.values()]
         held = sum(stage.memory_bytes + stage.disk_bytes for _, stage in stages)
         if held < self.memory_bytes + self.disk_bytes:
-            return False  # the rest is on its way into the queues
+            return False  # the rest is being published
         holders = [each for each, stage in stages if stage.groups]
         oldest_news = state.touched - IDLE_SECONDS
         return all(

@@ -1,4 +1,8 @@
-"""Taps: copies of a sample of what passes through a worker, for whoever looks. Knows nothing of gRPC."""
+"""Taps: copies of a sample of the messages that pass through a worker, for operators.
+
+Used by router.py and control/tap_service.py. Owns the open taps and the copies that wait for a reader.
+Independent of gRPC. Call only from the event loop. Design: docs/design/traces.md.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,24 @@ from tuplewire_service.messaging.base import ReceivedBatch
 logger = event_logger(__name__)
 
 MOST_TAPS = 8
-"""So many may look at a worker at a time: each costs what it copies."""
+"""Maximum number of taps at a worker: each costs the time for its copies."""
 MOST_PER_SECOND = 1000
 MOST_BYTES = 1 << 16
 _MOST_WAITING = 1000
 _MOST_WAITING_BYTES = 4 << 20
 _MOST_TAKEN_BYTES = 1 << 20
-"""gRPC takes responses of 4 MiB."""
+"""Limit of one response: gRPC accepts responses of 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What somebody wants to see.
+    """The messages that a reader requests.
 
-    tasks: of which; none: of all. sample: the share of their messages, over 0 to 1. per_second: so many at
-    most. most_bytes: so much of a payload at most.
+    Attributes:
+      tasks: The tasks; empty: all.
+      sample: The share of their messages, above 0 and up to 1.
+      per_second: The maximum number of messages per second.
+      most_bytes: The maximum number of bytes of a payload.
     """
 
     tasks: frozenset[int]
@@ -42,16 +49,16 @@ class Wanted:
 
 
 class Tap:
-    """One look. Belongs to the event loop.
+    """One open tap. Call only from the event loop.
 
-    Guarantee: it never waits, and holds a bounded number of messages and bytes. passed: how many messages of
-    its tasks have passed; left_out: how many of these were in the sample, and over its rate or its bounds.
+    Guarantee: it never waits, and holds a bounded number of messages and bytes. `passed` counts the messages
+    of its tasks; `left_out` counts sampled messages beyond its rate or limits.
     """
 
     def __init__(
         self, wanted: Wanted, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin to look. wake: called when there is something to take."""
+        """Open a tap. `wake` is called when take() has messages."""
         self.wanted = wanted
         self.passed = self.left_out = self.shown = 0
         self.failed = False
@@ -65,9 +72,10 @@ class Tap:
         self._waiting_bytes = 0
 
     def look(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
-        """Copy what the sample has of a group."""
+        """Copy the sampled messages of a group."""
         count = len(group)
         self.passed += count
+        # Carries the fraction over, so small groups are sampled correctly.
         self._share += count * self.wanted.sample
         chosen = min(count, int(self._share))
         self._share -= chosen
@@ -93,12 +101,12 @@ class Tap:
         self._wake()
 
     def fail(self) -> None:
-        """Take note that it has a defect, and sees nothing more."""
+        """Record a defect: the tap gets no more messages."""
         self.failed = True
         self._wake()
 
     def take(self) -> list[pb.TappedMessage]:
-        """Return what has come since the last call, as much as a response may have, and wake for the rest."""
+        """Return new messages up to the limit of a response, and wake the reader for the rest."""
         messages: list[pb.TappedMessage] = []
         size = 0
         while self._waiting and size < _MOST_TAKEN_BYTES:
@@ -113,7 +121,7 @@ class Tap:
 def _copies(
     group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, most_bytes: int
 ) -> Iterator[pb.TappedMessage]:
-    """Copy messages of a group; the time grows with the group, once, and with what is copied."""
+    """Copy messages of a group. The time grows with the group, once, and with the copied messages."""
     sizes, header_sizes = group.sizes(), group.header_sizes()
     begins = [0, *accumulate(sizes)]
     header_begins = [0, *accumulate(header_sizes)] if header_sizes else []
@@ -139,10 +147,10 @@ def _copies(
 
 
 class Taps:
-    """Those of one worker; true while there is one, which is all that its data plane asks then."""
+    """The taps of one worker. True if a tap is open: the only check on the data path without taps."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start without taps."""
         self._open: list[Tap] = []
         self._ended = pb.TapStatus()
 
@@ -150,7 +158,7 @@ class Taps:
         return bool(self._open)
 
     def begin(self, wanted: Wanted, wake: Callable[[], None]) -> Tap:
-        """Begin a tap; ResourceLimitError when there are too many."""
+        """Open a tap. Raises ResourceLimitError if there are too many."""
         if len(self._open) >= MOST_TAPS:
             raise ResourceLimitError(f"{MOST_TAPS} taps are open at this worker already: end one of them")
         tap = Tap(wanted, wake)
@@ -165,9 +173,9 @@ class Taps:
         self._ended.left_out += tap.left_out
 
     def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
-        """Show a batch that was routed; what was refused is not among it.
+        """Copy a routed batch to the taps, except for refused messages.
 
-        Guarantee: it raises nothing. The batch is accepted, whatever becomes of those who look.
+        Guarantee: it raises nothing. The batch is accepted even if a tap fails.
         """
         refused = {id(group) for group, _ in batch.refusals}
         groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
@@ -183,7 +191,7 @@ class Taps:
                 tap.fail()
 
     def status(self) -> pb.TapStatus:
-        """Return the counts, of taps that have ended, too."""
+        """Return the counts, including closed taps."""
         taps, ended = self._open, self._ended
         return pb.TapStatus(
             open=len(taps),

@@ -1,7 +1,8 @@
-"""Where a worker's time goes: its loop's states, tasks that make others wait, messages' durations.
+"""The use of a worker's time: states of its loop, tasks that block others, durations of messages.
 
-Source: the times busy, idle and backpressured of Flink's tasks (`busyTimeMsPerSecond`), here of a whole
-worker and by cause; Heron's `__time_spent_back_pressure_by_compid`.
+Used by worker.py and the metrics. Owns the time counters. Call only from the event loop. Source: Flink's
+busy, idle and backpressured times (`busyTimeMsPerSecond`), here for a whole worker and by cause; Heron's
+`__time_spent_back_pressure_by_compid`. Design: docs/design/status.md (time states).
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ _Key = TypeVar("_Key")
 
 
 class TimeState(enum.StrEnum):
-    """What a worker is at. It waits in all of them but the first; the first that holds counts."""
+    """The activity of a worker. It waits in all states except the first; the first that applies counts."""
 
     BUSY = "busy"
     """Its event loop works, or waits for a processor."""
     BACKPRESSURED_QUEUE = "backpressured_queue"
-    """Some sender has used up its window for a task here: the task's consumer is behind."""
+    """A sender has used up its window for a local task: the task's consumer is slow."""
     BACKPRESSURED_SOCKET = "backpressured_socket"
-    """Something is for a worker whose connection takes nothing: it is down, or its socket is full, or as many
-    frames as may be on the way are not acknowledged."""
+    """Messages wait for a worker whose connection cannot send: it is down, its socket is full, or the maximum
+    number of unacknowledged frames is in flight.
+    """
     BACKPRESSURED_CREDIT = "backpressured_credit"
-    """Something is for a task for which another worker gives no room, here or with a sender."""
+    """Messages, here or at a sender, wait for credit for a task of another worker."""
     IDLE = "idle"
-    """Nothing is held up."""
+    """Nothing is blocked."""
 
 
 class TimeShares:
-    """Adds the waits of an event loop up by what they were for; all other time is busy.
+    """Sums the waits of an event loop by cause; all other time is busy.
 
-    The clock comes from outside. Belongs to the event loop.
+    The caller provides the clock. Call only from the event loop.
     """
 
     __slots__ = ("_began", "_idle", "_waited")
@@ -61,24 +63,28 @@ class TimeShares:
     ) -> None:
         """Account for one wait of the loop, during which nothing changed.
 
-        full_here: a window for a task here is used up. full_there: so it is for a task of another worker.
-        held_since: since when a connection takes nothing; None when all do.
+        Args:
+          began, ended: The start and the end of the wait.
+          full_here: A window for a local task is used up.
+          full_there: A window for a task of another worker is used up.
+          held_since: Time since which a connection cannot send; None if all can.
         """
         waited = self._waited
         if full_here:
             waited[TimeState.BACKPRESSURED_QUEUE] += ended - began
             return
         state = TimeState.BACKPRESSURED_CREDIT if full_there else TimeState.IDLE
+        # A connection counts as blocked only after HELD_SECONDS.
         usual_until = ended if held_since is None else min(ended, max(began, held_since + HELD_SECONDS))
         waited[state] += usual_until - began
         waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
 
     def idled(self, began: float, ended: float) -> None:
-        """Account for a wait of the loop while nothing held anything up."""
+        """Account for a wait of the loop while nothing was blocked."""
         self._idle += ended - began
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Return the seconds in each state since the beginning; their sum is what has passed since then."""
+        """Return the seconds in each state since the start; their sum is the elapsed time."""
         shares = {state.value: waited for state, waited in self._waited.items()}
         shares[TimeState.IDLE] += self._idle
         shares[TimeState.BUSY] = now - self._began - sum(shares.values())
@@ -86,10 +92,10 @@ class TimeShares:
 
 
 class Blocking:
-    """How long each task has made others wait, and where: seconds by task and place, sampled by look().
+    """Seconds that each task has blocked others, by task and place, sampled by look().
 
-    At most `limit` pairs have a number of their own. The first pairs keep theirs until keep() forgets them: a
-    pair never changes between its own number and the common one.
+    At most `limit` pairs have a separate number. They keep it until keep() forgets them, so a pair never
+    changes between its own number and the common one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -98,9 +104,9 @@ class Blocking:
         self._gone: Callable[[int, str], bool] = lambda _task, _where: False
 
     def look(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
-        """Add the time since the last look, in seconds, to each task and place that blocks now.
+        """Add the seconds since the last sample to each task and place that blocks now.
 
-        What is gone may block for a moment more, and is not counted: nobody would forget it.
+        Removed tasks and places are not counted, because no later call would forget them.
         """
         seconds = self._seconds
         for task, where in blocked:
@@ -112,7 +118,7 @@ class Blocking:
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
 
     def keep(self, tasks: Container[int], places: Container[str]) -> None:
-        """Forget the pairs of tasks and places other than these, which are gone; the common one stays."""
+        """Forget all pairs except of these tasks and places; the common number stays."""
         self._gone = lambda task, where: task not in tasks or where not in places
         for pair in [each for each in self._seconds if each != (OTHER, OTHER)]:
             task, where = pair
@@ -120,16 +126,16 @@ class Blocking:
                 del self._seconds[pair]
 
     def seconds(self) -> dict[tuple[str, str], float]:
-        """Return the seconds by (task, where)."""
+        """Return the seconds by (task, place)."""
         return self._seconds.copy()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """The counts of a worker up to a time, or within some seconds."""
+    """The counts of a worker up to a time, or within an interval."""
 
     seconds: float
-    """The time, or how many seconds these are."""
+    """The time, or the length of the interval."""
     accepted: int = 0
     acknowledged: int = 0
     dropped: int = 0
@@ -140,27 +146,27 @@ class WorkerTotals:
 
 
 class Recent:
-    """What the last seconds have brought, by totals that only grow. The clock comes from outside.
+    """The latest increase of totals that only grow. The caller provides the clock.
 
-    It compares with a mark that is between one and two spans old, once so much time has passed.
+    The reference is a mark that is between one and two spans old, after the first two spans.
     """
 
     __slots__ = ("_before", "_mark")
 
     def __init__(self, totals: WorkerTotals) -> None:
-        """Begin at these totals; their `seconds` are the time, as of all those that follow."""
+        """Start at these totals; `seconds` is the current time in all totals."""
         self._before = self._mark = totals
 
     def due(self, now: float) -> bool:
-        """Whether it is time for look()."""
+        """Return True if look() should be called."""
         return now - self._mark.seconds >= _SPAN_SECONDS
 
     def look(self, totals: WorkerTotals) -> None:
-        """Compare with the mark before this one from now on."""
+        """Set a new mark, and compare with the one before it from now on."""
         self._before, self._mark = self._mark, totals
 
     def since(self, totals: WorkerTotals) -> WorkerTotals:
-        """Return what has come since the older mark."""
+        """Return the increase since the older mark."""
         before = self._before
         return WorkerTotals(
             totals.seconds - before.seconds,
@@ -173,16 +179,16 @@ class Recent:
 
 
 def _grown(before: Mapping[_Key, float], now: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Return by how much each has grown; what was forgotten meanwhile has begun anew."""
+    """Return the increase of each number; a number that was forgotten has restarted at 0."""
     grown = {key: value - min(value, before.get(key, 0.0)) for key, value in now.items()}
     return {key: value for key, value in grown.items() if value > 0}
 
 
 class LoopLag:
-    """How late an event loop is: how long a due callback waits. The clock comes from outside.
+    """The delay of due callbacks in an event loop. The caller provides the clock.
 
-    While a loop is blocked for two seconds, twenty probes are due, and one runs. All of them count, each with
-    its own lateness, so a rare long block shows as what it is.
+    If a loop is blocked for two seconds, several probes are overdue and one runs. Each counts with its own
+    delay, so a rare long block is visible.
     """
 
     __slots__ = ("_due", "lag")
@@ -192,7 +198,7 @@ class LoopLag:
         self._due = now + INTERVAL_SECONDS
 
     def probe(self, now: float) -> float:
-        """Note that the loop runs the probe now; return the seconds until the next."""
+        """Record that the loop runs the probe now; return the seconds until the next one."""
         late = now - self._due
         probes = int(max(0.0, late) / INTERVAL_SECONDS) + 1
         for missed in range(min(probes, _MOST_PROBES)):
@@ -202,10 +208,10 @@ class LoopLag:
 
 
 class Timekeeper:
-    """Looks at the parts of a worker. Belongs to the event loop."""
+    """Samples the parts of a worker. Call only from the event loop."""
 
     def __init__(self, router: Router, servers: Servers, blocking_limit: int) -> None:
-        """Begin now. blocking_limit: how many pairs of task and place have a number of their own."""
+        """Start now. `blocking_limit` is the number of (task, place) pairs with a separate number."""
         self._router = router
         self._servers = servers
         self._clock = asyncio.get_running_loop().time
@@ -223,18 +229,18 @@ class Timekeeper:
         if (since is None or ended - since <= HELD_SECONDS) and not (
             pressure.without_credit or self._servers.any_exhausted
         ):
-            self._shares.idled(began, ended)  # nearly always, and for each message that comes alone
+            self._shares.idled(began, ended)  # the fast path, also after each single message
             return
         here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_exhausted()}
         full_there = False in here or pressure.without_credit > 0
         self._shares.waited(began, ended, full_here=True in here, full_there=full_there, held_since=since)
 
     def assigned(self, assignment: Assignment) -> None:
-        """Forget what tasks and workers have blocked that are not in the assignment."""
+        """Forget the blocking times of tasks and workers outside the assignment."""
         self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
 
     async def look_around(self) -> None:
-        """Sample four times a second how late the loop is, and which tasks block others."""
+        """Sample the delay of the loop and the blocking tasks four times a second."""
         while True:
             now = self._clock()
             blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
@@ -257,11 +263,11 @@ class Timekeeper:
 
     @property
     def holding(self) -> Mapping[tuple[str, str], float]:
-        """For how long tasks have held others up within the last seconds, by (task, where)."""
+        """Recent seconds that tasks have blocked others, by (task, place)."""
         return self._recent.since(self._totals(self._clock())).blocking_seconds
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add all times up to now to a worker's status; of the tasks that hold others up, the worst first."""
+        """Add all times to a worker's status, with the tasks that block most first."""
         totals = self._totals(self._clock())
         recent = self._recent.since(totals)
         status.state_seconds.update(totals.state_seconds)

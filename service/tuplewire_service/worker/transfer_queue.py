@@ -1,7 +1,8 @@
 """The transfer queue: outbound messages, and the drainer that groups them by destination worker.
 
-Messages that have queued up by the time the drainer runs go out together. The queue is never full: the
-senders' credit bounds it. Source: Storm's transfer queue and `TransferDrainer`.
+Messages that are queued when the drainer runs are sent together. The senders' credit bounds the queue.
+Used by router.py. Owns the outbound messages of one loop turn. Call only from the event loop.
+Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tuplewire_service.worker.routing_table import RoutingTable
 
 
 class TransferQueue:
-    """Holds outbound groups until the drainer's turn. Belongs to the event loop."""
+    """Holds outbound groups until the drainer runs. Call only from the event loop."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class TransferQueue:
         lost_workers: LostWorkers,
         drops: Drops,
     ) -> None:
-        """Start empty. drops: counts what goes nowhere."""
+        """Start empty. `drops` counts messages that cannot be routed."""
         self._table = table
         self._connections = connections
         self._lost_workers = lost_workers
@@ -45,21 +46,21 @@ class TransferQueue:
         self._scheduled = False
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue a group; it goes out with the next drain, in the next turn of the loop at the latest."""
+        """Queue a group for the next drain, in the next turn of the loop at the latest."""
         self._queue.append((group, inbound))
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.drain)
 
     def held_groups(self) -> Iterator[TaskGroup]:
-        """Return what waits for the drainer."""
+        """Return the queued groups."""
         return (group for group, _ in self._queue)
 
     def drain(self) -> None:
-        """Group everything by destination worker, in order, and send it.
+        """Group all messages by destination worker, in order, and send them.
 
-        Messages of several programs stay in their order too: it is that of their entry sequences. An error is
-        a defect; what was not sent by then goes to `lose`.
+        Messages of several programs keep the order of their entry sequences. An error is a defect; unsent
+        messages are passed to Drops.lose().
         """
         self._scheduled = False
         queue, self._queue = self._queue, []
@@ -84,18 +85,20 @@ class TransferQueue:
             self._drops.lose(group for _, _, groups in waiting for group in groups)
 
     def drain_now(self) -> None:
-        """Drain for whoever must not hear of a defect: it is the loop's, as it is in a turn of its own."""
+        """Drain, and report a defect to the loop instead of the caller, like a scheduled drain."""
         try:
             self.drain()
-        except Exception as error:  # noqa: BLE001 - told to the loop
+        except Exception as error:  # noqa: BLE001 - reported to the loop
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
     def follow(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
-        """Send messages of another worker at once, after earlier ones, by a connection that these took."""
+        """Send messages of another worker immediately, behind earlier ones on the same connection."""
         self.drain()
-        self._send(connection, inbound, [group.out_of_queue(0)])  # earlier ones go in no circle
+        # the earlier messages are not in a cycle, so the hop count restarts
+        self._send(connection, inbound, [group.out_of_queue(0)])
 
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
+        # A copy from a program may have been faster: the lost worker's messages are marked.
         if inbound.worker_number and connection is not None:
             if lost := self._lost_workers:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
@@ -106,9 +109,9 @@ class TransferQueue:
     def _left_by(
         self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]
     ) -> list[TaskGroup]:
-        """Hand groups to a connection; return those that it does not take because it is closed.
+        """Submit groups to a connection; return the groups that it did not accept because it is closed.
 
-        What its peer would refuse concerns these messages alone: they are given up by name.
+        Messages that the peer would refuse are dropped individually.
         """
         if connection is None:
             return groups
@@ -123,6 +126,7 @@ class TransferQueue:
         except ClosedError:
             return groups
         except MessageTooLargeError as error:
+            # Separate the messages that fit, so that only the others are dropped.
             pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
@@ -137,7 +141,7 @@ class TransferQueue:
 
 
 def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:
-    """Return messages of another worker (its number) as they are forwarded, in order with earlier ones."""
+    """Yield messages of another worker in forwarded form, on the route of earlier ones."""
     routes: dict[int, int | None] = {}
     for group in groups:
         if group.task not in routes:

@@ -1,7 +1,7 @@
-"""The worker: its life from start to drain, around a router and the servers that feed it.
+"""The worker: its life cycle from start to drain, around a router and the servers that feed it.
 
-Source: Storm's `Worker`. A user of IContext like anybody else: its server connection feeds the router, whose
-client connections carry what belongs elsewhere.
+Used by process/data_plane.py, the services of control/, and topologies. Owns the router, servers, sinks and
+tickers. Call only from the event loop. Source: Storm's `Worker`. Design: docs/design/drain.md.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ logger = event_logger(__name__)
 
 _TICK_SECONDS = 1.0
 _GOODBYE_SECONDS = 1.0
-"""So long a drain waits for connections to workers that it has not sent anything."""
+"""Seconds that a drain waits for connections that it needs only to announce its departure."""
 _LOOK_SECONDS = 0.01
 HIGH_LOAD = 0.9
-"""A task is congested from this load on, of a full queue's 1 ..."""
+"""A task becomes congested at this load (a full queue has load 1) ..."""
 LOW_LOAD = 0.4
-"""... until its load is no more than this: in between nothing changes, so that none flickers."""
+"""... and remains so until its load falls to this value. The gap prevents flapping."""
 
 
 def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[int]:
-    """Return which tasks are congested, by their loads, 0 where one is missing, and by which were so before.
+    """Return the congested tasks, from the current loads (0 if missing) and the previously congested tasks.
 
-    For display: credit is what holds senders back. Source: Storm's `BackPressureTracker`; the marks are those
-    of `backpressure.disruptor.high.watermark` and `backpressure.disruptor.low.watermark`.
+    This is for display: credit limits the senders. Source: Storm's `BackPressureTracker`, with its settings
+    `backpressure.disruptor.high.watermark` and `backpressure.disruptor.low.watermark`.
     """
     return frozenset(
         task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)
@@ -53,7 +53,7 @@ def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[
 
 
 class WorkerState(enum.StrEnum):
-    """Where a worker is in its life."""
+    """The states of a worker's life cycle."""
 
     STARTING = "starting"
     READY = "ready"
@@ -62,7 +62,7 @@ class WorkerState(enum.StrEnum):
 
 
 class Worker:
-    """One worker of a topology. Every method belongs to the event loop, unless it says otherwise."""
+    """One worker of a topology. Call only from the event loop, unless a method states otherwise."""
 
     def __init__(
         self,
@@ -72,24 +72,29 @@ class Worker:
         peers: IContext | None = None,
         advertise: str = "",
     ) -> None:
-        """Prepare one.
+        """Create a worker.
 
-        programs: the transport that programs use. peers: the one between workers; None: the same.
-        advertise: where others reach it (a host, perhaps with a port), if not where it is bound.
+        Args:
+          settings: Its name and limits.
+          programs: The transport that programs use.
+          incarnation: Its process start; None: now.
+          peers: The transport between workers; None: the same.
+          advertise: The address for others (a host, optionally with a port), if it differs from the bound
+              one.
         """
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.state = WorkerState.STARTING
         self.waits_for = "the drain to begin"
-        """What drain() waits for."""
+        """The current wait of drain()."""
         self.predecessor_lost = 0
-        """How many messages died with the process before this one, at most."""
+        """Maximum number of messages lost with the previous process of this worker."""
         self.assignment_problem: Callable[[], str] = lambda: ""
-        """Why what the assignment file has is not in force; empty when it is."""
+        """Returns the reason that the assignment file is not in use, or an empty string."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
         self.congested: frozenset[int] = frozenset()
-        """Tasks whose queues are nearly full, or were so and are not far from it."""
+        """Congested tasks; see congested()."""
         self._advertise = advertise
         self._intake = Intake.ALL
         self._changing_intake = asyncio.Lock()
@@ -107,10 +112,8 @@ class Worker:
         self.sinks = Sinks(settings, self.router)
         self.times = Timekeeper(self.router, self.servers, settings.metrics_series)
 
-    # --- life ------------------------------------------------------------------------------------
-
     async def start(self, port: int, peers_port: int = 0) -> None:
-        """Bind the port, and that of the peers' own transport; BindError when that fails."""
+        """Bind the port, and the port of a separate transport for peers. Raises BindError."""
         await self.servers.start(port, peers_port, self.router)
         self._look_at_name()
         self._tickers = [
@@ -135,7 +138,7 @@ class Worker:
             self._enter(WorkerState.STARTING)
 
     def _look_at_name(self) -> None:
-        """See whether the assignment means this worker."""
+        """Check that the assignment names this worker at its addresses."""
         if self.assignment is None:
             return
         servers = self.servers
@@ -146,7 +149,7 @@ class Worker:
         self.router.table.misnamed = reason
 
     async def _let_in(self) -> None:
-        """Take programs' messages only while the assignment means this worker; their senders keep them."""
+        """Accept messages of programs only while the assignment names this worker; senders retain them."""
         async with self._changing_intake:
             intake = Intake.WORKERS if self.router.table.misnamed else Intake.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
@@ -165,7 +168,7 @@ class Worker:
 
     @property
     def not_ready_because(self) -> str:
-        """Why the worker is not ready, in words; empty if it is."""
+        """The reason that the worker is not ready; empty if it is ready."""
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
         if (error := self.router.not_ready) is not None:
@@ -173,23 +176,22 @@ class Worker:
         if self.state is WorkerState.STARTING and (missing := self.router.connections.not_ready):
             return f"not connected yet to {', '.join(missing)}"
         if self.state is WorkerState.READY and (problem := self.assignment_problem()):
-            return problem  # it serves by the assignment before, and whoever rolls workers has to see that
+            return problem  # it still serves the previous assignment, but a rollout must stop here
         return "" if self.servers.program is None else self.servers.program.not_ready_because
 
     def host(self, program: IProgram) -> None:
-        """Have a program inside: the worker is ready when it is, and a drain waits for what it still does."""
+        """Attach a hosted program: readiness includes the program, and a drain waits for its work."""
         self.servers.program = program
 
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        """Take nothing new, deliver or forward every held message, close, and return the balance.
+        """Refuse new messages, deliver or forward held ones, close, and return the ledger.
 
-        Moves come first, for at most half of the time, also those that begin meanwhile. Messages held for a
-        move may depend on messages that other workers still owe us, and our successor will not know of the
-        move.
+        Moves get at most half of the time, including moves that start during the drain. Messages held for a
+        move
+        may depend on messages of other workers, and a restarted worker does not know the move.
 
-        What sinks have staged has the same time to be published. Messages that nobody has taken by the
-        deadline count as dropped{shutdown}. They are not released, so a sender in the mode `processed` sends
-        them again, to our successor.
+        Staged messages of sinks get the same time to be published. Unconsumed messages count as
+        dropped{shutdown} at the deadline. They are not released, so senders in mode `processed` resend them.
         """
         now = self._clock()
         deadline = now + deadline_seconds
@@ -197,7 +199,7 @@ class Worker:
         router = self.router
         router.rejections.hurry()
         self._enter(WorkerState.DRAINING)
-        router.refresh()  # the goodbye needs connections to all workers: they open meanwhile
+        router.refresh()  # connections to all workers, for the departure notice, open during the drain
 
         def passing() -> bool:
             return bool(router.moving_tasks or router.connections.pending_messages or len(self.sinks.staging))
@@ -212,6 +214,7 @@ class Worker:
 
         while True:
             self.waits_for = "programs to end their streams"
+            # Programs stop first; workers may still forward messages that held ones depend on.
             async with self._changing_intake:
                 await self.servers.stop_intake(Intake.WORKERS)
             self.waits_for = "messages on their way to other workers"
@@ -221,16 +224,17 @@ class Worker:
             await router.activity.until(finished, deadline)
             if not stays_open():
                 await self.servers.stop_intake(Intake.NOBODY)
-                await router.activity.until(finished, deadline)  # messages that came before the intake ended
+                # messages that were received before the intake stopped
+                await router.activity.until(finished, deadline)
             if not stays_open():
                 break
         for ticker in self._tickers:
             ticker.cancel()
         self.waits_for = "connections to all other workers, to say goodbye"
         router.refresh()
-        # Also past the deadline: without a goodbye, senders wait for this worker as long as it is assigned.
+        # Also past the deadline: without a notice, senders wait for this worker while it is assigned.
         patience = self._clock() + _GOODBYE_SECONDS if router.leaves_messages else 0.0
-        # Nothing tells of a connection that opens.
+        # No event reports that a connection has opened.
         while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
         self.waits_for = "connections to other workers to close"
@@ -244,24 +248,22 @@ class Worker:
         return router.ledger()
 
     async def abort(self) -> None:
-        """End at once, as a process that is killed: nothing is forwarded, and nobody is told."""
+        """Stop immediately, like a killed process: nothing is forwarded, and no peer is notified."""
         for ticker in self._tickers:
             ticker.cancel()
         self.state = WorkerState.STOPPED
         await asyncio.to_thread(self.servers.abort)
         await asyncio.to_thread(self.router.connections.abort)
 
-    # --- assignment, publications, load --------------------------------------------------------------
-
     @property
     def assignment(self) -> Assignment | None:
-        """The assignment in force."""
+        """The current assignment."""
         return self.router.table.assignment
 
     def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Put a newer assignment in force; False when this version is in force already.
+        """Apply a newer assignment; return False if this version is already current.
 
-        Raises what Assignment.succeeds raises, which has `force`, too.
+        For `force` and the errors, see Assignment.succeeds().
         """
         before = self.assignment
         changed = self.router.update(assignment, force=force)
@@ -275,10 +277,10 @@ class Worker:
         return changed
 
     def check_sinks(self, *, goes_on: bool) -> None:
-        """Check that sinks may start an epoch here, or continue one (goes_on).
+        """Check that sinks may start an epoch here, or continue one (`goes_on`).
 
-        A worker that has left the assignment continues, and forwards the messages. Raises DrainingError
-        while the worker drains, or once it has stopped, and NotReadyError while no assignment has it.
+        A worker that has left the assignment continues, and forwards the messages. Raises DrainingError while
+        the worker drains or after it stopped, and NotReadyError while no assignment names it.
         """
         ended = {WorkerState.STOPPED} if goes_on else {WorkerState.DRAINING, WorkerState.STOPPED}
         if self.state in ended:
@@ -287,7 +289,7 @@ class Worker:
             raise error
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
-        """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
+        """Return the known loads, 0 to 1, of these tasks; of all tasks by default."""
         table, queues = self.router.table, self.router.queues
         wanted = list(tasks) or table.owner_of.keys()
         loads = {task: queues.load(task) for task in wanted if task in queues}
@@ -300,7 +302,7 @@ class Worker:
         return loads
 
     def _report_load(self) -> None:
-        """Tell senders of loads, and of congestion for as long as it lasts: what is not repeated expires."""
+        """Send loads and congestion to senders. Congestion is repeated while it lasts; else it expires."""
         queues = self.router.queues
         loads = queues.changed_loads()
         if self.servers.program is not None:
@@ -318,23 +320,23 @@ class Worker:
             self.servers.send_backpressure_status(self.settings.worker_id, self.congested, relieved)
 
     def clients(self) -> tuple[Sequence[pb.SessionStatus], Sequence[pb.ConsumerStatus]]:
-        """Return all senders and consumers, of each those first that have the most outstanding.
+        """Return all senders and all consumers, each by descending number of outstanding messages.
 
-        It costs more than a status where there are thousands.
+        With thousands of clients, this costs more than a status.
         """
         return self.servers.sessions(), self.router.queues.consumers()
 
     async def shown_tasks(self, most: int) -> Sequence[int]:
-        """Return the tasks that matter most, at most so many; see ReceiveQueues.shown."""
+        """Return the `most` most relevant tasks; see ReceiveQueues.shown()."""
         urgent = self.congested.union(
             int(task) for task, where in self.times.holding if where == LOCAL and task.isdecimal()
         )
         return await self.router.queues.shown(urgent, most)
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
-        """Return the worker as it is, without its clients; its parts are read together.
+        """Return a consistent status of the worker, without its clients.
 
-        tasks: those of its tasks that are in it; None: all.
+        `tasks` selects its tasks; None: all of them.
         """
         router, rejected = self.router, self.router.rejections
         status = pb.GetStatusResponse(

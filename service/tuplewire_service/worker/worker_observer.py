@@ -1,7 +1,8 @@
-"""The spans of messages at a worker, where their senders trace them: `forward` and `queue`.
+"""The spans `forward` and `queue` of traced messages at a worker.
 
-A worker passes headers on as they came. So each span has what the message carries as its parent, and those of
-several workers are siblings, in the order of their times.
+A worker forwards headers unchanged. Each span therefore has the context in the message as its parent, and the
+spans of several workers are siblings, ordered by time. Used by worker.py. Owns the contexts of queued
+messages. Call only from the event loop. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ if TYPE_CHECKING:
     from tuplewire.tracing.spans import Attributes, Tracing
 
 _Contexts = Mapping[TraceParent, int]
-"""Contexts, and how many messages have each."""
+"""Contexts, and the number of messages with each."""
 
 
 @dataclass(slots=True, eq=False)
 class _Queued:
     """Messages with contexts in a task's queue.
 
-    last: the sequence of the last one. came_ns: since 1970. span: of their time in the queue.
+    Attributes:
+      last: The sequence of the last message.
+      came_ns: Arrival in nanoseconds since 1970.
+      span: The span of their time in the queue.
     """
 
     log: DeliveryLog
@@ -45,7 +49,7 @@ class _Queued:
 
 
 class _Forwarded:
-    """Stands for the inbound session of messages with contexts until another worker has taken them over."""
+    """Replaces the inbound session of messages with contexts until another worker has accepted them."""
 
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
         self.source, self.sender_id = inbound.source, inbound.sender_id
@@ -56,11 +60,11 @@ class _Forwarded:
         self.contexts = contexts
         self.began_ns = time.time_ns()
         self.left = len(group)
-        """How many are not settled."""
+        """Number of messages that are not settled."""
 
 
 class WorkerObserver(Observer):
-    """Makes the spans of one worker, and the exemplars of its histograms."""
+    """Records the spans of one worker, and the exemplars of its histograms."""
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
         self._tracing = tracing
@@ -122,7 +126,7 @@ class WorkerObserver(Observer):
     def _passed(
         self, operation: str, task: int, contexts: _Contexts, began_ns: int, attributes: Attributes
     ) -> TraceParent | None:
-        """Make a span for each context, from a time until now; return the last one's own context."""
+        """Record a span for each context, from `began_ns` until now; return the context of the last span."""
         own = None
         for context, messages in contexts.items():
             about: Attributes = {
@@ -135,7 +139,7 @@ class WorkerObserver(Observer):
 
 
 def _until(by_task: dict[int, deque[_Queued]], task: int, last: int) -> Iterator[_Queued]:
-    """Take out what ends at a sequence or before."""
+    """Remove and yield the entries that end at or before a sequence."""
     queued = by_task.get(task)
     while queued and queued[0].last <= last:
         yield queued.popleft()

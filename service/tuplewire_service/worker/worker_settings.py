@@ -1,4 +1,8 @@
-"""What a worker is, and how much it holds."""
+"""The settings of a worker: its name, topology and limits.
+
+Used by config/ and by most modules of worker/. Owns no state. Thread-safe.
+Design: docs/design/rows-and-memory.md (settings).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(Settings):
-    """What a worker goes by on its event loop. session: how its connections to other workers behave."""
+    """The settings of a worker's event loop. `session` applies to its connections to other workers."""
 
     worker_id: str = setting(text("ID"), REQUIRED, "name of this worker, unique in the topology")
     topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
@@ -75,7 +79,7 @@ class WorkerSettings(Settings):
 
 
 def of_transport(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
-    """Return what any transport of a worker is told, as fields of TransportSettings."""
+    """Return the settings that all transports of a worker share, as fields of TransportSettings."""
     return {
         "worker_id": settings.worker_id,
         "incarnation": incarnation,
@@ -91,9 +95,8 @@ def of_transport(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
 def peer_session(settings: SessionSettings) -> SessionSettings:
     """Return the settings of a session between workers.
 
-    It needs no bound of its own: all that goes through it was granted to a sender, whose window is the bound,
-    and a bound here would let one stopped task hold up the others. What is kept until it is consumed is said
-    for each message, as its sender wants it.
+    It has no limit of its own, because all its messages have credit at their entry worker. A limit here would
+    let one stalled task block the others. Each message states whether it is kept until it is consumed.
     """
     return replace(
         settings,
