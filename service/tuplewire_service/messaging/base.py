@@ -1,7 +1,9 @@
-"""The messaging plug-in contract: IContext makes connections, IConnection moves batches.
+"""The transport plug-in interface: IContext creates connections, IConnection transfers batches.
 
-Source: Storm's `org.apache.storm.messaging` (`IContext`, `IConnection`, `IConnectionCallback`). Storm has one
-IConnection whose methods throw on the wrong side; here the two sides are two types.
+Used by all transports, and by worker/ and topologies. Owns no state. Thread-safe, except methods with another
+thread rule. Source: Storm's `org.apache.storm.messaging` (`IContext`, `IConnection`, `IConnectionCallback`).
+Storm has one IConnection with methods that throw on the wrong side; here the sides are two types.
+Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 
-if TYPE_CHECKING:  # settings need this module, and no protobuf
+if TYPE_CHECKING:  # settings import this module, which must not load protobuf
     from tuplewire.wire.control_pb2 import SessionStatus
 
 BLOCK, NO_BLOCK = 0, 1
@@ -28,22 +30,22 @@ BLOCK, NO_BLOCK = 0, 1
 
 
 class Intake(enum.IntEnum):
-    """Whose messages a server takes, from nobody's to everybody's; each includes those before it."""
+    """The peers from which a server accepts messages, in ascending order; a level includes lower ones."""
 
     NOBODY = 0
     LEAVING_WORKERS = 1
-    """Workers that are about to go: what they hold would be lost with them."""
+    """Workers that are shutting down: the messages they hold would be lost with them."""
     WORKERS = 2
     ALL = 3
 
     @classmethod
     def of(cls, *, worker: bool, draining: bool) -> Intake:
-        """Return the least intake that lets a sender in. draining: it is a worker that is about to go."""
+        """Return the lowest level that accepts a sender. `draining` means a worker that is shutting down."""
         return cls.ALL if not worker else cls.LEAVING_WORKERS if draining else cls.WORKERS
 
 
 class ConnectionStatus(enum.Enum):
-    """Where a connection is in its life. Source: Storm's `ConnectionWithStatus.Status`."""
+    """The state of a connection. Source: Storm's `ConnectionWithStatus.Status`."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -52,7 +54,7 @@ class ConnectionStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveCount:
-    """What arrived from one source: messages, batches (frames) and payload bytes."""
+    """The messages, batches (frames) and payload bytes received from one source."""
 
     source: str
     messages: int
@@ -66,21 +68,21 @@ class ServerStatistics:
 
     received: Sequence[ReceiveCount] = ()
     sessions: int = 0
-    """Senders that are connected, or were a moment ago: each has its share of the queues."""
+    """Senders that are, or recently were, connected. Each has a share of the queues."""
     resumable_sessions: int = 0
-    """Senders that have no share any more, and may resume."""
+    """Senders that no longer have a share, but may resume."""
     refused_streams: Mapping[str, int] = field(default_factory=dict)
-    """Streams that were refused, or ended with an error, by the error's code."""
+    """Streams that were refused or failed, by error code."""
     refused_messages: Mapping[str, int] = field(default_factory=dict)
-    """Messages that were refused one by one, by the error's code."""
+    """Individually refused messages, by error code."""
     silent_streams: int = 0
-    """Streams that have not said hello yet."""
+    """Streams that have not sent their first message yet."""
     smallest_window: int | None = None
-    """How many messages each sender may have outstanding to the most crowded task; None: it is not told."""
+    """Maximum number of outstanding messages of each sender to the fullest task; None: unknown."""
     restarts: int = 0
-    """How often what listens has ended by itself, and was started again."""
+    """Number of times that the listener failed and was restarted."""
     identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Sessions and resumable sessions by identity, where anybody is asked who it is."""
+    """Sessions and resumable sessions by identity, if clients are authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +95,17 @@ class ClientStatistics:
     sent_bytes: int = 0
     reconnects: int = 0
     receiver_assignment_version: int = 0
-    """The receiver's, when it was last connected; 0: it had none, or its transport does not tell."""
+    """The receiver's version at the last connection; 0: none, or unknown to the transport."""
     perhaps_lost: int = 0
-    """Messages that a receiver had acknowledged, and that may have died with it: at most so many."""
+    """Maximum number of messages that a receiver acknowledged and then lost when it failed."""
 
 
 class InboundSession(Protocol):
-    """Where received messages came from; told when they have left the receiver's hands."""
+    """The session that messages arrived on. It is notified when the receiver has released them."""
 
     @property
     def source(self) -> str:
-        """The name by which its messages are counted: a worker's id, or `client` for every program."""
+        """The name under which its messages are counted: a worker's id, or `client` for all programs."""
 
     @property
     def sender_id(self) -> str:
@@ -111,33 +113,33 @@ class InboundSession(Protocol):
 
     @property
     def worker_number(self) -> int:
-        """The number that stands for the sender in what is passed on for it; 0: it is a program."""
+        """The number that identifies the sender in forwarded messages; 0: a program."""
 
     @property
     def wants_releases(self) -> bool:
-        """Whether somebody waits for each release: a sender in the mode `processed`, or a worker.
+        """True if the sender waits for each release: a sender in the mode `processed`, or a worker.
 
-        What it sent is kept until its consumer has acknowledged it.
+        Its messages are retained until their consumer has acknowledged them.
         """
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Say that the next so many messages to the task, in the order of arrival, are done with.
+        """Release the next `messages` messages of the task, in order of arrival.
 
-        It gives the sender room, and acknowledges the messages in the mode `processed`.
+        This gives the sender credit, and acknowledges the messages in the mode `processed`.
         """
 
 
 class ReceivedBatch(TaskMessageBatch):
-    """A batch as a callback gets it.
+    """A batch that is passed to a callback.
 
-    When the callback returns, its messages count as done with, unless it called hold(): then whoever holds
-    them calls `inbound.release` for each group later, in order of arrival per task.
+    Its messages are released when the callback returns, unless it called hold(). The callback then calls
+    `inbound.release` for each group later, in order of arrival for each task.
     """
 
     __slots__ = ("assignment_version", "held", "inbound", "refusals")
 
     assignment_version: int
-    """The assignment by which the sender routed this batch; 0: it does not route."""
+    """The assignment that the sender used to route this batch; 0: it does not route."""
     inbound: InboundSession
     held: bool
     refusals: list[tuple[TaskGroup, RefusedError]]
@@ -146,50 +148,50 @@ class ReceivedBatch(TaskMessageBatch):
     def arrived(
         cls, groups: Iterable[TaskGroup], inbound: InboundSession, assignment_version: int = 0
     ) -> ReceivedBatch:
-        """Build one; for transports."""
+        """Build a batch; for transports."""
         batch = cls.from_groups(groups)
         batch.inbound, batch.held, batch.refusals = inbound, False, []
         batch.assignment_version = assignment_version
         return batch
 
     def hold(self) -> None:
-        """Take over the duty to release every group that is not refused."""
+        """Take the responsibility to release every group that is not refused."""
         self.held = True
 
     def refuse(self, group: TaskGroup, error: RefusedError) -> None:
-        """Send a group of this batch back as refused; its sender is told the error."""
+        """Refuse a group of this batch; its sender receives the error."""
         self.refusals.append((group, error))
 
 
 class IConnectionCallback(ABC):
-    """Gets what a server connection receives. Source: Storm's `IConnectionCallback`."""
+    """Receives the messages of a server connection. Source: Storm's `IConnectionCallback`."""
 
     @abstractmethod
     def recv(self, batch: ReceivedBatch) -> None:
-        """Take a batch. Must not block; is never called twice at a time for one connection.
+        """Accept a batch. Must not block; never called concurrently for one connection.
 
         An exception is a defect: the transport logs it, and refuses the batch to its sender.
         """
 
     @property
     def not_ready(self) -> RefusedError | None:
-        """Why no program's session is opened now, and it must try again; None when it may be."""
+        """The reason to refuse sessions of programs for now, which are then retried; None: accept them."""
         return None
 
     @property
     def assignment_version(self) -> int:
-        """The version of the assignment in force, for senders that connect; 0: there is none."""
+        """The current assignment version, for senders that connect; 0: none."""
         return 0
 
     def worker_is(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
-        """Take note that a worker (its number) is connected, or is not any more, without a goodbye."""
+        """Record that the worker with this number connected, or disconnected without notice."""
 
     def workers_left(self, departures: Sequence[Departure]) -> None:  # noqa: B027 - not all need know
-        """Take note of workers that have ended in good order, and of what they left behind."""
+        """Record the workers that shut down cleanly, and the state that they reported."""
 
 
 class IConnection(ABC):
-    """What both sides have in common."""
+    """The interface that both sides share."""
 
     @property
     @abstractmethod
@@ -199,26 +201,26 @@ class IConnection(ABC):
     @property
     @abstractmethod
     def status(self) -> ConnectionStatus:
-        """Where the connection is in its life."""
+        """The current state of the connection."""
 
     @abstractmethod
     def close(self, timeout: float = 10.0) -> None:
-        """End it in good order, waiting at most so many seconds; does nothing the second time.
+        """Close cleanly within `timeout` seconds. Further calls have no effect.
 
-        A client waits until what it accepted is acknowledged; what is not by then counts as dropped{closed}.
+        A client waits until its accepted messages are acknowledged; the rest counts as dropped{closed}.
         """
 
     def abort(self) -> None:
-        """End it now; does nothing the second time. By default, close() without any time."""
+        """Close immediately; further calls have no effect. By default, this is close() without a wait."""
         self.close(0.0)
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """Do as close, where the transport's I/O runs. By default close() gets a thread of its own."""
+        """Close, on the transport's event loop. By default, close() runs in a separate thread."""
         await in_own_thread(lambda: self.close(timeout))
 
 
 class IServerConnection(IConnection):
-    """The bound side: receives batches, tells senders about load."""
+    """The bound side: receives batches and reports load to senders."""
 
     @property
     @abstractmethod
@@ -227,60 +229,62 @@ class IServerConnection(IConnection):
 
     @abstractmethod
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
-        """Take nothing more in, but from these: acknowledge what was taken, let the others keep the rest.
+        """Accept messages only from these peers, and acknowledge accepted ones; other senders keep the rest.
 
-        When it returns, nothing more comes from those that are not meant. A call may let more senders in
-        again than the one before.
+        No message from other peers arrives after it returns. A later call may accept more senders again.
         """
 
     async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
-        """Do as stop_intake, where the transport's I/O runs; see close_async."""
+        """Do the same as stop_intake() on the transport's event loop; see close_async()."""
         await in_own_thread(lambda: self.stop_intake(intake))
 
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
-        """Deliver to the callback from now on, first of all what has waited for it; from bind on, or once.
+        """Deliver messages to the callback, once or from bind() on, starting with waiting messages.
 
-        What is sent before that waits with its senders, unacknowledged, so that they hear of what the
-        callback refuses. Raises ClosedError when recv() or another callback takes the messages.
+        Earlier messages wait at their senders without acknowledgement, so refusals of the callback reach the
+        senders.
+        Raises ClosedError if recv() or another callback receives the messages.
         """
 
     @abstractmethod
     def recv(self, flags: int = BLOCK) -> TaskMessage | None:
         """Return the next message (pull mode, without a callback).
 
-        flags: BLOCK waits; NO_BLOCK returns None when there is none yet. Messages come from the first call
-        on. Once the connection is closed, and what it had accepted is taken, every call returns the shutdown
-        notice, a message to SHUTDOWN_TASK (-1): a receive loop ends there. It never comes from a sender.
-        Raises ClosedError when a callback is registered. Source: Storm's `IConnection.recv`, and the notice
-        of its receive thread.
+        With BLOCK, wait for a message; with NO_BLOCK, return None if there is none. The first call starts the
+        delivery. After the connection is closed and its accepted messages are read, every call returns the
+        shutdown
+        notice: a message to SHUTDOWN_TASK (-1), which no sender can send. A receive loop ends there. Raises
+        ClosedError if a callback is registered. Source: Storm's `IConnection.recv`, and the notice of its
+        receive
+        thread.
         """
 
     @abstractmethod
     def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """Tell every connected sender the load of tasks, 0 (idle) to 1 (full)."""
+        """Send the load of tasks, from 0 (idle) to 1 (full), to every connected sender."""
 
     @abstractmethod
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
-        """Tell every connected sender which tasks hold it back and which no longer do; for display only."""
+        """Send the newly congested and the relieved tasks to every connected sender; for display only."""
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
-        """Tell every connected worker of others that have ended in good order, before the next release."""
+        """Notify all connected workers about workers that shut down cleanly, before the next release."""
 
     @property
     def exhausted(self) -> Collection[int]:
-        """The tasks for which some sender has used its window up, the longest first; where the I/O runs.
+        """The tasks for which a sender has used up its window, the longest first.
 
-        For metrics. Return () if the transport cannot tell.
+        Call only from the event loop. For metrics. Empty if the transport does not know.
         """
         return ()
 
     def sessions(self) -> Sequence[SessionStatus]:
-        """Return every sender that is connected or remembered; where the I/O runs.
+        """Return every connected or remembered sender.
 
-        Return () if the transport cannot tell.
+        Call only from the event loop. Empty if the transport does not know.
         """
         return ()
 
@@ -290,12 +294,12 @@ class IServerConnection(IConnection):
 
 
 class IClientConnection(IConnection):
-    """The connecting side: sends batches, knows the peer's load."""
+    """The connecting side: sends batches and receives the peer's load."""
 
     @property
     @abstractmethod
     def congested(self) -> frozenset[int]:
-        """The tasks whose queues the peer says are nearly full, as get_load; for display, credits decide."""
+        """The tasks with nearly full queues, as reported by the peer; for display, because credit decides."""
 
     @overload
     def send(
@@ -307,10 +311,12 @@ class IClientConnection(IConnection):
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """Accept messages: a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Waits for room, or fails, or makes room by giving up what no receiver has, as the setting `overflow`
-        says. Waits at most `timeout` seconds; None: as configured.
-        Returns once they are accepted: from then on they arrive, or are counted as dropped. Either all are
-        accepted or none. Raises BufferFullError, MessageTooLargeError, ClosedError.
+        If the buffer is full, the setting `overflow` decides: wait, fail, or drop messages that no receiver
+        has.
+        Waits at most `timeout` seconds; None: the configured time. After the return, messages arrive or count
+        as
+        dropped. Either all messages are accepted or none. Raises BufferFullError, MessageTooLargeError,
+        ClosedError.
         """
 
     @overload
@@ -319,14 +325,15 @@ class IClientConnection(IConnection):
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     @abstractmethod
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """Accept messages where send would not wait; False where it would."""
+        """Accept messages without waiting; return False if send() would wait."""
 
     @abstractmethod
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        """Return the last reported load of those tasks that the peer has reported lately.
+        """Return the recently reported loads of these tasks.
 
-        A report holds for `load_expires_seconds`. A worker reports each second the tasks that
-        hold something, and once those that have become idle.
+        A report is valid for `load_expires_seconds`. Every second, a worker reports tasks with messages, and
+        once each
+        task that has become idle.
         """
 
     @abstractmethod
@@ -335,22 +342,22 @@ class IClientConnection(IConnection):
 
 
 class IContext(ABC):
-    """Makes connections of one transport. Source: Storm's `IContext`."""
+    """Creates connections of one transport. Source: Storm's `IContext`."""
 
     @abstractmethod
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        """Take the settings in; called once, before anything else."""
+        """Apply the settings; called once, before any other method."""
 
     @abstractmethod
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> IServerConnection:
-        """Listen on a port (0: any free one) for senders of the topology."""
+        """Listen on a port (0: any free port) for senders of the topology."""
 
     @abstractmethod
     def connect(self, topology_id: str, host: str, port: int) -> IClientConnection:
-        """Return a new connection to a worker, on every call; it connects by itself, again and again."""
+        """Return a new connection to a worker, which connects and reconnects automatically."""
 
     @abstractmethod
     def term(self) -> None:
-        """Close everything that this context made; does nothing the second time."""
+        """Close all connections of this context. Further calls have no effect."""

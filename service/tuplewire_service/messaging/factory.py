@@ -1,6 +1,7 @@
-"""TransportFactory: from the setting `storm.messaging.transport` to a prepared IContext.
+"""TransportFactory: creates a prepared IContext for the setting `storm.messaging.transport`.
 
-Source: Storm's `TransportFactory.makeContext`.
+Used by process/data_plane.py, config/ and topologies. Owns no state. Thread-safe. Source: Storm's
+`TransportFactory.makeContext`. Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ TRANSPORT_KEY = "storm.messaging.transport"
 DEFAULT_TRANSPORT = "grpc"
 ENTRY_POINT_GROUP = "tuplewire.transports"
 _ROOMS = tuple(f"{OUR_PREFIX}{room}." for room in ("transport", "session"))
-"""How our keys begin that every transport may have."""
+"""Prefixes of settings that every transport accepts."""
 
 
 class TransportFactory:
-    """Makes contexts; a transport is imported only when it is asked for."""
+    """Creates contexts; a transport is imported only when it is requested."""
 
     @staticmethod
     def known() -> list[str]:
@@ -34,15 +35,17 @@ class TransportFactory:
 
     @staticmethod
     def make_context(conf: Mapping[str, Any]) -> IContext:
-        """Return the context that the configuration names, prepared.
+        """Return the prepared context that the configuration names.
 
         `storm.messaging.transport` is the name of an installed entry point, or `package.module:Class` or
-        `package.module.Class`. The class is an IContext, or has `make_context(conf)` that returns a prepared
-        one. Raises ConfigError for a name that leads nowhere, and for a key that begins with `tuplewire.`
-        and is of no installed transport; which of its own keys it knows says the transport.
+        `package.module.Class`. The class is an IContext, or has a `make_context(conf)` that returns a
+        prepared one.
+        Raises ConfigError for an unknown name, and for a key under `tuplewire.` of no installed transport.
+        The
+        transport checks its own keys.
         """
         others = [key for key in conf if str(key).startswith(OUR_PREFIX) and not key.startswith(_ROOMS)]
-        if others:  # to ask what is installed takes a while
+        if others:  # listing the installed transports is slow
             rooms = (*_ROOMS, *(f"{OUR_PREFIX}{name}." for name in TransportFactory.known()))
             for key in others:
                 if not key.startswith(rooms):
@@ -70,7 +73,7 @@ class TransportFactory:
 
 
 def _prepared(made: Any, conf: Mapping[str, Any]) -> IContext | None:
-    """Return the context that a plug-in is or makes; None where it is no plug-in."""
+    """Return the context that a plug-in is or creates; None if it is not a plug-in."""
     if isinstance(made, IContext):
         made.prepare(conf)
         return made

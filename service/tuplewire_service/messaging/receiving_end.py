@@ -1,8 +1,10 @@
-"""The receiving end of a session, but for the I/O, and how long the sessions of a bound server last.
+"""The receiving end of a session, without I/O, and the leases of a bound server's sessions.
 
-A connected sender has a share of every task's queue. One that is gone loses it after a moment, in which
-it may reconnect. What it has left in the queues is taken off the others' shares until it is consumed. Its
-session is remembered for longer, so that it may resume without a loss.
+A connected sender has a share of every task's queue. After a disconnect it has a few seconds to reconnect,
+then loses the share. Its queued messages reduce the other senders' shares until they are consumed. Its
+session
+is remembered longer, so that it can resume without loss. Used by send_service.py, reception.py and router.py.
+Owns sessions and shares. Call only from the event loop, except release(). Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -31,39 +33,39 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"
 SessionKey = tuple[str, str]
-"""The owner, and the sender's id; see IAccess. Where nobody is asked who it is, the owner is empty."""
+"""The owner, see IAccess, and the sender's id. Without authentication, the owner is empty."""
 MAX_SESSIONS = 10_000
-"""Senders that one server remembers at the same time."""
+"""Maximum number of senders that one server remembers."""
 _OWNER = itemgetter(0)
 _MOST_INBOUNDS = 256
-"""So many are kept to be used again; entry workers come and go."""
+"""Maximum number of cached inbounds, because entry workers change over time."""
 
 
 def worker_number(worker_id: str, incarnation: int) -> int:
-    """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
+    """Return the number that identifies a worker in forwarded messages, 1 to 2^32-1."""
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
 class Session:
-    """A sender's session at its receiver, and the stream that carries it now; outlives its streams.
+    """A sender's session at its receiver, and its current stream; it outlives its streams.
 
-    Belongs to the event loop, but for release().
+    Call only from the event loop, except release().
     """
 
     def __init__(self, hello: pb.Hello, owner: str, epoch: int, leases: Leases, exhausted: Exhausted) -> None:
-        """Begin one. owner: see IAccess. exhausted: see CreditBook."""
+        """Start a session. For `owner`, see IAccess; for `exhausted`, see CreditBook."""
         self.epoch = epoch
-        """Differs for each session of the same sender, here or at another worker."""
+        """Differs for each session of a sender, on this or another worker."""
         self.key = owner, hello.sender_id
         self.sender_id = hello.sender_id
         worker = hello.kind == pb.PEER_KIND_WORKER
-        # A worker's id, then its start and the number of the connection among its own.
+        # The sender id of a worker: its id, then its start and the number of the connection.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
         self.source = worker_id if worker else CLIENT_SOURCE
         self.worker_number = worker_number(worker_id, hello.incarnation) if worker else 0
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
         self.ack_mode = AckMode.PROCESSED if processed else AckMode.QUEUED
-        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
+        # A worker forwards messages that are forwarded again only during a move, which waits for releases.
         self.wants_releases = processed or worker
         limit = leases.settings.session.max_message_bytes
         credit = CreditBook(
@@ -71,33 +73,33 @@ class Session:
         )
         self.state = ReceiveSession(hello.sender_id, hello.incarnation, credit)
         self.away = False
-        """Whether the sender has no share in the queues: it is gone, or has been for too long."""
+        """True if the sender has no share of the queues, because it was disconnected for too long."""
         self.address = ""
-        """Where the sender comes from, as the transport says it; empty: it is in this process."""
+        """The sender's address, as the transport reports it; empty: in this process."""
         self.since = 0.0
-        """When it was connected, or its connection ended, by the event loop's clock."""
+        """Loop time of the last connect or disconnect."""
         self.lapse: asyncio.TimerHandle | None = None
-        """Ends the share of a sender that is not connected, and then what is remembered of it."""
+        """Ends the share of a disconnected sender, and later its session."""
         self.stream: SendStream | None = None
         self.departed_before = 0
-        """How many workers had ended when it began."""
+        """Number of departed workers at the start of the session."""
         self.access: IAccess = EVERYTHING
-        """What whoever carries it now may do."""
+        """The rights of the client that carries the session now."""
         self._inbounds: dict[int, _Inbound] = {}
         self._leases = leases
 
     @property
     def connected(self) -> bool:
-        """Whether there is a stream that carries it."""
+        """True if a stream carries the session."""
         return self.stream is not None
 
     def wake(self) -> None:
-        """Have the sender told, as there may be an update."""
+        """Wake the writer, because there may be an update for the sender."""
         if self.stream is not None:
             self.stream.wake.set()
 
     def status(self, now: float, window: int) -> SessionStatus:
-        """Return what it is. now: by the event loop's clock. window: that of each sender with a share."""
+        """Return the status at the loop time `now`. `window` is the window of each sender with a share."""
         credit = self.state.credit
         return SessionStatus(
             sender_id=self.sender_id,
@@ -115,7 +117,7 @@ class Session:
         )
 
     def inbound(self, forwarded: int) -> InboundSession:
-        """Return the inbound of what came by a worker; 0: of what came straight."""
+        """Return the inbound of messages that another worker forwarded; 0: of direct ones."""
         inbound = self._inbounds.get(forwarded)
         if inbound is None:
             if len(self._inbounds) >= _MOST_INBOUNDS:
@@ -124,12 +126,12 @@ class Session:
         return inbound
 
     def watch_releases(self, tasks: Collection[int]) -> None:
-        """Tell every release of these tasks' messages from now on."""
+        """Report every release of these tasks' messages from now on."""
         self.state.credit.watch_releases(tasks)
         self.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """Take account of messages that are done with; from any thread."""
+        """Release messages. Thread-safe."""
         if self._leases.outside(self.release, flow, messages, size_bytes):
             return
         if self.state.credit.released(flow, messages, size_bytes):
@@ -138,43 +140,43 @@ class Session:
             self._leases.left_released(flow, messages, size_bytes)
 
     def leave(self) -> list[tuple[int, int, int]]:
-        """Note that the sender is away; return (task, messages, bytes) of what it leaves in the queues."""
+        """Mark the sender as away; return (task, messages, bytes) of its queued messages."""
         if self.away:
             return []
         self.away = True
         return self.state.credit.outstanding()
 
     def come_back(self) -> list[tuple[int, int, int]]:
-        """Note that the sender is here again; return (task, messages, bytes) of what it has in the queues."""
+        """Mark the sender as present; return (task, messages, bytes) of its queued messages."""
         if not self.away:
             return []
         self.away = False
         return self.state.credit.outstanding()
 
     def end(self) -> list[tuple[int, int, int]]:
-        """Note that the sender will not resume; return what leave() does."""
+        """Mark the session as not resumable; return the result of leave()."""
         self.state.credit.end()
         known = self.source, self.worker_number, self.wants_releases
         ended = self._leases.ended.setdefault(known, _EndedSession(*known, self._leases))
         for inbound in self._inbounds.values():
-            inbound.end = ended  # queued messages refer to it, and would keep this session alive
-        self._inbounds.clear()  # they know the session: it would wait for Python to look for cycles
+            inbound.end = ended  # queued messages refer to it, and would keep this session in memory
+        self._inbounds.clear()  # a reference cycle would delay freeing the session
         return self.leave()
 
     def widened(self) -> None:
-        """Tell the sender of larger shares, where it has used its own up: no release may come to tell it."""
+        """Notify a sender that used up its credit that its share has grown. It may get no other release."""
         if self.state.credit.widened():
             self.wake()
 
     def freed(self, task: int) -> None:
-        """Tell the sender that there is more room in a task's queue."""
+        """Notify the sender that a task's queue has more free space."""
         if self.state.credit.freed(task):
             self.wake()
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _EndedSession:
-    """Replaces ended sessions as long as their messages are queued. Equal sessions share one."""
+    """Replaces ended sessions while their messages are queued. Equal sessions share one object."""
 
     source: str
     worker_number: int
@@ -183,15 +185,15 @@ class _EndedSession:
     sender_id: str = ""
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """See Session; from any thread."""
+        """See Session. Thread-safe."""
         if flow >= 0 and not self.leases.outside(self.release, flow, messages, size_bytes):
             self.leases.left_released(flow, messages, size_bytes)
 
 
 class _Inbound:
-    """Where a session's batches come from; those that came by another worker have an inbound of their own.
+    """The source of a session's batches. Messages from each forwarding worker have a separate one.
 
-    Every queued message refers to one. So it is small, and drops its reference to a session that ends.
+    Every queued message refers to one, so it is small, and drops its reference to an ended session.
     """
 
     __slots__ = ("_came_by", "end")
@@ -221,14 +223,14 @@ class _Inbound:
 
 
 SHARE_SECONDS = 3.0
-"""How long a sender without a connection keeps its share. A reconnect takes two seconds at most."""
+"""Seconds that a disconnected sender keeps its share. A reconnect takes at most two seconds."""
 
 
 class Leases:
-    """The sessions of one bound server. Belongs to the event loop."""
+    """The sessions of one bound server. Call only from the event loop."""
 
     def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:
-        """Start without any. on_gone: called with a worker's id when its last session is forgotten."""
+        """Start without sessions. `on_gone` is called with a worker's id when its last session ends."""
         self.shares = settings.shares()
         self.settings = settings
         self._sessions: dict[SessionKey, Session] = {}
@@ -240,7 +242,7 @@ class Leases:
         self._thread = 0
 
     def outside(self, release: Callable[..., object], *about: int) -> bool:
-        """Call the release on the event loop if this is another thread; return whether it is."""
+        """Schedule the release on the event loop if called from another thread; return True in that case."""
         if self.loop is None or threading.get_ident() == self._thread:
             return False
         self.loop.call_soon_threadsafe(release, *about)
@@ -251,28 +253,28 @@ class Leases:
 
     @property
     def sharing(self) -> int:
-        """How many sessions have a share of the queues."""
+        """Number of sessions with a share of the queues."""
         return len(self._sharing)
 
     def identities(self) -> dict[str, tuple[int, int]]:
-        """Return how many sessions of each identity have a share of the queues, and how many have none."""
+        """Return the numbers of sessions with and without a share, by identity."""
         sharing = Counter(map(_OWNER, self._sharing))
         known = Counter(map(_OWNER, self._sessions))
         return {who: (sharing[who], count - sharing[who]) for who, count in known.items() if who}
 
     def sessions(self) -> list[SessionStatus]:
-        """Return every session as it is."""
+        """Return the status of every session."""
         now, window = asyncio.get_running_loop().time(), self.shares.initial.messages
         return [each.status(now, window) for each in self._sessions.values()]
 
     def get(self, key: SessionKey) -> Session | None:
-        """Return a sender's session, if it is remembered."""
+        """Return a sender's session, or None."""
         return self._sessions.get(key)
 
     def add(self, session: Session) -> None:
-        """Remember a new session; ResourceLimitError when as many are connected as may be remembered."""
+        """Add a new session. Raises ResourceLimitError if all remembered sessions are connected."""
         if len(self._sessions) >= MAX_SESSIONS:
-            # A session moves to the end when it is disconnected: the first has been so for longest.
+            # A disconnected session moves to the end, so the first has been disconnected longest.
             idle = next((key for key, each in self._sessions.items() if not each.connected), None)
             if idle is None:
                 raise ResourceLimitError(
@@ -284,7 +286,7 @@ class Leases:
         self._share(session)
 
     def connected(self, session: Session) -> None:
-        """Give a sender that is connected its share, again if it has lost it."""
+        """Give a connected sender its share, or return a lost one."""
         session.since = asyncio.get_running_loop().time()
         if session.lapse is not None:
             session.lapse.cancel()
@@ -295,7 +297,7 @@ class Leases:
             self._share(session)
 
     def disconnected(self, session: Session) -> bool:
-        """Let a sender's lease begin to run out: its connection has ended; False when it is forgotten."""
+        """Start the lease of a disconnected sender; return False if the session was forgotten."""
         if self._sessions.get(session.key) is not session:
             return False
         self._sessions[session.key] = self._sessions.pop(session.key)
@@ -311,7 +313,7 @@ class Leases:
         session.lapse = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 
     def forget(self, key: SessionKey) -> None:
-        """End a sender's session, if there is one: it has said goodbye, starts over, or was gone too long."""
+        """End a sender's session, if any: after a goodbye, a restart, or the timeout."""
         session = self._sessions.pop(key, None)
         if session is None:
             return
@@ -321,11 +323,11 @@ class Leases:
         left = session.end()
         if shared:
             self._take_share(session, left)
-        if session.worker_number:  # one that starts over has another session at once
+        if session.worker_number:  # a worker that starts over has another session immediately
             asyncio.get_running_loop().call_soon(self._miss, session.source)
 
     def _miss(self, worker_id: str) -> None:
-        """Say that a worker is gone, unless it has another session."""
+        """Report that a worker is disconnected, unless it has another session."""
         if all(each.source != worker_id for each in self._sessions.values()):
             self._on_gone(worker_id)
 
@@ -342,7 +344,7 @@ class Leases:
             other.widened()
 
     def left_released(self, task: int, messages: int, size_bytes: int) -> None:
-        """Give the others room for what a sender that is away had left in a task's queue."""
+        """Give the other senders credit for released messages of a sender that is away."""
         if self.shares.released(task, messages, size_bytes):
             for session in self._sharing.values():
                 session.freed(task)

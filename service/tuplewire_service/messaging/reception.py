@@ -1,4 +1,9 @@
-"""What stands between a bound connection and whoever takes its messages; the same for all our transports."""
+"""The delivery of received messages to a callback or to `pull`; shared by all transports.
+
+Used by streamed_transport.py and send_service.py; worker/ and metrics/ use its constants. Owns the receive
+counts and the batches for `pull`. Thread-safe, except count() and deliver(), which one thread calls at a
+time. Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +29,30 @@ from tuplewire_service.messaging.receiving_end import Session
 logger = event_logger(__name__)
 
 OTHER = "other"
-"""Stands for all that is not counted apart."""
+"""The name of the sum of all entries without a separate count."""
 MAX_SOURCES = 1000
-"""Sources that are counted apart; bounds what hostile senders make us remember."""
+"""Maximum number of separately counted sources; bounds the memory that hostile senders can use."""
 
 
 class Reception(IConnectionCallback):
-    """Counts what arrives, and hands it to a callback, or holds it for `pull`, one message at a time.
+    """Counts received messages, and passes them to a callback or stores them for `pull`.
 
-    A transport takes nothing in until somebody is there to take it (`open`): what waits stays with its
-    sender, unacknowledged, so that the callback's refusals reach the sender whenever the callback comes. What
-    waits here for `pull` is bounded by the senders' credit: it is not released. Thread-safe, but for count()
-    and deliver(), which one thread calls at a time.
+    A transport reads nothing until there is a receiver (`open`). Waiting messages stay unacknowledged at
+    their
+    sender, so a late callback can still refuse them. Messages for `pull` are not released, so the senders'
+    credit
+    bounds them. Thread-safe, except count() and deliver(), which one thread calls at a time.
     """
 
     def __init__(self, on_open: Callable[[], object]) -> None:
         """Start closed to messages.
 
-        on_open: called once, when a callback is registered, or pull() is called for the first time.
+        `on_open` is called once, at the registration of a callback or the first pull().
         """
         self.refused_messages: Counter[str] = Counter()
-        """How many, by the error's code."""
+        """Number of refused messages by error code."""
         self.callback: IConnectionCallback = self
-        """Gets what arrives: this object, for `pull`, while nobody else is registered."""
+        """Receives the messages: this object, for `pull`, until a callback is registered."""
         self._received: dict[str, list[int]] = {}
         self._arrival = threading.Condition()
         self._batches: deque[ReceivedBatch] = deque()
@@ -58,27 +64,25 @@ class Reception(IConnectionCallback):
 
     @property
     def open(self) -> bool:
-        """Whether somebody takes what arrives."""
+        """True if a callback or pull() receives the messages."""
         return self.callback is not self or self._pulled
 
-    # --- for the transport ---------------------------------------------------------------------------
-
     def worker_is(self, number: int, *, connected: bool) -> None:
-        """Tell the callback that a worker is connected, or is lost; 0: it is a program."""
+        """Notify the callback that a worker connected or was lost; 0 is a program."""
         if number and self.callback is not self:
             self.callback.worker_is(number, connected=connected)
 
     def workers_left(self, departures: Sequence[Departure]) -> None:
-        """Tell the callback of workers that have ended in good order."""
+        """Notify the callback of workers that shut down cleanly."""
         if self.callback is not self:
             self.callback.workers_left(departures)
 
     def counts(self) -> list[ReceiveCount]:
-        """Return what has arrived, by source."""
+        """Return the received amounts by source."""
         return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
 
     def forget(self, source: str) -> None:
-        """Forget what has arrived from a worker that is gone."""
+        """Forget the counts of a worker that is disconnected."""
         self._received.pop(source, None)
 
     def count(self, source: str, groups: Sequence[TaskGroup]) -> None:
@@ -93,9 +97,10 @@ class Reception(IConnectionCallback):
     def deliver(
         self, end: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
-        """Hand over what a frame had that was accepted; its session learns what is refused or done with."""
+        """Deliver the accepted groups of a frame; report refused and released groups to its session."""
         for forwarded, some in _by_forwarded(groups).items():
             batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
+            # The sender must get an answer even if the callback has a defect.
             try:
                 self.callback.recv(batch)
             except Exception as defect:
@@ -110,10 +115,8 @@ class Reception(IConnectionCallback):
             done = () if batch.held else [group for group in some if id(group) not in refused]
             end.state.delivered(sequence, batch.refusals, done)
 
-    # --- for whoever takes messages ------------------------------------------------------------------
-
     def register(self, callback: IConnectionCallback) -> None:
-        """Deliver to the callback from now on; ClosedError when something else takes the messages."""
+        """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""
         with self._arrival:
             if self.open:
                 other = "recv() takes" if self._pulled else "another callback gets"
@@ -128,7 +131,7 @@ class Reception(IConnectionCallback):
             self._arrival.notify_all()
 
     def pull(self, flags: int) -> TaskMessage | None:
-        """Return the next message; flags as in IServerConnection.recv."""
+        """Return the next message; for the flags, see IServerConnection.recv()."""
         with self._arrival:
             if self.callback is not self:
                 raise ClosedError("a callback is registered: messages go there, recv() gets none")
@@ -150,14 +153,14 @@ class Reception(IConnectionCallback):
         return message
 
     def close(self) -> None:
-        """Give the shutdown notice to whoever pulls, once nothing is left."""
+        """Return the shutdown notice to callers of pull() once no message remains."""
         with self._arrival:
             self._closed = True
             self._arrival.notify_all()
 
 
 def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
-    """Return the groups apart by the worker that they came by; all have one, nearly always."""
+    """Return the groups by forwarding worker; nearly always, all have the same."""
     routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
     if len(routes) == 1:
         return dict.fromkeys(routes, groups)
@@ -165,27 +168,27 @@ def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]
 
 
 class ReceiveMetric:
-    """Counts of one server connection since this object was last asked; each poller has one of its own.
+    """Counts of one server connection since the last call. Each poller needs its own object.
 
-    The server's own counts only grow (`statistics()`) for as long as a source is there, so that pollers take
-    nothing from each other. Not thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by
-    source of its `Server`.
+    The server's counts (`statistics()`) only grow while a source exists, so pollers do not affect each other.
+    Not
+    thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by source of its `Server`.
     """
 
     def __init__(self, server: IServerConnection) -> None:
-        """Begin with what the server has received so far: the first value has all of it."""
+        """Start at zero: the first value includes all that the server has received so far."""
         self._server = server
         self._before: dict[str, ReceiveCount] = {}
 
     def get_value_and_reset(self) -> dict[str, ReceiveCount]:
-        """Return what each source has sent since the last call; a source that sent nothing is left out."""
+        """Return the counts by source since the last call, without sources that sent nothing."""
         counts = {count.source: count for count in self._server.statistics().received}
         before, self._before = self._before, counts
         nothing = ReceiveCount("", 0, 0, 0)
         value = {}
         for source, now in counts.items():
             then = before.get(source, nothing)
-            if now.batches < then.batches:  # it was gone for so long that it was forgotten
+            if now.batches < then.batches:  # the source was forgotten in between
                 then = nothing
             if now.batches != then.batches:
                 value[source] = ReceiveCount(

@@ -1,4 +1,8 @@
-"""The Recv side of the Messaging service: a consumer's subscription over one stream."""
+"""The Recv RPC: one stream per consumer. Subscribe and progress in; frames, answers and probes out.
+
+Used by streamed_transport.py and control/source_servicer.py. Owns no messages: the subscription does
+(subscription.py). Call only from the event loop. Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +41,16 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
 _TURN_CURSORS = 100
-"""Cursors and rejections processed in one turn of the loop: with more, other sessions would notice."""
+"""Maximum number of cursors and rejections for one turn of the loop, so that other sessions are not delayed.
+"""
 _FRAME_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
 _Denied = asyncio.Future[RefusedError]
-"""Done once the consumer is admitted no more."""
+"""Done once the consumer's admission is withdrawn."""
 
 
 class RecvService(StreamService):
-    """Everything behind Messaging.Recv of one bound server. Belongs to the event loop."""
+    """All Recv streams of one bound server. Call only from the event loop."""
 
     def __init__(
         self, topology: str, settings: TransportSettings, silent: SilentStreams, source: ISubscriptionSource
@@ -133,6 +138,7 @@ class RecvService(StreamService):
             for task in others:
                 task.cancel()
             try:
+                # A cancelled write would leave the peer without a status; see finish_writing().
                 await finish_writing(writer)
             finally:
                 for task in others:
@@ -174,10 +180,10 @@ class RecvService(StreamService):
             if probe.due:
                 probe.due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
-            while answers := subscription.take_answers():  # before what is taken after them
+            while answers := subscription.take_answers():  # before the messages after them
                 await wire.write(pb.RecvResponse(rejected=answers_to_wire(answers)).SerializeToString())
             if deliveries := subscription.take(max_bytes):
-                # Whoever keeps messages until they are processed waits for that.
+                # Senders that retain messages until they are processed wait for the acknowledgement.
                 pressing = subscription.crowded or any(each.group.kept for each in deliveries)
                 asks = asking.asks(clock(), pressing=pressing)
                 for part in _fitting(deliveries, limit):
@@ -187,6 +193,7 @@ class RecvService(StreamService):
                 if wait := pacer.wrote(len(data)):
                     await pacer.gather(wait)
                 continue
+            # Only after the last delivery, so that the consumer gets everything that was taken.
             if (error := subscription.ended) is not None:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
@@ -196,7 +203,7 @@ class RecvService(StreamService):
 
 
 class _Probe:
-    """Asks a consumer to say everything again when there is no news of what we wait for: it may be lost."""
+    """Requests a consumer's state again if expected progress is overdue, because it may have been lost."""
 
     def __init__(self, wake: asyncio.Event) -> None:
         self.wake = wake
@@ -218,7 +225,7 @@ class _Probe:
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
-    """Return a consumer's cursors by task; other sessions get turns of the event loop in between."""
+    """Return a consumer's cursors by task, yielding to other sessions in between."""
     cursors: dict[int, Cursor] = {}
     taken = 0
     for each in subscribe.tasks:
@@ -235,12 +242,12 @@ async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
 
 
 async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
-    """Pass a consumer's progress on in slices; others have a turn of the loop in between."""
+    """Apply a consumer's progress in slices, yielding to other sessions in between."""
     cursors: list[Cursor] = []
     taken = 0
     for each in progress.tasks:
         for cursor in cursor_slices(each, _TURN_CURSORS):
-            # Of one task only the last slice is short: two of its slices never come in one turn.
+            # Only the last slice of a task is short, so two slices of a task never share a turn.
             if taken + len(cursor.rejections) >= _TURN_CURSORS:
                 await _tell(subscription, cursors)
                 await asyncio.sleep(0)
@@ -297,7 +304,7 @@ def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]
 
 
 def frame_of(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
-    """Encode deliveries; those that follow each other within one (task, source) and time are one group."""
+    """Encode deliveries; adjacent ones with the same (task, source) and time become one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
     accepted: list[int] = []

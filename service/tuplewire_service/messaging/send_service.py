@@ -1,4 +1,8 @@
-"""The Send side of the Messaging service: sessions in, batches to the callback, acknowledgements back."""
+"""The Send RPC: one stream per sender. Hello and frames in; acknowledgements, credit and notices out.
+
+Used by streamed_transport.py. Owns the open streams, sessions (receiving_end.py) and departures to report.
+Call only from the event loop. Design: docs/design/sessions.md, docs/design/drain.md.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +44,22 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _FRAMES = (OpaqueFrame, PassedFrame)
 _MOST_LOADS = 10_000
-"""So many loads go into one message: 100 to 200 KB."""
+"""Maximum number of loads in one message: 100 to 200 KB."""
 _MOST_DEPARTURES = 100
-"""So many workers that have ended last are told to one that connects again."""
+"""Maximum number of recent departures that are reported to a reconnecting worker."""
 _FAREWELL_SECONDS = 1.0
-"""A sender that hears of a drain ends its stream; of one that does not in this time nothing more is read."""
+"""Seconds for a sender to end its stream after a drain notice; then reading stops."""
 
 
 class SendService(StreamService):
-    """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
+    """All Send streams of one bound server. Call only from the event loop."""
 
     def __init__(
         self, topology: str, settings: TransportSettings, silent: SilentStreams, reception: Reception
     ) -> None:
         super().__init__(topology, settings, silent)
         self.opened = asyncio.Event()
-        """Set once the callback takes messages: until then none is read, and its sender keeps it."""
+        """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = Intake.ALL
         self.exhausted = Exhausted()
         self._ending = False
@@ -68,7 +72,7 @@ class SendService(StreamService):
         self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MOST_DEPARTURES)
 
     def send_load(self, loads: Mapping[int, float]) -> None:
-        """Tell every sender, now and when it connects: then only of loads above 0, the others are idle."""
+        """Report loads to all senders, and to later ones; later ones get only loads above 0."""
         told = list(loads.items())
         for start in range(0, len(told), _MOST_LOADS):
             notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
@@ -77,13 +81,13 @@ class SendService(StreamService):
         self._loads = _load_report([each for each in told if each[1]][:_MOST_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
-        """Tell every sender."""
+        """Report congested and relieved tasks to every sender."""
         status = pb.BackpressureStatus(worker_id=worker_id, congested=congested, relieved=relieved)
         for stream in self._streams:
             stream.notify(pb.SendResponse(backpressure=status))
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
-        """Tell every worker before the next acknowledgement; one that is out of reach when it comes again."""
+        """Notify every worker before the next acknowledgement, or when it reconnects."""
         for each in departures:
             self._departed += 1
             told = departure_to_wire(each)
@@ -94,19 +98,20 @@ class SendService(StreamService):
                     stream.notify(notice, self._departed)
 
     async def drain(self, intake: Intake) -> None:
-        """Take nothing new from anybody else than these, and acknowledge what was taken.
+        """Accept new messages only from these peers, and acknowledge accepted messages.
 
-        The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
-        stream that this side breaks off may lose that one, and its sender would send again what has arrived.
-        Where the sender waits until its messages are processed, that goes on until end(), or until the
-        sender may come again.
+        Senders end the streams: they stop writing, and read until the last acknowledgement. If this side
+        closed the
+        stream, that acknowledgement could be lost, and the sender would resend. Senders that wait for
+        processing
+        continue to receive releases until end(), or until they may reconnect.
         """
         self.intake = intake
         streams = [stream for stream in self._streams if stream.intake > intake]
         for stream in self._streams:
-            stream.wake.set()  # whoever lingers may have to come again
+            stream.wake.set()  # lingering senders may have to reconnect
         for stream in streams:
-            if not stream.dismissed:  # once: a sender ends its side when it hears of it
+            if not stream.dismissed:  # once: a notified sender ends its side
                 stream.dismissed = True
                 stream.notify(pb.SendResponse(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
@@ -118,15 +123,13 @@ class SendService(StreamService):
                 stream.stop_reading()
 
     async def end(self) -> None:
-        """End every stream, after what there is to say, at the end of a drain."""
+        """End every stream after its pending messages, at the end of a drain."""
         self._ending = True
         for stream in self._streams:
             stream.wake.set()
         tasks = [stream.task for stream in self._streams if stream.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
-
-    # --- one stream ------------------------------------------------------------------------------
 
     async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from hello to end."""
@@ -141,6 +144,7 @@ class SendService(StreamService):
                 intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
                 session = self._open(hello, intake, access)
                 stream.intake = intake
+                # The newest stream carries the session; an older one may be broken without notice.
                 if session.stream is not None:
                     session.stream.end(SequenceGapError("the sender opened another stream for this session"))
                 session.stream = stream
@@ -155,6 +159,7 @@ class SendService(StreamService):
         finally:
             stream.finished.set()
             self._streams.discard(stream)
+            # A newer stream may have taken the session over.
             if session is not None and session.stream is stream:
                 session.stream = None
                 if self.leases.disconnected(session):
@@ -194,7 +199,7 @@ class SendService(StreamService):
             self._reception.worker_is(session.worker_number, connected=False)
             session = None
         if session is None or session.epoch != hello.receiver_incarnation:
-            # New, or what the sender remembers is not what we do: it starts over.
+            # A new session, or the sender remembers another one: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
             self.leases.forget((access.owner, hello.sender_id))
@@ -235,7 +240,7 @@ class SendService(StreamService):
         )
 
     async def _carry(self, session: Session, stream: SendStream) -> None:
-        """Read to the end, and write what there is to say until nothing is left."""
+        """Read to the end, and write until all messages are sent."""
         if stream.ending is not None:
             raise stream.ending
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
@@ -285,6 +290,7 @@ class SendService(StreamService):
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
     def _frame(self, session: Session, frame: OpaqueFrame | PassedFrame) -> None:
+        # The local transport passes groups in memory, without encoding.
         if isinstance(frame, PassedFrame):
             groups, closed = frame.groups, frame.closed
         else:
@@ -299,6 +305,7 @@ class SendService(StreamService):
                 )
         denied = session.access.refused(groups)
         accepted = session.state.accept(frame.sequence, groups, denied, closed)
+        # A repeated frame was accepted before.
         if accepted is None:
             return
         self._reception.count(session.source, groups)
@@ -316,7 +323,7 @@ class SendService(StreamService):
             notices, stream.notices = stream.notices, {}
             for notice in notices.values():
                 await stream.wire.write(notice.SerializeToString())
-            # What is new since another stream has taken the session over is for that one to say.
+            # After a takeover, updates belong to the newer stream.
             update = session.state.update() if session.stream is stream else None
             if update is not None:
                 await stream.wire.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
@@ -325,7 +332,7 @@ class SendService(StreamService):
                     finished = False
 
     def _lingers(self, session: Session, stream: SendStream) -> bool:
-        """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
+        """Return True if a sender that stopped writing because of a drain still waits for releases."""
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
         return session.wants_releases and not session.state.credit.idle

@@ -1,4 +1,4 @@
-"""The streams that carry the sessions of senders at the Send service."""
+"""The streams that carry sessions of senders in the Send service."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ class SendStream:
         self.wire = wire
         self.wake = asyncio.Event()
         self.notices: dict[tuple[str, int], pb.SendResponse] = {}
-        """What to write besides acknowledgements, the latest of each kind and part: a peer may never read."""
+        """Messages to write besides acknowledgements: only the latest of each kind and part, as a peer may
+        never read.
+        """
         self.frames = Gathering(self.wake, asyncio.get_running_loop())
-        """Those that were taken and are not acknowledged, unless the sender asks before."""
+        """Accepted frames without an acknowledgement, gathered unless the sender requests one."""
         self.task = asyncio.current_task()
         self.waiting: asyncio.Task[Any] | None = None
-        """The task while it may be interrupted: a write must not be, see finish_writing."""
+        """The task while it may be cancelled. A write must not be cancelled; see finish_writing()."""
         self.ending: TuplewireError | None = None
         self.intake = Intake.ALL
-        """The least intake that this stream belongs to."""
+        """The lowest intake level that accepts this stream."""
         self.dismissed = False
-        """Whether the sender was told of a drain."""
+        """True if the sender was notified of a drain."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
         self.stopped = False
-        """Whether that is so before the sender has ended its side."""
+        """True if reading ended before the sender closed its side."""
 
     def notify(self, notice: pb.SendResponse, part: int = 0) -> None:
-        """Write this soon, in place of an earlier one of its kind, or part."""
+        """Write this notice soon, replacing an earlier one of its kind or part."""
         key = notice.WhichOneof("kind") or "", part
         if key[0] == "backpressure" and key in self.notices:
             _merge(self.notices[key].backpressure, notice.backpressure)
@@ -46,13 +48,13 @@ class SendStream:
         self.wake.set()
 
     def stop_reading(self) -> None:
-        """Take nothing more from a sender that does not end its side; it still hears what there is to say."""
+        """Stop reading from a sender that does not close its side; it still receives pending messages."""
         self.stopped = True
         if self.waiting is not None:
             self.waiting.cancel()
 
     async def until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
-        """Read to the end, or until stop_reading."""
+        """Read to the end, or until stop_reading()."""
         try:
             await reading
         except asyncio.CancelledError:
@@ -62,7 +64,7 @@ class SendStream:
                 self.waiting.uncancel()
 
     def end(self, error: TuplewireError) -> None:
-        """Make the stream end with an error, after a last acknowledgement; only the first error counts."""
+        """End the stream with an error, after a last acknowledgement; only the first error counts."""
         if self.ending is None:
             self.ending = error
             if self.waiting is not None:
@@ -70,7 +72,7 @@ class SendStream:
 
 
 def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
-    """Add a later status to one that was not sent yet."""
+    """Merge a later status into one that was not sent yet."""
     congested = set(status.congested).difference(later.relieved).union(later.congested)
     relieved = set(status.relieved).union(later.relieved).difference(later.congested)
     status.congested[:] = sorted(congested)

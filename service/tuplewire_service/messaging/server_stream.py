@@ -1,4 +1,8 @@
-"""The serving side of a stream, what its other side may do, and what the services of streams share."""
+"""The serving side of a stream, the rights of its peer, and the base of the stream services.
+
+Used by all transports, the stream services, security/guard.py and control/. Owns the list of silent streams.
+Call only from the event loop. Design: docs/design/identity.md (limits before admission).
+"""
 
 from __future__ import annotations
 
@@ -37,87 +41,88 @@ logger = event_logger(__name__)
 _Said = TypeVar("_Said")
 
 HELLO_SECONDS = 10.0
-"""How long a stream may take for its first message, and a connection for its handshake."""
+"""Timeout of a stream's first message, and of a connection's handshake."""
 MAX_SILENT_STREAMS = 1000
-"""Streams of one server that have not sent their first message yet."""
+"""Maximum number of a server's streams without a first message."""
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
-"""Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
+"""Errors quote the peer; gRPC drops a status with more than 8 KiB of metadata, including the error code."""
 _LAST_WRITE_SECONDS = 1.0
 _log_rate = LogRate()
-"""Of the whole process: what peers cause is not to fill its log, whatever the number of servers."""
+"""Shared by the whole process, so that peers cannot fill its log through several servers."""
 
 
 class IAccess:
-    """What one caller may do: everything, unless a subclass says otherwise.
+    """The rights of one caller: all, unless a subclass restricts them.
 
-    Asked once for each stream, and of messages once for each frame; `refused` must cost next to nothing.
+    Checked once for each stream, and for messages once for each frame; `refused` must be very fast.
     """
 
     def open_session(self, topology: str, *, worker: bool) -> None:
-        """Take note that it sends for a topology, maybe as another worker; raises RefusedError."""
+        """Check the right to send for a topology, possibly as a worker. Raises RefusedError."""
 
     def receive(self, topology: str, tasks: Iterable[int]) -> None:
-        """Take note that it wants the messages of these tasks; raises RefusedError."""
+        """Check the right to receive the messages of these tasks. Raises RefusedError."""
 
     def tap(self, topology: str, tasks: Collection[int]) -> None:
-        """Take note that it wants copies of the messages to these tasks, none: all; raises RefusedError."""
+        """Check the right to copies of messages to these tasks (empty: all). Raises RefusedError."""
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
-        """Return those groups that it may not send, and why."""
+        """Return the groups that it may not send, with the errors."""
         del groups
         return ()
 
     def sees(self, who: str) -> bool:
-        """Whether it may be told of an owner's sessions and consumers."""
+        """Return True if it may see an owner's sessions and consumers."""
         del who
         return True
 
     @property
     def owner(self) -> str:
-        """Whose its sessions, consumers and sinks are: another owner's of the same name are others."""
+        """The owner of its sessions, consumers and sinks. Equal names of different owners are independent."""
         return ""
 
     def standing(self, end: Callable[[RefusedError], None]) -> AbstractContextManager[None]:
-        """Return what lasts as long as its stream: meanwhile `end` is called once it is admitted no more."""
+        """Return a context for the duration of its stream; `end` is called if its admission is withdrawn."""
         del end
         return contextlib.nullcontext()
 
 
 EVERYTHING = IAccess()
-"""Of a caller about whom nobody asks."""
+"""The rights of a caller without authentication."""
 
 
 class ServerStream(MessageStream):
-    """The serving side of a stream; it ends in good order when its handler returns."""
+    """The serving side of a stream; it closes cleanly when its handler returns."""
 
     peer: str
-    """Who is on the other side, for the log."""
+    """The name of the other side in the log."""
 
     @property
     def host(self) -> str:
-        """The host of the other side, as far as the transport can tell."""
+        """The host of the other side, if the transport knows it."""
         return self.peer
 
     async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
-        """Return the next request of a Send stream; see read. Raises MalformedError, too."""
+        """Return the next request of a Send stream; see read(). Also raises MalformedError."""
         data = await self.read()
         return None if data is None else decode_send_request(data)
 
     def admit(self) -> IAccess:
-        """Return what the other side may do; RefusedError when it may not come in."""
+        """Return the rights of the other side. Raises RefusedError if it is not admitted."""
         return EVERYTHING
 
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
-        """End the stream with an error, of which the other side gets the code and the text."""
+        """End the stream with an error; the other side receives its code and text."""
 
 
 class SilentStreams:
-    """Waits for what streams say first, their hello. Belongs to the event loop.
+    """Waits for the first message of streams, such as hello. Call only from the event loop.
 
-    Guarantee: at most MAX_SILENT_STREAMS wait, for at most HELLO_SECONDS. With one more, the one that has
-    waited longest is refused: who means it says hello within milliseconds, and gets in however many do not.
+    Guarantee: at most MAX_SILENT_STREAMS wait, for at most HELLO_SECONDS. One more causes a refusal of the
+    stream
+    that has waited longest. Real clients send hello within milliseconds, so silent ones cannot block them.
     """
 
     def __init__(self) -> None:
@@ -127,15 +132,17 @@ class SilentStreams:
         return len(self._waiting)
 
     async def first(self, read: Callable[[], Awaitable[_Said]], what: str) -> _Said:
-        """Return what `read` returns. what: its name, for the errors.
+        """Return the result of `read`. `what` names the message in errors.
 
-        Raises MalformedError when it takes too long, and ResourceLimitError when others have come meanwhile.
+        Raises MalformedError after the timeout, and ResourceLimitError if newer streams displaced this one.
         """
         key = object()
         try:
             async with asyncio.timeout(HELLO_SECONDS) as patience:
                 self._waiting[key] = patience
                 if len(self._waiting) > MAX_SILENT_STREAMS:
+                    # An expired timeout ends the oldest wait; its key is removed to distinguish the two
+                    # errors.
                     oldest = next(iter(self._waiting))
                     self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
                 return await read()
@@ -151,17 +158,17 @@ class SilentStreams:
 
 
 class StreamService:
-    """What the services of a bound server have in common. Belongs to the event loop."""
+    """The base of a bound server's stream services. Call only from the event loop."""
 
     def __init__(self, topology: str, settings: TransportSettings, silent: SilentStreams) -> None:
-        """Begin to serve. silent: those of the server, of all its services together."""
+        """Start to serve. `silent` is shared by all services of the server."""
         self.topology = topology
         self.settings = settings
         self.silent = silent
         self.refused_streams: Counter[str] = Counter()
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
-        """Raise RefusedError for a peer of another protocol or topology, or that means another worker."""
+        """Raise RefusedError for another protocol or topology, or a peer that expects another worker."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 f"this worker speaks protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}"
@@ -169,7 +176,7 @@ class StreamService:
         check_receiver(self.settings.worker_id, self.topology, peer, hello)
 
     async def _refuse(self, wire: ServerStream, error: TuplewireError, *, farewell: bool = False) -> None:
-        """End a stream. farewell: say why before; the status alone is lost on some senders that write."""
+        """End a stream. `farewell` also writes the error, because some writing senders miss the status."""
         self.refused_streams[code_of(error)] += 1
         log_refusal(wire.peer, error)
         if farewell:
@@ -180,10 +187,10 @@ class StreamService:
 
 
 def log_refusal(peer: str, error: TuplewireError) -> None:
-    """Log a refused stream, once a minute for each host and reason; a guard logs what it denies itself."""
+    """Log a refused stream, once a minute for each host and reason. A guard logs its own refusals."""
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return
-    host, code = peer.rpartition(":")[0], code_of(error)  # the port differs each time
+    host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
     if streams := _log_rate.due((host, code)):
         extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
         logger.warning("stream.refused", extra=extra)
@@ -195,18 +202,18 @@ def code_of(error: TuplewireError) -> str:
 
 
 def ended_to_wire(error: TuplewireError) -> pb.Ended:
-    """Return what tells of an error before the status does."""
+    """Return the message that reports an error before the status does."""
     return pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=str(error)[:MAX_DETAIL_LENGTH])
 
 
 def check_id(name: str, value: str) -> None:
-    """Raise MalformedError for a peer's id that is empty, or too long to be remembered."""
+    """Raise MalformedError for a peer's id that is empty or too long."""
     if not 0 < len(value) <= MAX_ID_LENGTH:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
 
 
 class _Addressed(Protocol):
-    """What every message has that is for one worker."""
+    """The fields of all messages to a specific worker."""
 
     @property
     def receiver_id(self) -> str: ...
@@ -220,7 +227,7 @@ def check_receiver(
     peer: str,
     said: _Addressed,
 ) -> None:
-    """Raise RefusedError for a peer that means another worker; before what only that one can answer."""
+    """Raise RefusedError for a peer that expects another worker, before other checks."""
     if said.receiver_id not in {"", worker_id}:
         raise WrongWorkerError(
             f"this is worker {worker_id!r}, the {peer} means {said.receiver_id!r}: one of the two has a "
@@ -233,10 +240,11 @@ def check_receiver(
 
 
 async def finish_writing(writer: asyncio.Task[None]) -> None:
-    """Let a stream's writer, which was told to end, finish the write that is under way; raise what it raised.
+    """Let a stopping stream writer finish its current write; raise its error.
 
-    A write that is broken off stays with gRPC, which sends no status meanwhile: the peer would wait for one
-    as long as the connection holds. Only a peer that does not read is left like that.
+    After a cancelled write, gRPC sends no status: the peer would wait until the connection ends. Only a peer
+    that
+    does not read is left in that state.
     """
     try:
         await asyncio.wait([writer], timeout=_LAST_WRITE_SECONDS)

@@ -1,4 +1,9 @@
-"""Both sides of a transport whose streams carry sessions, and what the contexts of such transports share."""
+"""Both sides of a transport with sessions over streams, and the base of their contexts.
+
+Used by the transports grpc, local and zmq, and by worker/connections.py. Owns the bound servers and clients
+of
+a context. Thread-safe, except methods of the event loop. Design: docs/design/sessions.md (transports).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _LAST_CALLS_SECONDS = 0.5
-"""What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
+"""Timeout at a close for calls in progress: a status call or an idle Recv stream."""
 
 
 _Connection = TypeVar("_Connection", bound=IConnection)
@@ -51,11 +56,11 @@ Serve = Callable[[ServerStream], Awaitable[None]]
 class StreamedServer(IServerConnection):
     """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
 
-    A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.
+    A transport implements _bind() and _unbind(), and passes each stream to the handler of its method.
     """
 
     pins_loop: ClassVar[bool] = True
-    """Whether the process cannot close its gRPC down for a fork while this server is bound."""
+    """True if the process cannot shut gRPC down for a fork while this server is bound."""
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class StreamedServer(IServerConnection):
         settings: TransportSettings,
         callback: IConnectionCallback | None,
     ) -> None:
-        """Begin to listen."""
+        """Bind, and start to listen."""
         self._thread = thread
         self._port = port
         self._status = ConnectionStatus.CONNECTING
@@ -90,14 +95,14 @@ class StreamedServer(IServerConnection):
 
     @abstractmethod
     async def _bind(self) -> int:
-        """Listen, note the addresses, and return the port; BindError."""
+        """Listen, store the addresses, and return the port. Raises BindError."""
 
     @abstractmethod
     async def _unbind(self, grace: float | None) -> None:
-        """Stop listening and end what is open; calls in progress get so many seconds."""
+        """Stop listening and end open streams, with `grace` seconds for calls in progress."""
 
     def _opened(self) -> None:
-        """Let come what waits: somebody takes messages now."""
+        """Start reading, because messages can be delivered now."""
         self._thread.call(self._send.opened.set)
 
     @property
@@ -161,7 +166,7 @@ class StreamedServer(IServerConnection):
         return self._send.exhausted.tasks.keys()
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
-        """See IServerConnection. Ends Send streams; consumers go on."""
+        """See IServerConnection. Ends Send streams; consumers continue."""
         self._thread.run(self.stop_intake_async(intake))
 
     async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
@@ -177,6 +182,7 @@ class StreamedServer(IServerConnection):
         self._status = ConnectionStatus.CLOSED
         if self._recv is not None:
             self._recv.draining = True
+        # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         async with asyncio.timeout(timeout):
             await self._send.drain(Intake.NOBODY)
             await self._send.end()
@@ -208,10 +214,10 @@ def statistics_of(end: SendingEnd) -> ClientStatistics:
 
 
 class StreamedClient(IClientConnection):
-    """A sending end, as the plug-in contract has it."""
+    """A sending end with the interface of a transport plug-in."""
 
     def __init__(self, end: SendingEnd) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         self.end = end
         end.thread.begin(end)
 
@@ -252,13 +258,13 @@ class StreamedClient(IClientConnection):
 
 
 class StreamedContext(IContext):
-    """Binds and connects; a transport says how (_serve, _dial).
+    """Binds and connects; a transport implements _serve() and _dial().
 
-    Not for use on the messaging loop itself: bind, close and term wait for it.
+    Do not use it on the messaging loop: bind(), close() and term() wait for that loop.
     """
 
     kind: ClassVar[type[TransportSettings]] = TransportSettings
-    """Has the keys of prepare()."""
+    """Defines the keys of prepare()."""
 
     def __init__(self) -> None:
         self._settings = self.kind.from_conf({})
@@ -271,28 +277,29 @@ class StreamedContext(IContext):
 
     @abstractmethod
     def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> StreamedServer:
-        """Return a server that is bound; BindError."""
+        """Return a bound server. Raises BindError."""
 
     @abstractmethod
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
-        """Return what opens streams to a worker; an IPv6 host has brackets."""
+        """Return a function that opens streams to a worker; an IPv6 host has brackets."""
 
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> StreamedServer:
-        """See IContext. Raises BindError when the port is in use."""
+        """See IContext. Raises BindError if the port is in use."""
         return self._keep(self._serve(topology_id, port, callback))
 
     def connect(
         self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
-        """See IContext; each connection is a session of its own. receiver_id, events: see SendingEnd."""
+        """See IContext; each connection is a separate session. For the other arguments, see SendingEnd."""
         settings = self._settings
         host = bracketed(host)
         self._connections += 1
         identity = Identity(
             topology_id,
-            # A worker that starts again may have an earlier clock; its own incarnation must not keep it out.
+            # A restarted worker's clock may be behind; a new sender id keeps its incarnation from being
+            # stale.
             f"{settings.worker_id or uuid.uuid4()}/{self._start}.{self._connections}",
             settings.incarnation,
             worker=bool(settings.worker_id),
@@ -302,7 +309,7 @@ class StreamedContext(IContext):
         return self._keep(StreamedClient(end))
 
     def _keep(self, made: _Connection) -> _Connection:
-        """Note what term() is to end; what has ended meanwhile is forgotten."""
+        """Record a connection for term(), and forget closed ones."""
         self._made = [each for each in self._made if each.status is not ConnectionStatus.CLOSED]
         self._made.append(made)
         return made

@@ -1,7 +1,7 @@
-"""What a bound server needs to answer Recv: somebody who holds messages for consumers to fetch.
+"""The interface between the Recv service and the owner of queued messages.
 
-A callback of `bind` that is also an ISubscriptionSource gets the subscriptions; without one, Recv is refused.
-All methods are called on the transport's event loop and must not block.
+If the callback of `bind` is also an ISubscriptionSource, it receives the subscriptions; otherwise Recv is
+refused. Methods run on the transport's event loop and must not block.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tuplewire.session.rejection import Answer
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequest:
-    """Who wants which tasks, and where it stands in each.
+    """A consumer's request for tasks, with its position in each.
 
-    owner: whose consumer it is; another owner's of the same id is another.
-    worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
-    address: where it comes from, as its transport says it; empty: it is in this process.
-    subscription: tells two consumers with the same id and incarnation apart.
+    Attributes:
+      owner: The owner of the consumer; the same id of another owner is another consumer.
+      worker_incarnation: The worker incarnation that the cursors belong to; 0: none.
+      address: The address reported by the transport; empty: in this process.
+      subscription: Distinguishes consumers with the same id and incarnation.
     """
 
     owner: str
@@ -36,56 +37,56 @@ class SubscribeRequest:
 
     @property
     def consumer_key(self) -> tuple[str, str]:
-        """The identity of the consumer, the same for all its incarnations."""
+        """The identity of the consumer, equal for all its incarnations."""
         return self.owner, self.consumer_id
 
 
 class ISubscription(ABC):
-    """One consumer's hold on some tasks."""
+    """The subscription of one consumer to some tasks."""
 
     worker_id: str
     worker_incarnation: int
     ended: RefusedError | None = None
-    """Why the subscription is over (superseded, the task moved, a drain); None while it holds."""
+    """The reason for the end (superseded, the task moved, a drain); None while it is active."""
     crowded: bool = False
-    """Whether what was taken last is of a queue that has little room left."""
+    """True if the last delivery came from a queue with little free space."""
 
     @property
     @abstractmethod
     def starts(self) -> Sequence[tuple[int, int]]:
-        """For each task the sequence before the first message that will come."""
+        """For each task, the sequence before the first message to be delivered."""
 
     @property
     @abstractmethod
     def waiting(self) -> bool:
-        """Whether there is something that the consumer has not acknowledged, be it delivered or not."""
+        """True if there are unacknowledged messages, delivered or not."""
 
     @abstractmethod
     def take(self, max_bytes: int) -> list[Delivery]:
-        """Return what the consumer has room for, up to about so many payload bytes."""
+        """Return messages for which the consumer has credit, up to about `max_bytes` payload bytes."""
 
     @abstractmethod
     def progress(self, cursors: Sequence[Cursor]) -> bool:
-        """Take account of what the consumer says.
+        """Apply the progress that the consumer reports.
 
-        Returns True if that is more than one turn of the event loop may do: the next call continues.
+        Returns True if it exceeds one turn of the event loop: the next call continues.
         """
 
     def take_answers(self) -> list[Answer]:
-        """Return the answers to rejections since the last call; tell them before what take() returns next."""
+        """Return new answers to rejections; send them before the result of the next take()."""
         return []
 
     @abstractmethod
     def close(self) -> None:
-        """End it: what is not acknowledged waits, in order, for this consumer to resume or for the next."""
+        """End the subscription: unacknowledged messages wait, in order, for this or the next consumer."""
 
 
 class ISubscriptionSource(ABC):
-    """Holds messages for consumers."""
+    """Queues messages for consumers."""
 
     @abstractmethod
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
-        """Give the tasks to a consumer, taking them from whoever has them; raises RefusedError.
+        """Assign the tasks to a consumer, and end the subscriptions that hold them. Raises RefusedError.
 
-        wake: called when there may be something to take, or the subscription has ended.
+        `wake` is called when messages may be available, or when the subscription ends.
         """

@@ -1,4 +1,4 @@
-"""The settings that all transports have."""
+"""The settings that all transports share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY
 
 MIN_WINDOW_MESSAGES = 64
 _MOST = 2**31 - 1
-"""What gRPC takes as a number."""
+"""The largest number that gRPC accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSettings(Settings):
-    """How a transport listens and connects. session: how its sessions behave."""
+    """The settings of listening and connecting. `session` applies to its sessions."""
 
     PREFIX = "tuplewire.transport."
     REFUSED: ClassVar[tuple[str, ...]] = ("storm.messaging.", "zmq.")
@@ -52,7 +52,7 @@ class TransportSettings(Settings):
         values["incarnation"] = values.get("incarnation") or time.time_ns()
 
     def shares(self) -> QueueShares:
-        """Return how a task's queue is shared out between sessions."""
+        """Return the shares of sessions in a task's queue."""
         return QueueShares(
             Share(self.receive_messages, self.receive_bytes),
             Share(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),

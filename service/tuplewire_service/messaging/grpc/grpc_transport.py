@@ -1,4 +1,10 @@
-"""The gRPC transport: its settings, its streams, its bound side, and its context."""
+"""The gRPC transport: settings, streams, the bound side and the context.
+
+Used by process/ through the entry point `grpc`, and by control/servicers.py. Owns the gRPC server of each
+bound
+port. Call only from the event loop, except the methods of connections and contexts, which are thread-safe.
+Design: docs/design/sessions.md (transports), docs/design/identity.md (limits).
+"""
 
 from __future__ import annotations
 
@@ -62,13 +68,13 @@ _ADDRESSES = several(
 
 
 _MOST_MILLIS = 2**31 - 1
-"""gRPC takes this for ever."""
+"""gRPC treats this value as no limit."""
 _MAX_CONNECTION_STREAMS = 1000
-"""Streams that one connection may have open at the same time. Tuplewire's clients open one."""
+"""Maximum number of open streams on one connection. Tuplewire's clients open one."""
 _IDLE_CONNECTION_SECONDS = 300.0
-"""A connection without any stream or call is closed after this time."""
+"""A connection without streams or calls is closed after this time."""
 _LAST_CALLS_SECONDS = 2.0
-"""How long a connection that is too old takes nothing new before it is closed: calls have ended by then."""
+"""Seconds from the end of new calls on an aged connection to its close; calls have finished by then."""
 
 
 def _millis(seconds: float) -> int:
@@ -77,7 +83,7 @@ def _millis(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings(TransportSettings):
-    """Those of every transport, and one of its own."""
+    """The settings of all transports, and one for gRPC."""
 
     listen: Sequence[str] = setting(_ADDRESSES, (), "further addresses to bind", key="tuplewire.grpc.listen")
 
@@ -86,11 +92,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 Admit = Callable[[_Context], IAccess]
-"""Says what the caller of a method may do; raises RefusedError for one who may not even come in."""
+"""Returns the rights of a method's caller. Raises RefusedError for a caller that is not admitted."""
 
 
 class GrpcServerStream(GrpcStream, ServerStream):
-    """A call in progress."""
+    """A gRPC call in progress, as a stream."""
 
     def __init__(self, context: _Context, admit: Admit | None) -> None:
         super().__init__(context)
@@ -106,7 +112,7 @@ class GrpcServerStream(GrpcStream, ServerStream):
         return EVERYTHING if self._admit is None else self._admit(self._context)
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
-        """See ServerStream: a status, with the code in its trailing metadata."""
+        """See ServerStream: ends with a status that has the error code in its trailing metadata."""
         status = grpc.StatusCode.FAILED_PRECONDITION
         if isinstance(error, MessageError):
             status = grpc.StatusCode.INVALID_ARGUMENT
@@ -119,15 +125,18 @@ class GrpcServerStream(GrpcStream, ServerStream):
         elif isinstance(error, PermissionDeniedError):
             status = grpc.StatusCode.PERMISSION_DENIED
         await self._context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
-        raise AssertionError  # abort raises; this tells the type checker
+        raise AssertionError  # abort() raises; this is for the type checker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcWiring:
-    """The objects that a context works with; by default it serves Messaging alone, to everybody.
+    """The collaborators of a context; by default it serves only Messaging, to all callers.
 
-    services: gRPC handlers to serve on the same server. tls: the server credentials of every TCP address.
-    admit: says of each stream what its caller may do. dialler: makes the channels to others.
+    Attributes:
+      services: gRPC handlers to serve on the same server.
+      tls: The server credentials of every TCP address.
+      admit: Returns the rights of each stream's caller.
+      dialler: Creates the channels to other workers.
     """
 
     services: Sequence[grpc.GenericRpcHandler] = ()
@@ -137,7 +146,7 @@ class GrpcWiring:
 
 
 def _bytes_server(server: grpc.aio.Server) -> Any:
-    """Return a server for the generated function; its streams carry bytes, as those of bytes_channel."""
+    """Return a server for the generated function. Its streams carry bytes, like streams of bytes_channel."""
 
     def add(service: str, methods: Mapping[str, Any]) -> None:
         handler = grpc.stream_stream_rpc_method_handler
@@ -148,7 +157,7 @@ def _bytes_server(server: grpc.aio.Server) -> Any:
 
 
 class GrpcServerConnection(StreamedServer):
-    """Listens for senders (Send) and consumers (Recv) of one topology."""
+    """Serves senders (Send) and consumers (Recv) of one topology."""
 
     def __init__(
         self,
@@ -180,11 +189,11 @@ class GrpcServerConnection(StreamedServer):
     async def _serve(self, method: str, _: object, context: _Context) -> None:
         if method not in self._handlers:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
-        with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+        with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
             await self._handlers[method](GrpcServerStream(context, self._wiring.admit))
 
     def _options(self) -> list[tuple[str, Any]]:
-        """Return the options of the server. gRPC counts the connections of each address apart."""
+        """Return the options of the server. gRPC counts the connections of each address separately."""
         settings = self._settings
         options = [
             *server_options(settings.session),
@@ -193,6 +202,7 @@ class GrpcServerConnection(StreamedServer):
             ("grpc.server_handshake_timeout_ms", _millis(HELLO_SECONDS)),
             ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
         ]
+        # A certificate is checked only at the handshake, so TLS connections have a maximum age.
         if self._wiring.tls is not None:
             options += [
                 ("grpc.max_connection_age_ms", _millis(settings.max_connection_seconds)),
@@ -210,7 +220,7 @@ class GrpcServerConnection(StreamedServer):
 class GrpcContext(StreamedContext):
     """Binds the Messaging service and connects to it. Source: Storm's `messaging.netty.Context`.
 
-    Whoever makes one directly may give its settings, in place of prepare(), and its wiring.
+    Direct users may pass settings instead of calling prepare(), and the wiring.
     """
 
     kind = GrpcSettings
@@ -227,5 +237,5 @@ class GrpcContext(StreamedContext):
         return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
-        del topology_id  # the hello names it
+        del topology_id  # the hello contains it
         return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)

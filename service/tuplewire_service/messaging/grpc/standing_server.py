@@ -1,8 +1,10 @@
-"""A gRPC server at some addresses, which another one follows if it ends by itself.
+"""A gRPC server at fixed addresses, which is replaced if it fails.
 
-The asyncio server of grpcio 1.84 and 1.85 ends at a call whose method is not UTF-8: its main loop decodes
-the name where nothing catches the error, and it listens no more. Streams that are open go on. So a new server
-takes its place at once, and the old one is kept until its last stream has ended.
+The asyncio server of grpcio 1.84 and 1.85 fails at a call with a method name that is not UTF-8: its main loop
+does not catch the decoding error, and stops listening. Open streams continue. A new server therefore replaces
+it immediately, and the old one is kept until its last stream has finished. Used by grpc_transport.py. Owns
+the
+servers. Call only from the event loop. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _MAIN_LOOP, _SHUTDOWN = "AioServer._server_main_loop", "AioServer.shutdown"
-"""What takes a server's calls, and what grpcio runs when that has failed; as in grpcio 1.74 to 1.85."""
+"""The coroutine that accepts calls, and the one that grpcio runs after its failure; in grpcio 1.74 to 1.85.
+"""
 
 _AS_LONG_AS_IT_TAKES = 1e9
 _LOOKS, _LOOK_SECONDS = 100, 0.01
 
 
 class StandingServer:
-    """One server after another, at the same addresses. Belongs to its loop."""
+    """A sequence of servers at the same addresses. Call only from the event loop."""
 
     def __init__(
         self,
@@ -40,10 +43,12 @@ class StandingServer:
         credentials: grpc.ServerCredentials | None,
         backoff: Backoff,
     ) -> None:
-        """Describe it.
+        """Prepare to start.
 
-        make: returns a server with its handlers, bound nowhere. credentials: for every TCP address.
-        backoff: how long to wait where an address cannot be bound again.
+        Args:
+          make: Returns an unbound server with its handlers.
+          credentials: The credentials of every TCP address.
+          backoff: The delays between attempts to bind an address again.
         """
         self._make = make
         self._credentials = credentials
@@ -53,18 +58,18 @@ class StandingServer:
         self._modes: dict[str, int] = {}
         self._stopping = False
         self.addresses: list[str] = []
-        """What is bound, host:port or unix:///path."""
+        """The bound addresses, host:port or unix:///path."""
         self.restarts = 0
-        """How often a server has ended by itself."""
+        """Number of failed servers that were replaced."""
 
     async def start(self, addresses: Sequence[str]) -> None:
-        """Bind all addresses; a port of 0 is any that is free. Raises BindError."""
+        """Bind all addresses; port 0 is any free port. Raises BindError."""
         server = self._make()
         self.addresses = [self._listen(server, address) for address in addresses]
         await self._serve(server)
 
     async def stop(self, grace: float | None) -> None:
-        """Stop listening; calls in progress get so many seconds, or none."""
+        """Stop listening; calls in progress get `grace` seconds, or none."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
@@ -89,7 +94,7 @@ class StandingServer:
 
     @contextlib.contextmanager
     def _same_mode(self, address: str) -> Iterator[None]:
-        """Give a Unix socket the mode that the one before it had."""
+        """Give a Unix socket the mode of the previous one."""
         mode = self._modes.get(address)
         umask = None if mode is None else os.umask(0o777 & ~mode)
         try:
@@ -113,7 +118,7 @@ class StandingServer:
         self.restarts += 1
         reason = "cancelled" if main_loop.cancelled() else repr(main_loop.exception())
         logger.error("server.ended", extra={"addresses": self.addresses, "reason": reason})
-        for task in _called(_SHUTDOWN):  # it fails with the same error, which is told by now
+        for task in _called(_SHUTDOWN):  # it fails with the same error, which is already logged
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
         for coroutine in (self._see_off(server), self._start_again()):
             task = asyncio.get_running_loop().create_task(coroutine)
@@ -121,7 +126,7 @@ class StandingServer:
             task.add_done_callback(self._tasks.discard)
 
     async def _see_off(self, server: grpc.aio.Server) -> None:
-        """Let a server that has ended keep its streams until the last of them is over."""
+        """Keep a failed server until its last stream has finished."""
         await server.stop(_AS_LONG_AS_IT_TAKES)
         self._servers.remove(server)
 
@@ -132,7 +137,7 @@ class StandingServer:
             for address in self.addresses:
                 await self._listen_again(server, address)
         except asyncio.CancelledError:
-            await self._serve(server)  # gRPC frees the addresses only of a server that it has started
+            await self._serve(server)  # gRPC frees the addresses only of a started server
             raise
         await self._serve(server)
         logger.info("server.restarted", extra={"addresses": self.addresses})
@@ -149,7 +154,7 @@ class StandingServer:
                 return
 
     async def _sockets_removed(self) -> None:
-        """Wait until the server that has ended has removed its sockets: it would remove new ones, too."""
+        """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
         for _ in range(_LOOKS):
             if not any(map(_exists, self._modes)):
                 return

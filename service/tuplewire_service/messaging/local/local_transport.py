@@ -1,8 +1,9 @@
-"""The local transport: workers of one process, whose sessions travel over streams in memory.
+"""The local transport: workers of one process, with sessions over streams in memory.
 
-Source: Storm's `messaging.local.Context` (LocalServer, LocalClient). A registry that all contexts of the
-process share joins the two sides. Messages that are sent before the server is bound, or before it has a
-callback, wait with their sender.
+All contexts of a process share a registry that connects the two sides. Messages for an unbound server, or one
+without a callback, wait at their sender. Used through the entry point `local`. Owns the registry. Call only
+from the event loop, except the methods of connections and contexts, which are thread-safe. Source: Storm's
+`messaging.local.Context` (LocalServer, LocalClient). Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 _FIRST_EPHEMERAL_PORT = 49152
 
 _servers: dict[tuple[str, int], LocalServer] = {}
-"""By topology and port. Belongs to the messaging loop. Source: Storm's `queues-map`."""
-# Their streams are on the parent's loop.
+"""Servers by topology and port. Call only from the event loop. Source: Storm's `queues-map`."""
+# Their streams belong to the parent's event loop.
 os.register_at_fork(after_in_child=_servers.clear)
 
 
@@ -50,7 +51,7 @@ class _LocalServerStream(MemoryStream, ServerStream):
 
 
 class LocalServer(StreamedServer):
-    """Listens for streams of the same process."""
+    """Accepts streams of the same process."""
 
     pins_loop = False  # a fork does not affect its streams, and the child starts without servers
 
@@ -62,7 +63,7 @@ class LocalServer(StreamedServer):
         super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
-        """Take a port, any free one for 0; BindError when this topology has a server there."""
+        """Take a port, or any free one for 0. Raises BindError if the topology already has a server there."""
         if (self._topology, self._port) in _servers:
             raise BindError(
                 f"port {self._port} of topology {self._topology!r} is bound in this process already; "
@@ -84,7 +85,7 @@ class LocalServer(StreamedServer):
         return near
 
     async def _carry(self, method: str, stream: _LocalServerStream) -> None:
-        with contextlib.suppress(StreamBroken):  # the client has left, so there is no status to send
+        with contextlib.suppress(StreamBroken):  # the client has disconnected, so no status can be sent
             await self._handlers[method](stream)
             stream.finish()
 
@@ -98,13 +99,13 @@ class LocalServer(StreamedServer):
 
 
 class LocalContext(StreamedContext):
-    """Binds and connects within the process; all its instances share one registry."""
+    """Binds and connects within the process. All instances share one registry."""
 
     def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> LocalServer:
         return LocalServer(topology_id, port, self._settings, callback)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
-        del host  # everything is here
+        del host  # there is only this process
 
         @asynccontextmanager
         async def open_stream(method: str) -> AsyncIterator[ClientStream]:

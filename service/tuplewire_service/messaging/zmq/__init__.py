@@ -1,11 +1,12 @@
-"""The ZeroMQ transport: Storm's first plug-in, with an answer to the question that its source asks.
+"""The ZeroMQ transport: Storm's first plug-in, with backpressure.
 
-`ZMQConnection.send` in Storm 0.8 reads: "how to do backpressure if doing noblock?... need to only unblock if
-the target disappears". Here: with the credits of the session. A sender has for each task a count of messages
-that it may send; the receiver grants more as messages leave its hands. So the socket itself never has to
-block, `send` waits on the session's window alone, and a target that disappears takes no message with it: the
-session keeps what is not acknowledged, and resumes. The socket pair that can carry acknowledgements is DEALER
-and ROUTER in place of PUSH and PULL.
+`ZMQConnection.send` in Storm 0.8 contains the comment: "how to do backpressure if doing noblock?... need to
+only unblock if the target disappears". This transport uses the session's credit. For each task, a sender has
+a
+number of messages that it may send, and the receiver grants more as it releases messages. So the socket never
+has to block: `send` waits only for the session's window. If the target disappears, no message is lost: the
+session retains unacknowledged messages and resumes. Acknowledgements need a DEALER and ROUTER pair instead of
+PUSH and PULL.
 """
 
 import importlib.util

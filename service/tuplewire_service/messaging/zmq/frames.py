@@ -1,20 +1,25 @@
-"""What travels between a DEALER and a ROUTER, and how much of it may be on its way: pure, without I/O.
+"""The frames between a DEALER and a ROUTER, and their flow control. Pure state, without I/O.
 
-Each ZeroMQ message has a header and a body, as two parts. The header is the kind (1 byte), then how many
-messages and bytes the other side may have sent in all, from the beginning of the stream (8 bytes each,
-big-endian). Every frame says so, hence none of them is needed.
+Used by zmq_stream.py, zmq_transport.py and zmq_settings.py. Owns the wire format and the counts of a stream.
+Not thread-safe. Design: docs/design/sessions.md (ZeroMQ between workers).
+
+Each ZeroMQ message has two parts, a header and a body. The header is the kind (1 byte), then the total
+numbers
+of messages and bytes that the other side may send since the start of the stream (8 bytes each, big-endian).
+Every frame repeats these totals, so no single frame is essential.
 
 | kind | from | body |
 |---|---|---|
-| OPEN | the dialer, first | the method's name |
+| OPEN | the connecting side, first | the method's name |
 | DATA | both | one message of the stream |
 | GRANT | both | empty |
-| DONE | both, once | empty: nothing more comes from this side |
+| DONE | both, once | empty: this side sends nothing more |
 | REFUSED | the server, last | the code's name, a zero byte, the reason |
 
-A stream is one connection: the ROUTER tells them apart by the routing id that it gave to each. It serves all
-its peers from one socket. When one of them does not read, it either drops what it has for that one, or blocks
-for all. So it must never come to that: a side writes only what the other has room for.
+A stream is one connection; the ROUTER distinguishes connections by the routing ids that it assigned. It
+serves
+all peers from one socket. If a peer does not read, the ROUTER either drops its messages or blocks for all
+peers. To prevent both, a side writes only within the other side's allowance.
 """
 
 from __future__ import annotations
@@ -28,11 +33,11 @@ from tuplewire.errors import MalformedError, RefusedError, refused
 
 _HEADER = struct.Struct("!BQQ")
 _TOLD_PARTS = 4
-"""News of room is worth a frame once it is this part of the window."""
+"""An allowance update is sent once it is at least this fraction (1/4) of the window."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     OPEN = 1
     DATA = 2
@@ -42,17 +47,17 @@ class FrameKind(enum.IntEnum):
 
 
 class Allowance(NamedTuple):
-    """How much a side may have sent since the beginning of a stream, or has; only grows."""
+    """A total of messages and bytes since the start of a stream. It only grows."""
 
     messages: int
     size_bytes: int
 
     def plus(self, messages: int, size_bytes: int) -> Allowance:
-        """Return so much more."""
+        """Return the sum."""
         return Allowance(self.messages + messages, self.size_bytes + size_bytes)
 
     def below(self, most: Allowance) -> bool:
-        """Whether there is room for a message; the last one may go over the bytes."""
+        """Return True if another message may be sent; the last one may exceed the bytes."""
         return self.messages < most.messages and self.size_bytes < most.size_bytes
 
 
@@ -73,7 +78,7 @@ def encode(kind: FrameKind, allowance: Allowance, body: bytes = b"") -> list[byt
 
 
 def decode(parts: Sequence[bytes]) -> Frame:
-    """Read the parts of a frame; MalformedError when they are none."""
+    """Read the parts of a frame. Raises MalformedError if they are not a valid frame."""
     if len(parts) != 2 or len(parts[0]) != _HEADER.size:
         sizes = [len(part) for part in parts[:4]]
         raise MalformedError(f"{len(parts)} parts (of {sizes} ... bytes) are no frame of this transport")
@@ -90,7 +95,7 @@ def encode_refusal(code: str, detail: str) -> bytes:
 
 
 def decode_refusal(body: bytes) -> RefusedError:
-    """Return the error that a REFUSED frame stands for."""
+    """Return the error of a REFUSED frame."""
     code, _, detail = body.decode(errors="replace").partition("\0")
     return refused(code, detail)
 
@@ -99,17 +104,17 @@ class ZmqInFlight:
     """The counts of one side of a stream."""
 
     def __init__(self, window: Allowance) -> None:
-        """Begin a stream. window: what the other side may have sent that is not read."""
+        """Start a stream. `window` is the amount of unread messages that the other side may send."""
         self._window = window
         self._sent = self._allowed = self._arrived = self._read = self._told = NOTHING
 
     @property
     def open(self) -> bool:
-        """Whether the other side has room for a message."""
+        """True if the other side accepts another message."""
         return self._sent.below(self._allowed)
 
     def on_allowance(self, allowance: Allowance) -> None:
-        """Take in what the other side allows."""
+        """Apply the allowance of the other side."""
         self._allowed = Allowance(*map(max, self._allowed, allowance))
 
     def on_sent(self, size_bytes: int) -> None:
@@ -117,22 +122,22 @@ class ZmqInFlight:
         self._sent = self._sent.plus(1, size_bytes)
 
     def on_arrival(self, size_bytes: int) -> None:
-        """Count a message of the other side; MalformedError when it was not allowed."""
+        """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
         if not self._arrived.below(self._told):
             raise MalformedError(f"more was sent than the {self._told.messages} messages that were allowed")
         self._arrived = self._arrived.plus(1, size_bytes)
 
     def on_read(self, size_bytes: int) -> None:
-        """Count a message that was handed on."""
+        """Count a message that was read."""
         self._read = self._read.plus(1, size_bytes)
 
     @property
     def due(self) -> bool:
-        """Whether there is so much more room than the other side knows that it should be told."""
+        """True if the allowance has grown enough to send it to the other side."""
         counts = zip(self._read, self._window, self._told, strict=True)
         return any(read + window - told >= window / _TOLD_PARTS for read, window, told in counts)
 
     def tell(self) -> Allowance:
-        """Return what the other side may have sent by now, which counts as told."""
+        """Return the current allowance of the other side, and record it as sent."""
         self._told = self._read.plus(*self._window)
         return self._told

@@ -1,4 +1,8 @@
-"""The settings of the ZeroMQ transport, and where its sockets are bound: `tcp`, and `ipc` in local mode."""
+"""The settings of the ZeroMQ transport, and its endpoints: `tcp`, and `ipc` in local mode.
+
+Used by zmq_transport.py and zmq_sockets.py. Owns the lock file of each bound local port. Not thread-safe.
+Design: docs/design/sessions.md (ZeroMQ between workers).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import Allowance
 
 _MAX_PATH = 107
-"""Bytes of a Unix socket's path."""
+"""Maximum length of a Unix socket's path in bytes."""
 _FREE_PORTS = range(49152, 65536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqSettings(TransportSettings):
-    """Those of every transport, and Storm's plug-in's under Storm's keys."""
+    """The settings of all transports, and of Storm's plug-in under Storm's keys."""
 
-    REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is Storm's
+    REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is a key of Storm
 
     threads: int = storms("zmq.threads", count(), 1, "ZeroMQ's I/O threads")
     linger_seconds: float = storms(
@@ -50,7 +54,7 @@ class ZmqSettings(TransportSettings):
 
     @property
     def stream_window(self) -> Allowance:
-        """What one side of a stream may have sent that the other has not read."""
+        """The amount that one side of a stream may send before the other side reads it."""
         return Allowance(self.hwm or 2**32, 4 * MIB)
 
 
@@ -60,7 +64,7 @@ def tcp_endpoint(host: str, port: int) -> str:
 
 
 def ipc_endpoint(port: int) -> str:
-    """Return the endpoint that stands for a port in local mode. Source: Storm's `ZMQContext`, `ipc?`."""
+    """Return the endpoint of a port in local mode. Source: Storm's `ZMQContext`, `ipc?`."""
     path = _directory() / f"{port}.ipc"
     if len(os.fsencode(path)) > _MAX_PATH:
         raise ConfigError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter path")
@@ -69,9 +73,9 @@ def ipc_endpoint(port: int) -> str:
 
 def _directory() -> Path:
     path = Path(tempfile.gettempdir()) / f"tuplewire-zmq-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):  # also for a link that leads nowhere
+    with contextlib.suppress(FileExistsError):  # also for a dangling link
         path.mkdir(mode=0o700)
-    found = path.lstat()  # a link would be another user's choice of a place
+    found = path.lstat()  # another user could choose a link's target
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(
             f"{path} is not a directory of this user alone: remove it, or chmod 700 it if it is yours, or "
@@ -81,10 +85,10 @@ def _directory() -> Path:
 
 
 class IpcPort:
-    """A port of local mode that this process holds; libzmq itself would take one over that is in use."""
+    """A port of local mode, locked by this process; libzmq itself would take over a port in use."""
 
     def __init__(self, port: int) -> None:
-        """Hold a port, or any free one for 0; BindError when it is in use."""
+        """Lock a port, or any free one for 0. Raises BindError if it is in use."""
         for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
             self.port = candidate
             self.endpoint = ipc_endpoint(candidate)
@@ -99,14 +103,15 @@ class IpcPort:
             raise BindError(f"cannot listen on {self.endpoint}: {error.strerror}") from error
         with contextlib.suppress(OSError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(held).st_ino == path.stat().st_ino:  # it was not removed in between
+            # The previous holder may have removed the file after it was opened here.
+            if os.fstat(held).st_ino == path.stat().st_ino:
                 self._held, self._path = held, path
                 return True
         os.close(held)
         return False
 
     def release(self) -> None:
-        """Let others have it, once the socket is closed; libzmq leaves its file there."""
+        """Unlock the port after the socket is closed; libzmq does not remove the socket's file."""
         Path(self.endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         os.close(self._held)

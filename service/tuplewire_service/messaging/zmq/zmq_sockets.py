@@ -1,4 +1,8 @@
-"""ZeroMQ's own context and its sockets, as a transport's streams use them on the event loop."""
+"""ZeroMQ's context and sockets, for use on the event loop.
+
+Used by zmq_stream.py and zmq_transport.py. Owns the context and its open sockets. Call only from the event
+loop, except Sockets.term(). Design: docs/design/sessions.md (ZeroMQ between workers).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ _BESIDE_MESSAGES = 1000
 
 
 class Sockets:
-    """Makes sockets, and closes them; its methods belong to the loop, but for term.
+    """Creates and closes sockets. Call only from the event loop, except term().
 
-    ZeroMQ does not survive a fork, and its sockets would stay open in the child. So its context is given up
-    for a fork (see tuplewire.connection.loop), once the streams have closed their sockets, and made anew at
-    need.
+    ZeroMQ does not survive a fork, and its sockets would stay open in the child. Before a fork (see
+    tuplewire.connection.loop), the streams close their sockets and the context is closed. The next socket
+    creates a new context.
     """
 
     def __init__(self, settings: ZmqSettings) -> None:
@@ -33,7 +37,7 @@ class Sockets:
         self._closed = asyncio.Event()
 
     def make(self, thread: EventLoopThread, kind: int) -> Socket:
-        """Return a socket whose connections die with their peer, and do not come back by themselves."""
+        """Return a socket with connections that close with their peer and do not reconnect."""
         if self._context is None or self._process != os.getpid():
             self._context = zmq.Context(self._settings.threads)
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
@@ -46,7 +50,7 @@ class Sockets:
         session = settings.session
         silence = int(1000 * session.keepalive_seconds)
         made.set(zmq.LINGER, 0)
-        # The window is the bound, and comes first; what goes beside it has room here.
+        # The window is the effective limit; this adds capacity for frames outside the window.
         made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.RCVHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
@@ -54,19 +58,19 @@ class Sockets:
         made.set(zmq.HEARTBEAT_TIMEOUT, silence)
         made.set(zmq.HEARTBEAT_TTL, 2 * silence)
         made.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLIS)
-        # libzmq would connect again in silence, and what was on the way would be missing from the stream.
+        # libzmq would reconnect silently, and messages in flight would be missing from the stream.
         made.set(zmq.RECONNECT_IVL, -1)
         made.set(zmq.IMMEDIATE, 1)
         return made
 
     def watch(self, watched: Socket) -> Socket:
-        """Return the socket that tells what becomes of another one's connections."""
+        """Return the socket that reports events of another socket's connections."""
         monitor = watched.get_monitor_socket()
         self._open.add(monitor)
         return monitor
 
     def close(self, closed: Socket, linger_millis: int = 0) -> None:
-        """Close a socket; what it has not sent yet gets so much time."""
+        """Close a socket; unsent messages get `linger_millis` milliseconds."""
         if closed in self._open:
             self._open.discard(closed)
             closed.close(linger_millis)
@@ -80,25 +84,26 @@ class Sockets:
         self.term()
 
     def resume(self) -> None:
-        """See Suspendable: the next socket makes a new context."""
+        """See Suspendable: the next socket creates a new context."""
 
     def term(self) -> None:
-        """End ZeroMQ's threads, once what lingers is sent or its time is over."""
+        """End ZeroMQ's threads, once lingering messages are sent or have timed out."""
         context, self._context = self._context, None
         if context is not None and self._process == os.getpid():
             context.term()
 
 
 _TURN = 100
-"""Messages that are taken before the loop goes round to whoever else waits."""
+"""Maximum number of messages received before other callbacks of the loop run."""
 
 
 class Pump:
-    """Hands on what arrives at a socket, and sends. Belongs to the loop.
+    """Receives and sends the messages of a socket. Call only from the event loop.
 
-    The socket's descriptor only says that something *has changed*, and whatever looks at the socket takes the
-    news away, a send included. So whoever has sent looks again for what has arrived. zmq.asyncio does the
-    same, with a future for each message, and loses one whose future is cancelled.
+    The descriptor only signals a *change*, and any access to the socket, including a send, clears the signal.
+    So
+    every send is followed by a check for received messages. zmq.asyncio does the same with a future for each
+    message, and loses a message if its future is cancelled.
     """
 
     def __init__(self, socket: Socket, take: Callable[[list[zmq.Frame]], None]) -> None:
@@ -112,7 +117,7 @@ class Pump:
         self._look()
 
     def drain(self) -> None:
-        """Hand on what has arrived, the first of it when it is much."""
+        """Receive waiting messages, at most `_TURN` in one turn of the loop."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -131,17 +136,17 @@ class Pump:
             self._looking = self._loop.call_soon(self.drain)
 
     def send(self, parts: Sequence[bytes]) -> None:
-        """Send a message now; zmq.ZMQError when there is nobody to send it to, or no room."""
+        """Send a message immediately. Raises zmq.ZMQError if there is no peer or no space."""
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
-            self._socket.get(zmq.EVENTS)  # makes the socket look at what has changed
+            self._socket.get(zmq.EVENTS)  # makes the socket process pending changes
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         finally:
             self._look()
 
     def close(self) -> None:
-        """Look at the socket no more; before it is closed."""
+        """Stop watching the socket, before it is closed."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)

@@ -1,4 +1,8 @@
-"""Both sides of a stream over a ZeroMQ connection; the connecting one is a DEALER, and ends with it."""
+"""Both sides of a stream over a ZeroMQ connection. The connecting side is a DEALER with one stream.
+
+Used by zmq_transport.py. Owns the DEALER socket of each connecting stream. Call only from the event loop.
+Design: docs/design/sessions.md (ZeroMQ between workers).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ _LOST = {
 
 
 class ZmqStream(MessageStream):
-    """One side of a stream. What had arrived before it broke can still be read."""
+    """One side of a stream. Messages that arrived before a failure can still be read."""
 
     def __init__(self, send: Callable[[Sequence[bytes]], None], window: Allowance) -> None:
         self._send = send
@@ -55,7 +59,7 @@ class ZmqStream(MessageStream):
         self._room = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
-        """See MessageStream: waits while the other side has no room, which bounds one go."""
+        """See MessageStream: waits while the other side has no space, which bounds a single write."""
         while self._why is None and not self._flow.open:
             self._room.clear()
             await self._room.wait()
@@ -73,12 +77,12 @@ class ZmqStream(MessageStream):
         data = self._arrived.popleft()
         self._flow.on_read(len(data))
         if self._flow.due and self._why is None:
-            with contextlib.suppress(StreamBroken):  # what has arrived is read to its end
+            with contextlib.suppress(StreamBroken):  # messages that have arrived are read to the end
                 self._put(FrameKind.GRANT)
         return data
 
     def take(self, frame: Frame) -> None:
-        """Take in a frame of the other side; MalformedError when it does not fit."""
+        """Apply a frame of the other side. Raises MalformedError if it is not expected."""
         self._flow.on_allowance(frame.allowance)
         self._room.set()
         if frame.kind is FrameKind.DATA:
@@ -94,14 +98,14 @@ class ZmqStream(MessageStream):
             raise MalformedError(f"a frame of kind {frame.kind.name} within a stream")
 
     def break_off(self, why: TuplewireError) -> None:
-        """Take note that the stream is over; only the first reason counts."""
+        """Mark the stream as ended; only the first reason counts."""
         if self._why is None:
             self._why = why
         self._news.set()
         self._room.set()
 
     def greet(self) -> None:
-        """Tell the other side what it may send; StreamBroken when it is gone."""
+        """Send the current allowance to the other side. Raises StreamBroken if it is disconnected."""
         self._put(FrameKind.GRANT)
 
     def _put(self, kind: FrameKind, body: bytes = b"") -> None:
@@ -126,9 +130,9 @@ class ZmqServerStream(ZmqStream, ServerStream):
         return self.peer.partition(":")[2]
 
     def opened(self, allowance: Allowance) -> None:
-        """Take in what the other side allows, and answer."""
+        """Apply the other side's allowance, and answer."""
         self._flow.on_allowance(allowance)
-        with contextlib.suppress(StreamBroken):  # whoever reads will see
+        with contextlib.suppress(StreamBroken):  # a reader gets the error
             self.greet()
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
@@ -136,11 +140,11 @@ class ZmqServerStream(ZmqStream, ServerStream):
         raise StreamBroken from error
 
     def reject(self, error: TuplewireError) -> None:
-        """Tell the other side why the stream is over, unless it is already."""
+        """Send the reason for the end to the other side, unless the stream has already ended."""
         self._last(FrameKind.REFUSED, encode_refusal(code_of(error), str(error)[:MAX_DETAIL_LENGTH]))
 
     def finish(self) -> None:
-        """Tell the other side that the stream is over in good order, unless it is already."""
+        """Notify the other side of a clean end, unless the stream has already ended."""
         self._last(FrameKind.DONE)
 
     def _last(self, kind: FrameKind, body: bytes = b"") -> None:
@@ -152,7 +156,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
 def dial_zmq(
     sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Allowance
 ) -> Dial:
-    """Return what opens streams to an endpoint; the address is how errors name it."""
+    """Return a function that opens streams to an endpoint. `address` is its name in errors."""
 
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
@@ -167,7 +171,7 @@ def dial_zmq(
 
 
 class _ZmqClientStream(ZmqStream, ClientStream):
-    """The connecting side of a stream, and its socket."""
+    """The connecting side of a stream, with its socket."""
 
     def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: Allowance) -> None:
         self._sockets = sockets
@@ -181,7 +185,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         super().__init__(self._pump.send, window)
 
     async def open(self, endpoint: str, method: str) -> None:
-        """Connect and ask for the method; raises the refusal's own error, or UnreachableError."""
+        """Connect and request the method. Raises the error of a refusal, or UnreachableError."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 self._socket.set(zmq.IPV6, int("[" in endpoint))
@@ -215,7 +219,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected.set()
         elif event in _LOST:
-            self._pump.drain()  # what arrived before the end, above all why it ends
+            self._pump.drain()  # the last messages, above all the reason for the end
             self.break_off(UnreachableError(f"{self._address}: {_LOST[event]}"))
 
     def break_off(self, why: TuplewireError) -> None:
@@ -232,7 +236,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         return self._why or ended
 
     def close(self) -> None:
-        """Close the connection; the other side takes that for the end of the stream."""
+        """Close the connection, which ends the stream for the other side."""
         self.break_off(UnreachableError(f"{self._address}: the stream was closed on this side"))
         self._watch.close()
         self._pump.close()

@@ -1,4 +1,9 @@
-"""The bound side of the ZeroMQ transport, one ROUTER with a stream for each connection, and its context."""
+"""The bound side of the ZeroMQ transport, one ROUTER with a stream for each connection, and the context.
+
+Used through the entry point `zmq`. Owns the ROUTER socket and the streams of its connections. Call only from
+the event loop, except the methods of connections and contexts, which are thread-safe. Design:
+docs/design/sessions.md (ZeroMQ between workers).
+"""
 
 from __future__ import annotations
 
@@ -30,20 +35,20 @@ from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, dial_zmq
 
 _MAX_STREAMS = 20_000
-"""Streams that one server serves at the same time."""
+"""Maximum number of open streams of one server."""
 _UNBIND_SECONDS = 2.0
 _LEAVE_SECONDS = 1.0
-"""How long those whose streams have ended may take to read that, and to close their connections."""
+"""Seconds for peers to read the end of their streams and to close their connections."""
 _LOOK_SECONDS = 0.05
 _LOOK_SECONDS_PER_CONNECTION = 1e-4
-"""How long after a connection has gone the streams are gone through: not too often when they are many."""
+"""Delay from a disconnect to the check of all streams; longer with many connections."""
 
 
 class ZmqServerConnection(StreamedServer):
-    """Serves whoever opens a stream. Source: Storm's `ZMQContext.bind`.
+    """Serves all peers that open a stream. Source: Storm's `ZMQContext.bind`.
 
-    Strangers may send what they like: the first thing that is no frame of ours is counted and answered, and
-    nothing more is taken from that connection. ZeroMQ has no way to close one connection of a ROUTER.
+    Unknown peers may send anything: the first invalid frame is counted and answered, and later frames of that
+    connection are ignored. ZeroMQ cannot close one connection of a ROUTER.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class ZmqServerConnection(StreamedServer):
         self._sockets = sockets
         self._streams: dict[bytes, ZmqServerStream] = {}
         self._over: set[bytes] = set()
-        """Connections whose stream is over, or never was one: nothing more is taken from them."""
+        """Connections with an ended or invalid stream; their frames are ignored."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ipc: IpcPort | None = None
         self._unbinding = False
@@ -74,6 +79,7 @@ class ZmqServerConnection(StreamedServer):
         try:
             port = self._listen()
         except BaseException:
+            # The ROUTER then reports a disconnected peer, instead of dropping its messages.
             self._close_sockets(0)
             raise
         self._pump = Pump(self._socket, self._take)
@@ -102,8 +108,6 @@ class ZmqServerConnection(StreamedServer):
         port = int(self._endpoint.rpartition(":")[2])
         self._addresses.append(f"{settings.host}:{port}")
         return port
-
-    # --- what arrives ------------------------------------------------------------------------------
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         connection = parts[0].bytes
@@ -149,7 +153,7 @@ class ZmqServerConnection(StreamedServer):
             await serve(stream)
             stream.finish()
         except StreamBroken:
-            pass  # nobody is there any more to whom it could be told
+            pass  # the peer has disconnected, so no status can be sent
         except Exception:
             stream.reject(RefusedError("the receiver has a defect; its log says which"))
             raise
@@ -165,8 +169,6 @@ class ZmqServerConnection(StreamedServer):
         stream.reject(error)
         self._over.add(connection)
 
-    # --- who is still there ------------------------------------------------------------------------
-
     def _take_event(self, parts: list[zmq.Frame]) -> None:
         event = parse_monitor_message([part.bytes for part in parts])["event"]
         if event == zmq.EVENT_DISCONNECTED:
@@ -178,7 +180,7 @@ class ZmqServerConnection(StreamedServer):
             self._send.refused_streams["MALFORMED"] += 1
 
     def _look_after(self, seconds: float) -> None:
-        """Go through the streams after so long, or earlier when that is planned."""
+        """Check the streams after `seconds`, or earlier if a check is scheduled."""
         loop = self._thread.loop
         if self._next_look is not None:
             if self._next_look.when() <= loop.time() + seconds:
@@ -187,7 +189,7 @@ class ZmqServerConnection(StreamedServer):
         self._next_look = loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Find out whose connection is gone: ZeroMQ says that one is, and not which."""
+        """Find disconnected peers: ZeroMQ reports a disconnect, but not the connection."""
         self._next_look = None
         for stream in self._streams.values():
             with contextlib.suppress(StreamBroken):
@@ -197,13 +199,11 @@ class ZmqServerConnection(StreamedServer):
             try:
                 self._pump.send([connection, *farewell])
             except zmq.Again:
-                pass  # it is there, and does not read
+                pass  # it is connected, but does not read
             except zmq.ZMQError:
                 self._over.discard(connection)
         self._looked.set()
         self._look_after(self._settings.session.keepalive_seconds)
-
-    # --- the end -----------------------------------------------------------------------------------
 
     async def _unbind(self, grace: float | None) -> None:
         self._unbinding = True
@@ -230,7 +230,7 @@ class ZmqServerConnection(StreamedServer):
         self._close_sockets(linger)
 
     async def _until_all_left(self) -> None:
-        """Wait for the others to close: ZeroMQ may lose the last messages of a socket, however it lingers."""
+        """Wait for peers to disconnect: ZeroMQ may lose a socket's last messages despite its linger time."""
         while self._over:
             self._looked.clear()
             self._look_after(_LOOK_SECONDS)
@@ -245,7 +245,7 @@ class ZmqServerConnection(StreamedServer):
 
 
 def _address_of(part: zmq.Frame) -> str:
-    """Return who sent a message; MalformedError for a ZeroMQ that is too old for heartbeats."""
+    """Return the sender's address. Raises MalformedError for a ZeroMQ version without heartbeats."""
     try:
         return str(part.get("Peer-Address"))
     except zmq.ZMQError:
@@ -255,7 +255,7 @@ def _address_of(part: zmq.Frame) -> str:
 class ZmqContext(StreamedContext):
     """Binds a ROUTER and connects DEALERs to it. Source: Storm's `ZMQContext`.
 
-    In local mode (`storm.cluster.mode`) a port is a Unix socket of this machine, whatever the host.
+    In local mode (`storm.cluster.mode`), a port is a Unix socket of this machine for any host.
     """
 
     kind = ZmqSettings
@@ -275,7 +275,7 @@ class ZmqContext(StreamedContext):
         return ZmqServerConnection(topology_id, port, self._settings, callback, self._sockets)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
-        del topology_id  # the hello names it
+        del topology_id  # the hello contains it
         settings = self._settings
         local = settings.cluster_mode == "local"
         endpoint = ipc_endpoint(port) if local else tcp_endpoint(host, port)
