@@ -1,1 +1,1 @@
-"""Who may talk to a worker: certificates, tokens and permissions, apart from gRPC."""
+"""Authentication and authorization of clients by certificates, tokens and permissions, without gRPC."""

@@ -1,4 +1,8 @@
-"""A worker's own certificate: checked before it is used, exchanged while connections last; its handshakes."""
+"""A worker's own certificate: verified before use and replaced while connections last; and TLS handshakes.
+
+Used by process/worker_security.py. Owns the current certificate and the handshake counts. Thread-safe,
+except Handshakes.called() and report(). Design: docs/design/identity.md.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,11 @@ _MOST_PEERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CertifiedIdentity:
-    """A certificate that its key fits, that the CA has signed, and that is in force.
+    """A certificate that matches its key, is signed by the CA, and is valid now.
 
-    names: subject alternative names. expires: in seconds since 1970.
+    Attributes:
+      names: The subject alternative names.
+      expires: The expiry in seconds since 1970.
     """
 
     names: tuple[str, ...]
@@ -37,17 +43,17 @@ class CertifiedIdentity:
 
 
 class Handshakes:
-    """Counts TLS handshakes, and logs once a minute that many were begun in vain; gRPC tells no more of them.
+    """Counts TLS handshakes, and logs once a minute if many failed; gRPC reports nothing else about them.
 
-    Workers, and programs that list the names of workers, look at the certificate in a handshake of its own
-    before they connect. So two for each connection are in good order.
+    Workers, and programs that list worker names, check the certificate in a separate handshake before they
+    connect. Two handshakes for each connection are therefore normal.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.begun = 0
-        """Also those that failed, or are under way."""
+        """Includes failed handshakes, and handshakes in progress."""
         self.connections = 0
-        """Those that have brought a call. Off by those that came from a port of an earlier one."""
+        """Connections with at least one call. Too low by connections that reuse an earlier port."""
         self._clock = clock
         self._lock = threading.Lock()
         self._peers: dict[str, None] = {}
@@ -55,12 +61,12 @@ class Handshakes:
         self._reported = (0, 0)
 
     def begin(self) -> None:
-        """Count one; from any thread."""
+        """Count a handshake. Thread-safe."""
         with self._lock:
             self.begun += 1
 
     def called(self, peer: str) -> None:
-        """Take note of a call from ADDRESS:PORT over TLS."""
+        """Record a call from ADDRESS:PORT over TLS."""
         if peer not in self._peers:
             if len(self._peers) >= _MOST_PEERS:
                 del self._peers[next(iter(self._peers))]
@@ -68,7 +74,7 @@ class Handshakes:
             self.connections += 1
 
     def report(self) -> None:
-        """Write a line if a minute is over and there is something to tell."""
+        """Log a warning once a minute if too many handshakes failed."""
         if self._clock() - self._since < _MINUTE:
             return
         begun, connections = self.begun - self._reported[0], self.connections - self._reported[1]
@@ -78,10 +84,10 @@ class Handshakes:
 
 
 class Certificates(WatchedFiles[CertifiedIdentity]):
-    """The identity of the moment. Thread-safe."""
+    """The current identity. Thread-safe."""
 
     def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the files; ConfigError when they are of no use."""
+        """Read the files. Raises ConfigError if they are not usable."""
         super().__init__(credentials.files, lambda: read_identity(credentials))
         self._clock = clock
         self._served = self.get()
@@ -89,9 +95,9 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
         self.handshakes = Handshakes()
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return the credentials of a server that demands a certificate of the same CA from everybody.
+        """Return credentials of a server that requires a certificate of the same CA from all clients.
 
-        Connections that stand are not touched when the files change; those that come then see the new ones.
+        Open connections keep their certificate when the files change; new connections get the new one.
         """
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._served),
@@ -100,10 +106,11 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what to serve from now on; None: the same as before. gRPC asks at every handshake.
+        """Return the new configuration, or None if it is unchanged. gRPC calls this at every handshake.
 
-        The same is served anew after a while: with it go the keys of the tickets by which a client would
-        resume its TLS session, for hours and without a look at its certificate.
+        An unchanged one is replaced after a minute, to discard its ticket keys. With a ticket, a client could
+        resume
+        its TLS session for hours without a check of its certificate.
         """
         self.handshakes.begin()
         identity, now = self.get(), self._clock()
@@ -115,16 +122,17 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
 
 def _configuration(identity: CertifiedIdentity) -> grpc.ServerCertificateConfiguration:
     tls = identity.tls
-    assert tls.key is not None  # noqa: S101 - the configuration has seen to it
+    assert tls.key is not None  # noqa: S101 - checked by the configuration
     assert tls.certificate is not None  # noqa: S101
     return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], root_certificates=tls.ca)
 
 
 def read_identity(credentials: Credentials) -> CertifiedIdentity:
-    """Read the files of a worker, and let its certificate meet itself, as server and as client.
+    """Read the files of a worker, and test its certificate in a handshake with itself, as server and client.
 
-    Raises ConfigError when another worker would not take it: the key of another one, another CA, expired, or
-    not for both sides.
+    Raises ConfigError if other workers would reject it: a key that does not match, another CA, expired, or
+    not
+    valid for both sides.
     """
     tls = read_tls(credentials)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -150,7 +158,7 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
 
 
 def _meet(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
-    """Make a connection within this process, and return the certificate that the client has seen."""
+    """Make a connection within this process, and return the certificate that the client received."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server, server_side=False)
     server = server_context.wrap_bio(to_server, to_client, server_side=True)

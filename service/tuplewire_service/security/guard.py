@@ -1,6 +1,7 @@
-"""Decides who may come in, and what each may do. Knows nothing of gRPC.
+"""Admission and permissions of callers. Independent of gRPC.
 
-Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the other side.
+Used by process/worker_security.py. Owns the current rules and the list of open streams. Not thread-safe.
+Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for the authentication of the peer.
 Design: docs/design/identity.md.
 """
 
@@ -23,7 +24,7 @@ from tuplewire_service.security.permissions import Permissions, Rules
 logger = event_logger(__name__)
 
 REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
-"""Why somebody is denied; see docs/how-to/secure.md."""
+"""The reasons for a denial; see docs/how-to/secure.md."""
 CONTROL = {
     "GetStatus": "",
     "GetLoad": "",
@@ -42,17 +43,21 @@ CONTROL = {
     "GetDebug": "debug",
     "SetLogging": "debug",
 }
-"""What a rule must allow for a method; empty: nothing. With Stage, Tap and Source's, tasks count."""
+"""The `control` action that each method requires; empty: none. Stage, Tap and Source's methods check tasks.
+"""
 OTHER_CONTROL = "assign"
-"""What it must allow for every other one, also for those that are yet to come."""
+"""The action that all other methods require, including future ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, as the connection has it.
+    """A caller, as the connection identifies it.
 
-    peer: where from. names: in its certificate. tls: whether it has shown one. shown: the value of the
-    metadata `authorization`, if there is one.
+    Attributes:
+      peer: Its address.
+      names: The names in its certificate.
+      tls: True if it presented a certificate.
+      shown: The value of the metadata `authorization`, if any.
     """
 
     peer: str
@@ -62,16 +67,20 @@ class Caller:
 
     @property
     def who(self) -> str:
-        """A name for the log; without the port, which differs each time."""
+        """A name for the log, without the port, which differs for each connection."""
         return self.names[0] if self.names else self.peer.rpartition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What is in force. The callables return what the files hold at the moment.
+    """The current policy. The callables return the current content of the files.
 
-    tls: whether TCP connections are TLS. worker_names, client_names: in the certificates of those who may act
-    as a worker, or as a program (none: all). tokens, rules: None where none are asked for.
+    Attributes:
+      tls: True if TCP connections use TLS.
+      worker_names: Certificate names that may act as a worker.
+      client_names: Certificate names that may act as a program; empty: all.
+      tokens: The accepted tokens; None: no token is required.
+      rules: The rules; None: there are no rules.
     """
 
     topology: str
@@ -83,16 +92,16 @@ class Policy:
 
 
 class Guard:
-    """Admits callers. For use on one thread. denials: counts who was turned away, by reason."""
+    """Admits callers. Not thread-safe. `denials` counts the denied callers by reason."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.denials: Counter[str] = Counter()
         self._log_rate = LogRate()
         self.rules = policy.rules() if policy.rules else None
-        """Those in force."""
+        """The current rules."""
         self.standing: dict[Access, Callable[[RefusedError], None]] = {}
-        """What ends each stream that stands."""
+        """Functions that end the open streams, by their access."""
         self._seen = self._look()
 
     def _look(self) -> tuple[object, ...]:
@@ -100,7 +109,7 @@ class Guard:
         return policy.tokens() if policy.tokens else (), self.rules, tuple(policy.worker_names())
 
     def refresh(self) -> None:
-        """Take account of files that have changed, and end the streams whose callers are admitted no more."""
+        """Apply changed files, and end the streams with callers that are no longer admitted."""
         if self.policy.rules is not None:
             self.rules = self.policy.rules()
         seen, self._seen = self._seen, self._look()
@@ -114,16 +123,17 @@ class Guard:
                 end(error)
 
     def admit(self, caller: Caller) -> Access:
-        """Return what a caller may do.
+        """Return the rights of a caller.
 
-        Raises UnauthenticatedError when a token is asked for and none of ours is shown, and
-        PermissionDeniedError when its certificate is on no list.
+        Raises UnauthenticatedError if a token is required and no valid one is presented, and
+        PermissionDeniedError
+        if its certificate is not on a list.
         """
         self.refresh()
         return Access(self, caller)
 
     def identify(self, caller: Caller) -> tuple[str | None, bool]:
-        """Return the name of its token, if one counts, and whether it may be a worker; raises as admit."""
+        """Return the name of its token, if any, and True if it may be a worker. Raises as admit() does."""
         policy = self.policy
         worker = caller.tls and allowed(caller.names, policy.worker_names())
         names = policy.client_names if caller.tls and not worker else ()
@@ -136,7 +146,8 @@ class Guard:
             )
         token = None if policy.tokens is None or worker else self._token(caller, policy.tokens())
         if not policy.tls:
-            # Nobody can be told from a worker then; where rules are to hold, there are none.
+            # Without TLS, no caller can be distinguished from a worker. With rules, no caller may then be
+            # one.
             worker = policy.rules is None
         return None if token is None else token.name, worker
 
@@ -156,7 +167,7 @@ class Guard:
         return token
 
     def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
-        """Count somebody who is denied, log it once a minute for each reason, and return the error."""
+        """Count a denial, log it once a minute for each reason, and return the error."""
         self.denials[reason] += 1
         if self._log_rate.due((who, reason)):
             logger.warning("access.denied", extra={"client": who, "reason": reason, "detail": detail})
@@ -164,7 +175,7 @@ class Guard:
 
 
 class Access(IAccess):
-    """What an admitted caller may do, by the rules of the moment."""
+    """The rights of an admitted caller, by the current rules."""
 
     def __init__(self, guard: Guard, caller: Caller) -> None:
         self._guard = guard
@@ -189,9 +200,9 @@ class Access(IAccess):
             self._guard.standing.pop(self, None)
 
     def renew(self) -> None:
-        """Look again at what its stream has been admitted for; RefusedError where that holds no more.
+        """Check again the rights that its stream was admitted with. Raises RefusedError if one was withdrawn.
 
-        What it sends is looked at frame by frame anyway.
+        Sent messages are checked frame by frame anyway.
         """
         self._identify()
         if self._is_worker:
@@ -237,6 +248,7 @@ class Access(IAccess):
             raise self._task(f"tap task {foreign[0]}", "tap")
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
+        # The frequent case without rules must be fast: this runs for each frame.
         if self._guard.rules is None or self._is_worker:
             return ()
         granted = self._permissions()
@@ -250,9 +262,10 @@ class Access(IAccess):
 
     @property
     def owner(self) -> str:
-        """The workers together, a token's name up to a `/`, or a certificate's first name; see IAccess.
+        """All workers together, a token's name up to a `/`, or a certificate's first name; see IAccess.
 
-        So a driver with more rights, `etl/driver`, publishes what its executors, `etl`, have staged.
+        So a driver with more rights, `etl/driver`, can publish the messages that its executors, `etl`, have
+        staged.
         """
         if self._is_worker and self._may_be_worker:
             return "workers"
@@ -261,12 +274,12 @@ class Access(IAccess):
         return next(iter(self._caller.names), "")
 
     def sees(self, who: str) -> bool:
-        """Where there are rules, everybody sees its own, and whoever may assign or drain sees all."""
+        """Return True for its own sessions, or if it may assign or drain, or if there are no rules."""
         granted = self._permissions()
         return granted is None or not granted.control.isdisjoint({"assign", "drain"}) or who == self.owner
 
     def control(self, method: str) -> None:
-        """Take note that it calls a method of Control; PermissionDeniedError."""
+        """Check the right to call a method of Control. Raises PermissionDeniedError."""
         granted = self._permissions()
         action = CONTROL.get(method, OTHER_CONTROL)
         if granted is not None and action and action not in granted.control:
@@ -278,7 +291,7 @@ class Access(IAccess):
             )
 
     def _permissions(self) -> Permissions | None:
-        """Return what the rules of the moment grant; None where there are none."""
+        """Return the permissions by the current rules; None without rules."""
         rules = self._guard.rules
         if rules is None:
             return None

@@ -1,6 +1,7 @@
-"""Rules from a file: which client may do what, by topology and tasks.
+"""Rules from a file: the permissions of clients, by topology and tasks.
 
-Source: Storm's `SimpleACLAuthorizer`, which knows topologies and no tasks.
+Used by guard.py and process/worker_security.py. Owns no state; rules are immutable. Thread-safe.
+Source: Storm's `SimpleACLAuthorizer`, which has topologies but no tasks. Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from tuplewire.identity.files import UNREADABLE
 from tuplewire.values.task_ids import TaskRanges
 
 ACTIONS = ("assign", "drain", "publish", "debug")
-"""What a rule may allow beside sending and receiving; `publish` is for a sink's driver."""
+"""The actions that a rule may allow besides sending and receiving; `publish` is for a sink's driver."""
 _NONE = TaskRanges((), ())
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")
 _MOST_DOTS = 1000
-"""In one line. The time that a dotted key takes grows with their square, and everything else stands still."""
+"""Maximum number in one line. Parsing a dotted key takes quadratic time, and blocks everything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionRule:
-    """What some clients may do in some topologies.
+    """The permissions of some clients in some topologies.
 
-    certificates, tokens: the clients, by the names in their certificate or of their token; both empty: all.
-    topologies: empty: all.
+    Attributes:
+      certificates, tokens: The clients, by the names in their certificate or of their token; both empty: all.
+      topologies: The topologies; empty: all.
     """
 
     certificates: tuple[str, ...]
@@ -41,7 +43,7 @@ class PermissionRule:
     tap: TaskRanges = _NONE
 
     def fits(self, names: Iterable[str], token: str | None, topology: str) -> bool:
-        """Whether it is about a client with these names and this token, in a topology."""
+        """Return True if the rule applies to a client with these names and this token, in a topology."""
         if self.topologies and topology not in self.topologies:
             return False
         if not self.certificates and not self.tokens:
@@ -51,7 +53,7 @@ class PermissionRule:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What one client may do in one topology: the sum of the rules that fit it. any: whether one does."""
+    """The permissions of a client in a topology: the sum of its rules. `any` is True if a rule applies."""
 
     any: bool
     send: TaskRanges
@@ -62,12 +64,12 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of a file. What none of them allows is denied."""
+    """The rules of a file. Everything that no rule allows is denied."""
 
     rules: tuple[PermissionRule, ...]
 
     def of(self, names: Iterable[str], token: str | None, topology: str) -> Permissions:
-        """Return what a client may do."""
+        """Return the permissions of a client."""
         names = tuple(names)
         fitting = [rule for rule in self.rules if rule.fits(names, token, topology)]
         return Permissions(
@@ -84,7 +86,7 @@ def _sum(several: Iterable[TaskRanges]) -> TaskRanges:
 
 
 def read_rules(path: Path) -> Rules:
-    """Read a permissions file: TOML, a table [[client]] for each rule; ConfigError names what is wrong."""
+    """Read a permissions file: TOML with a table [[client]] for each rule. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         _check_dots(text)
@@ -93,7 +95,7 @@ def read_rules(path: Path) -> Rules:
         raise ConfigError(
             f"cannot read the permissions file {path}: {error.strerror}; {UNREADABLE}"
         ) from error
-    except (ValueError, RecursionError) as error:  # the latter: tables within tables, a thousand deep
+    except (ValueError, RecursionError) as error:  # RecursionError: a thousand nested tables
         raise ConfigError(f"the permissions file {path} is not TOML: {error}") from error
     unknown = sorted(set(content) - {"client"})
     tables = content.get("client", [])
