@@ -1,4 +1,4 @@
-"""Assignments as messages of the control service, and back; the clients in a status."""
+"""Conversion of assignments to and from messages of the control service; the clients in a status."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 MOST_CLIENTS = 1000
-"""How many senders, and how many consumers, a status lists at most."""
+"""Maximum number of senders, and of consumers, in a status."""
 
 
 def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
-    """Return the assignment as it travels."""
+    """Return an assignment in its wire form."""
     workers = map(assigned_worker_to_wire, assignment.workers)
     return pb.Assignment(version=assignment.version, topology=assignment.topology, workers=workers)
 
 
 def assigned_worker_to_wire(worker: AssignedWorker) -> pb.AssignedWorker:
-    """Return a worker of an assignment as it travels."""
+    """Return a worker of an assignment in its wire form."""
     return pb.AssignedWorker(
         worker_id=worker.worker_id,
         address=worker.address,
@@ -31,7 +31,7 @@ def assigned_worker_to_wire(worker: AssignedWorker) -> pb.AssignedWorker:
 
 
 def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
-    """Read an assignment; ConfigError or InvalidTaskError when it does not hold together."""
+    """Read an assignment. Raises ConfigError or InvalidTaskError if it is inconsistent."""
     workers = (
         AssignedWorker(each.worker_id, each.address, tuple(each.tasks), each.node, each.peer_address)
         for each in assignment.workers
@@ -46,10 +46,11 @@ def add_clients(
     most: int,
     sees: Callable[[str], bool],
 ) -> None:
-    """Add who is connected to a status.
+    """Add the connected clients to a status.
 
-    most: as many of each are listed at most, and all of them counted. sees: whether those of an identity may
-    be listed. Of a consumer's tasks those are listed that the status lists.
+    At most `most` of each kind are listed, but all are counted. `sees` returns True if clients of an identity
+    may
+    be listed. A consumer lists only tasks that the status lists.
     """
     status.sessions.extend(islice((each for each in sessions if sees(each.who)), most))
     status.consumers.extend(islice((each for each in consumers if sees(each.who)), most))
@@ -65,6 +66,6 @@ def add_clients(
 
 
 def _shown_address(address: str) -> str:
-    """Return an address as people write it; gRPC has `ipv4:127.0.0.1:6700` and `ipv6:%5B::1%5D:6700`."""
+    """Return an address in its usual form; gRPC has `ipv4:127.0.0.1:6700` and `ipv6:%5B::1%5D:6700`."""
     scheme, _, rest = address.partition(":")
     return unquote(rest) if scheme in {"ipv4", "ipv6"} else address

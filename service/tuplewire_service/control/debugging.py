@@ -1,6 +1,8 @@
-"""What a worker process can say of itself while it runs: a bundle of files, for whoever looks for a fault.
+"""Debug bundles: files with the state of a running worker process.
 
-Guarantee: no secret is in it. Settings name files, and nothing of what is in these.
+Used by servicers.py, process/main.py and process/data_plane.py. Owns no state of the worker; it reads. Call
+only from the event loop. Design: docs/design/status.md. Guarantee: a bundle contains no secret. Settings name
+files, but their content is not included.
 """
 
 from __future__ import annotations
@@ -33,25 +35,25 @@ from tuplewire_service.metrics.families import encode_text
 from tuplewire_service.worker.worker import Worker
 
 _TOGETHER = 200
-"""So many tasks are looked at before messages have their turn."""
+"""Number of tasks to inspect before messages are processed again."""
 _MOST_FRAMES = 30
 Place = tuple[str, int, str]
 """A file, a line and a function."""
 
 
 class Debugging:
-    """One process'. Methods belong to the event loop, but for the constructor."""
+    """The debug bundles of one process. Call only from the event loop, except the constructor."""
 
     def __init__(self, config: WorkerConfig, log: LogOutput) -> None:
-        """Begin. log: where the recent records are, and what may be changed of them."""
+        """Start. `log` has the recent records, and changes the level."""
         self.log = log
         self.registry: CollectorRegistry | None = None
-        """That of the admin port."""
+        """The registry of the admin port."""
         self._config = config
         self._busy = False
 
     async def files(self, worker: Worker) -> AsyncGenerator[tuple[str, str]]:
-        """Yield the name and the text of each file; ResourceLimitError while another bundle is being made."""
+        """Yield the name and the text of each file. Raises ResourceLimitError during another bundle."""
         if self._busy:
             raise ResourceLimitError("another bundle is being made at this worker: ask again in a moment")
         self._busy = True
@@ -102,7 +104,7 @@ def _as_json(value: Any) -> str:
 
 
 def _lanes(worker: Worker) -> dict[str, Any]:
-    """Return what is on the way, and by which way: what a status adds up."""
+    """Return the messages in flight by connection, which a status only sums up."""
     router = worker.router
     return {
         "router": repr(router),
@@ -139,7 +141,7 @@ def _thread_stacks() -> Iterator[str]:
 
 
 async def _task_stacks() -> str:
-    """Return where the loop's tasks wait; those that wait at one place are told once, with their number."""
+    """Return the places where the loop's tasks wait. Each place appears once, with its number of tasks."""
     found: Counter[tuple[Place, ...]] = Counter()
     names: dict[tuple[Place, ...], list[str]] = {}
     for number, task in enumerate(asyncio.all_tasks(), 1):
@@ -159,7 +161,7 @@ async def _task_stacks() -> str:
 
 
 def _places(waiting: Any) -> Iterator[Place]:
-    """Yield where a coroutine waits, and in it the coroutine that it waits for, and so on."""
+    """Yield the place where a coroutine waits, then the place of the coroutine that it awaits, and so on."""
     for _ in range(_MOST_FRAMES):
         frame: FrameType | None = None
         for prefix in ("cr", "gi", "ag"):

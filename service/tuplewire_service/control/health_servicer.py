@@ -1,4 +1,4 @@
-"""The standard health service of a worker: "" is readiness, "liveness" says that the event loop turns."""
+"""The standard health service of a worker: "" is readiness, "liveness" checks that the event loop runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Response = health_pb2.HealthCheckResponse
 READINESS = ""
 LIVENESS = "liveness"
 _MOST_WATCHERS = 1000
-"""Nobody has to show a token to watch."""
+"""Limit, because watching requires no token."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Serves grpc.health.v1.Health for one worker; all methods run on its event loop.
+    """Serves grpc.health.v1.Health for one worker. Call only from the event loop.
 
-    Watch streams end before the worker drains: an idle stream would hold the server's stop up, or break.
+    Watch streams end before the worker drains: an idle stream would delay the server's stop, or fail.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -37,9 +37,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         worker.on_change(self._changed)
 
     async def end(self, timeout: float) -> None:
-        """Be not ready from now on, tell every watcher, and wait until their streams are closed.
+        """Report not ready from now on, notify every watcher, and wait until their streams are closed.
 
-        timeout: in seconds; a watcher that does not take the news by then is left to the server's stop.
+        After `timeout` seconds, remaining streams are left to the server's stop.
         """
         self._ending = True
         self._changed()
@@ -50,7 +50,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 await self._ended.wait()
 
     async def Check(self, request: Request, context: Context) -> Response:
-        """Return the state now."""
+        """Return the current state."""
         status = self._status(request.service)
         if status == Response.SERVICE_UNKNOWN:
             await context.abort(
@@ -60,7 +60,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return Response(status=status)
 
     async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
-        """Yield the state now, and again whenever it changes, until the worker drains."""
+        """Yield the current state, and every change, until the worker drains."""
         if len(self._watchers) >= _MOST_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -72,7 +72,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         last = None
         while True:
             changed.clear()
-            # As it is now: an end that begins while a state is written is news, and told in the next round.
+            # Read both now: a drain that starts during the write is reported in the next round.
             ending, status = self._ending, self._status(request.service)
             if status != last:
                 last = status

@@ -1,4 +1,8 @@
-"""The log of a process: how a line looks, what was written lately, and what may be changed while it runs."""
+"""The log output of a process: line format, recent lines, and temporary changes of the level.
+
+Used by process/main.py, debugging.py and command/membership_command.py. Owns the log handlers and the recent
+lines. Thread-safe, except change(). Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,14 @@ _MOST_LINES = 1000
 _MOST_LINE = 10_000
 _LINE_END = "\n"
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every log record has."""
+"""The attributes of every log record."""
 
 
 class EventFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, then a trace on lines of its own; or one JSON object per line."""
+    """`TIME LEVEL event key=value ...`, with a trace on separate lines; or one JSON object per line."""
 
     def __init__(self, form: str) -> None:
-        """Write `text` or `json`."""
+        """Format as `text` or `json`."""
         super().__init__()
         self._form = form
 
@@ -47,13 +51,13 @@ class EventFormatter(logging.Formatter):
             head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
             facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
             parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
-            return json.dumps(parts, default=str)  # in ASCII, for any encoding and terminal
+            return json.dumps(parts, default=str)  # ASCII, for any encoding and terminal
         line = f"{moment} {record.levelname:7} {shown(record.getMessage())}"
         return f"{line}\n{shown(trace, keep=_LINE_END)}" if trace else line
 
 
 class _Recent(logging.Handler):
-    """Keeps the last lines, and counts all."""
+    """Stores the last lines, and counts all records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,17 +65,17 @@ class _Recent(logging.Handler):
         self.counts: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record."""
+        """Store and count a record."""
         level = logging.getLevelName(min(record.levelno, logging.ERROR))
         self.counts[level.lower()] += 1
         self.lines.append(self.format(record)[:_MOST_LINE])
 
 
 class LogOutput(Collector):
-    """Where the records of a process go. Of which level they are may be changed for a time."""
+    """The destination of a process' log records. Their level can be changed temporarily."""
 
     def __init__(self, level: str, form: str) -> None:
-        """Begin with what is configured; nothing is written before start()."""
+        """Start with the configured level and format; nothing is written before start()."""
         self._level, self._form = level, form
         self._recent = _Recent()
         self._back: asyncio.TimerHandle | None = None
@@ -82,7 +86,7 @@ class LogOutput(Collector):
         for handler in (written, self._recent):
             handler.setFormatter(EventFormatter(self._form))
         logging.basicConfig(level=self._level.upper(), handlers=[written, self._recent], force=True)
-        # asyncio tells its selector's name, and when a callback was slow; neither is an event of ours.
+        # asyncio logs its selector's name and slow callbacks; neither is an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     def lines(self) -> list[str]:
@@ -90,10 +94,14 @@ class LogOutput(Collector):
         return list(self._recent.lines)
 
     def change(self, level: str, every_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
-        """Change the level, and how often each kind of event that others cause is written; on a loop.
+        """Change the level, and the rate of events that peers can trigger. Call only from the event loop.
 
-        level: empty: as it is configured. every_seconds: 0: as it is, each minute. After `seconds`, a day at
-        most, all is as before. by: who has asked, for the log. Raises MalformedError.
+        After `seconds`, at most a day, the configured values apply again. Raises MalformedError.
+
+        Args:
+          level: The level; empty: the configured one.
+          every_seconds: Minimum seconds between such events; 0: the default of one minute.
+          by: The client that requested the change, for the log.
         """
         level = level or self._level
         if level not in LEVELS:
@@ -119,7 +127,7 @@ class LogOutput(Collector):
         LogRate.quiet_seconds = every_seconds
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric; from any thread."""
+        """Yield the metric. Thread-safe."""
         counts = self._recent.counts
         yield counters(
             "log_records",

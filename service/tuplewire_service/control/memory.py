@@ -1,4 +1,4 @@
-"""The memory of a process that lives for months: what it has, may have, and gives back to the system."""
+"""The memory of a long-running process: its usage, its limit, and the return of free memory to the system."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tuplewire_service.config.stop import Stop, StopRequest
 
 _PAUSE_SECONDS = 10.0
 _MOST_SHARE = 0.001
-"""The most of its time that a process gives memory back, during which its threads may wait for some."""
+"""Maximum share of time for returning memory, because threads that allocate may have to wait."""
 _WORTH_SECONDS = 0.1
-"""So much processor time since the last time may have left something behind."""
+"""Processor seconds since the last time after which there may be free memory to return."""
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has in use; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as pages:  # noqa: PTH123 - faster, and it is no path of ours
+        with open("/proc/self/statm", encoding="ascii") as pages:  # noqa: PTH123 - faster than Path.open()
             return int(pages.read().split()[1]) * resource.getpagesize()
     except OSError:
         return 0
 
 
 def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how much memory this process may have, in bytes: that of its control groups, or of the machine.
+    """Return the memory limit of this process in bytes: of its control groups, or of the machine.
 
-    process, groups: where the system tells its groups, and their limits.
+    `process` is the file with its groups, and `groups` the directory with their limits.
     """
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
             continue
         root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
         group = root / path.lstrip("/")
-        # In a container the path may be the host's, and the limit be at the root of what is seen.
+        # In a container, the path may be the host's, with the limit at the visible root.
         for each in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):
                 found.append(int((each / name).read_text(encoding="ascii")))
@@ -53,9 +53,9 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
 
 
 def await_stop(stop: Stop) -> StopRequest:
-    """Wait for the first request to stop; meanwhile, give back what is free, now and then.
+    """Wait for the first request to stop; periodically return free memory to the system.
 
-    What the start has made is set apart for good: so Python looks through the rest sooner, and in less time.
+    Objects from the start are excluded from garbage collection, so later collections are faster.
     """
     gc.freeze()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)

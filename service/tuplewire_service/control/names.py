@@ -16,14 +16,14 @@ _TURN_NAMES = 500
 
 
 def distinct(names: Sequence[_Name], what: str) -> list[_Name]:
-    """Return each name once, in order; MalformedError where there are too many. what: what is named."""
+    """Return each name once, in order. Raises MalformedError if there are too many; `what` describes them."""
     if len(names) > MOST_NAMES:
         raise MalformedError(f"{len(names)} {what} in a request, and {MOST_NAMES} are allowed: ask in parts")
     return list(dict.fromkeys(names))
 
 
 async def in_turns(names: Iterable[_Name], size: int = _TURN_NAMES) -> AsyncIterator[Collection[_Name]]:
-    """Yield some names at a time; messages have a turn of the event loop in between."""
+    """Yield `size` names at a time, and let the event loop process messages in between."""
     left = iter(names)
     while some := list(islice(left, size)):
         yield some

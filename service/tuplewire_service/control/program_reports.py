@@ -1,9 +1,9 @@
-"""What programs beside a worker report of the topology they run: for the worker's status and its metrics.
+"""Reports of programs about the topologies they run, for the worker's status and metrics.
 
-A program reports every second. A status shows its counts as of a second before, between the last two reports:
-whoever reads it in another rhythm sees them grow evenly, and can compute rates and shares.
-
-Source: Storm's `WorkerMetricsProcessor`, to which a supervisor brings what its workers have measured.
+A program reports every second. A status contains its counts of one second ago, interpolated between the last
+two reports. Readers with another interval therefore see steady growth, and can compute rates and shares.
+Used by servicers.py and process/data_plane.py. Owns the last two reports of each program. Not thread-safe.
+Source: Storm's `WorkerMetricsProcessor`, which receives the measurements of a supervisor's workers.
 Design: docs/design/status.md.
 """
 
@@ -27,22 +27,22 @@ from tuplewire_service.metrics.program_families import exposed_names
 logger = event_logger(__name__)
 
 MOST_SERIES = 10_000
-"""Of all programs together."""
+"""Maximum number of series of all programs."""
 MOST_BYTES = 4 << 20
 MOST_COMPONENT_BYTES = 1 << 20
-"""Of all programs together: all components are in each status."""
+"""Limit for all programs together: every status contains all components."""
 SILENT_SECONDS = 10.0
-"""After so long without a report, a program is taken for gone."""
+"""Seconds without a report after which a program counts as disconnected."""
 ENDED_SECONDS = 300.0
-"""For so long the metrics of a program that has ended are shown."""
+"""Seconds that the metrics of a finished program remain visible."""
 LEAST_SECONDS = 0.5
 LEFT_OUT = "tuplewire_left_out_metrics"
 _LEFT_OUT = "Metrics that spouts and bolts have registered, and that are over a bound of series."
 _MOST_COUNT = 1 << 53
-"""Beyond, a float is not exact; nobody counts so far."""
+"""Larger numbers are not exact in a float, and no count is that large."""
 _MOST_LABELS = 10
 _OVERHEAD_BYTES = 1000
-"""What a report costs beside its content."""
+"""Memory for a report in addition to its content."""
 _NAME = re.compile(r"tuplewire_[a-zA-Z0-9_]{1,100}")
 _LABEL = re.compile(r"[a-z][a-z_]{0,49}")
 _INPUT_COUNTS = ("executed",)
@@ -50,7 +50,7 @@ _EXECUTOR_COUNTS = ("emitted", "executed", "failed", "errors", "busy_seconds", "
 
 
 def check_report(report: pb.ReportProgramRequest, reserved: frozenset[str] = frozenset()) -> None:
-    """Raise MalformedError for what cannot be shown. reserved: names of the worker's own metrics."""
+    """Raise MalformedError for an invalid report. `reserved` are the names of the worker's own metrics."""
     check_id("program", report.program)
     for component in report.components:
         counts = [each.executed for each in component.inputs]
@@ -90,7 +90,7 @@ def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
             f"{len(family.labels)}"
         )
     for name, value in zip(family.labels, sample.labels, strict=True):
-        if value or name != "source":  # messages from outside a topology have no source
+        if value or name != "source":  # messages from outside the topology have no source
             check_id(name, value)
     bounds, n_counts = sample.bounds, 0
     if family.kind == pb.METRIC_KIND_HISTOGRAM:
@@ -108,7 +108,7 @@ def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
 
 @dataclass(slots=True)
 class _Program:
-    """The last report of a program, and the one before it. Times in seconds of the clock."""
+    """The last two reports of a program. Times are in seconds of the clock."""
 
     report: pb.ReportProgramRequest
     since: float
@@ -120,7 +120,7 @@ class _Program:
     series: int = 0
 
     def components(self, now: float) -> Iterator[pb.ComponentStatus]:
-        """Yield the components as of one period before; none after the end."""
+        """Yield the components as of one period before; empty after the end."""
         if self.report.ended:
             return
         took = self.since - self.before_since
@@ -131,23 +131,24 @@ class _Program:
 
 
 class ProgramReports:
-    """The last report of each program, by one assignment. Not thread-safe.
+    """The last reports of each program, for one assignment. Not thread-safe.
 
-    Guarantee: at most MOST_SERIES series and MOST_BYTES, whoever reports what. First come, first kept.
+    Guarantee: at most MOST_SERIES series and MOST_BYTES for any reports. Earlier programs have priority.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any. clock: in seconds."""
+        """Start empty. `clock` returns seconds."""
         self._clock = clock
         self._version = 0
         self._programs: dict[tuple[str, str], _Program] = {}
         self._log_rate = LogRate()
 
     def take(self, owner: str, report: pb.ReportProgramRequest, in_force: int) -> None:
-        """Keep a report that was checked, in place of the program's last one, as far as there is room.
+        """Store a checked report in place of the program's last one, within the limits.
 
-        owner: the program's identity. in_force: the version of the assignment. Raises StaleAssignmentError
-        for a report by another one, and ResourceLimitError for one that comes too early, or is too large.
+        `owner` is the program's identity, and `in_force` the current assignment version. Raises
+        StaleAssignmentError
+        for a report for another version, and ResourceLimitError for one that is too early or too large.
         """
         if report.assignment_version != in_force:
             raise StaleAssignmentError(
@@ -174,7 +175,7 @@ class ProgramReports:
         self._programs[key] = program
 
     def _check_room(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> tuple[int, int]:
-        """Return the size of a report and of its components, in bytes, if there is room beside the others."""
+        """Return the size of a report and of its components, in bytes. Raises ResourceLimitError."""
         size = report.ByteSize() + _OVERHEAD_BYTES
         used = sum(each.size for each in others)
         if used + size > MOST_BYTES:
@@ -191,7 +192,7 @@ class ProgramReports:
         return size, components
 
     def _fit(self, program: _Program, room: int) -> None:
-        """Remove the samples that there is no room for; they are counted, and logged once in a while."""
+        """Remove the samples that exceed the limit; count them, and log this at a limited rate."""
         metrics = program.report.metrics
         program.series = sum(_series(sample) for family in metrics for sample in family.samples)
         if program.series <= room:
@@ -216,7 +217,7 @@ class ProgramReports:
             logger.warning("metrics.left_out", extra={**extra, "most_series": MOST_SERIES})
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add the components to a status; those of several programs count together."""
+        """Add the components to a status; counts of several programs are summed."""
         now = self._clock()
         self._forget(now)
         added = {(each.component, each.first_task): each for each in status.components}
@@ -230,7 +231,7 @@ class ProgramReports:
                     added[at] = status.components[-1]
 
     def metrics(self) -> list[pb.MetricFamily]:
-        """Return what is to be shown now; to be read alone."""
+        """Return the current metric families; the caller must not change them."""
         self._forget(self._clock())
         return [family for program in self._programs.values() for family in program.report.metrics]
 
@@ -239,12 +240,12 @@ class ProgramReports:
 
 
 def _series(sample: pb.MetricSample) -> int:
-    """Return how many series a sample makes; of a histogram and a summary, with sum and count."""
+    """Return the number of series of a sample; histograms and summaries include the sum and the count."""
     return len(sample.counts) + 2 if sample.counts else 1
 
 
 def _between(then: pb.ComponentStatus | None, now: pb.ComponentStatus, share: float) -> pb.ComponentStatus:
-    """Return a component as it was between two times. share: how much of the time between is over."""
+    """Return a component interpolated between two reports. `share` is the elapsed part of the interval."""
     shown = pb.ComponentStatus()
     shown.CopyFrom(now)
     if then is not None:
@@ -263,7 +264,7 @@ def _go_back(
     names: Iterable[str],
     share: float,
 ) -> None:
-    """Set counts back to what they were between two times; those that have fallen have begun anew."""
+    """Interpolate counts between two reports; counts that have fallen were restarted."""
     for name in names if then is not None else ():
         last, grown = getattr(then, name), getattr(now, name) - getattr(then, name)
         if grown > 0:
@@ -271,7 +272,7 @@ def _go_back(
 
 
 def _add(component: pb.ComponentStatus, other: pb.ComponentStatus) -> None:
-    """Add another program's executors of a component, and what they have executed."""
+    """Add another program's executors of a component, and their executed counts."""
     component.executors.extend(other.executors)
     counts = {(each.component, each.stream): each for each in component.inputs}
     for each in other.inputs:

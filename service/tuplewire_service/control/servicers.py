@@ -1,4 +1,8 @@
-"""The control service, from the wire to the worker and back; what serves all services beside Messaging."""
+"""The control service of a worker, and the gRPC handler of all services except Messaging.
+
+Used by process/data_plane.py. Owns no messages; it calls the worker. Call only from the event loop.
+Design: docs/design/status.md, docs/design/identity.md (tokens and permissions).
+"""
 
 from __future__ import annotations
 
@@ -41,14 +45,14 @@ logger = event_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
-"""Raises RefusedError when the caller may not call /SERVICE/METHOD."""
+"""Raises RefusedError if the caller may not call /SERVICE/METHOD."""
 _PIECE_BYTES = 1 << 20
-"""gRPC takes responses of 4 MiB."""
+"""Limit of one piece: gRPC accepts responses of 4 MiB."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
 class ControlServicer(control_pb2_grpc.ControlServicer):
-    """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
+    """Serves tuplewire.v1.Control for one worker. Call only from the event loop."""
 
     def __init__(
         self,
@@ -59,11 +63,15 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         debugging: Debugging,
         reports: ProgramReports,
     ) -> None:
-        """Serve it.
+        """Serve a worker.
 
-        admit: what the caller of Stage may send, and that of GetStatus see. Who may call is checked before.
-        status: returns what GetStatus tells of so many tasks, or of all, but for senders and consumers.
-        reports: takes what programs report.
+        Args:
+          worker: The worker.
+          stop: Stops the process.
+          admit: Returns the rights of a caller. The right to call the method is checked before.
+          status: Returns the status with at most this many tasks, or all; without senders and consumers.
+          debugging: Creates debug bundles, and changes the logging.
+          reports: Stores the reports of programs.
         """
         self._worker = worker
         self._status = status
@@ -72,7 +80,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._taps = TapService(worker)
         self._reports = reports
         self.reserved: frozenset[str] = frozenset()
-        """The names of the worker's own metrics: no program may use them."""
+        """The names of the worker's own metrics, which programs must not use."""
         self._debugging = debugging
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
@@ -97,7 +105,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def GetAssignment(
         self, _request: pb.GetAssignmentRequest, _context: Context
     ) -> pb.GetAssignmentResponse:
-        """Return the assignment in force, if any."""
+        """Return the current assignment, if any."""
         found = self._worker.assignment
         return pb.GetAssignmentResponse(
             assignment=None if found is None else assignment_to_wire(found),
@@ -107,9 +115,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def UpdateAssignment(
         self, request: pb.UpdateAssignmentRequest, _context: Context
     ) -> pb.UpdateAssignmentResponse:
-        """Put a newer assignment in force."""
+        """Apply a newer assignment."""
         try:
-            # In a thread: 100,000 tasks would keep messages waiting.
+            # In a thread: 100,000 tasks would block messages.
             assignment = await asyncio.to_thread(assignment_from_wire, request.assignment)
             changed = self._worker.update_assignment(assignment, force=request.force)
         except ConfigError as error:
@@ -117,7 +125,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
     async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
-        """Show messages as they pass."""
+        """Yield copies of passing messages."""
         async with contextlib.aclosing(
             self._taps.tap(request, self._admit(context), context.peer())
         ) as responses:
@@ -125,13 +133,13 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                 yield response
 
     def end_taps(self) -> None:
-        """End every stream of Tap: the worker drains."""
+        """End every stream of Tap, because the worker drains."""
         self._taps.end()
 
     async def GetDebug(
         self, _request: pb.GetDebugRequest, context: Context
     ) -> AsyncGenerator[pb.GetDebugResponse]:
-        """Return the files of a bundle, in pieces."""
+        """Yield the files of a debug bundle, in pieces."""
         logger.info("debug.asked", extra={"client": context.peer(), "who": self._admit(context).owner})
         async with contextlib.aclosing(self._debugging.files(self._worker)) as files:
             async for name, text in files:
@@ -140,7 +148,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                     yield pb.GetDebugResponse(name=name, content=content[start : start + _PIECE_BYTES])
 
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
-        """Change what is logged, for a time."""
+        """Change the log level for a limited time."""
         by = {"client": context.peer(), "who": self._admit(context).owner}
         self._debugging.log.change(request.level, request.every_seconds, request.seconds, by)
         return pb.SetLoggingResponse()
@@ -148,10 +156,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def ReportProgram(
         self, request: pb.ReportProgramRequest, context: Context
     ) -> pb.ReportProgramResponse:
-        """Keep what a program reports of the topology that it runs."""
+        """Store a program's report about its topology."""
         settings = self._worker.settings
         check_receiver(settings.worker_id, settings.topology, "program", request)
-        # In a thread: 10,000 samples would keep messages waiting.
+        # In a thread: 10,000 samples would block messages.
         await asyncio.to_thread(check_report, request, self.reserved)
         assignment = self._worker.assignment
         version = 0 if assignment is None else assignment.version
@@ -159,7 +167,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.ReportProgramResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
+        """Request a drain and the process exit, after the response: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
         context.add_done_callback(lambda _: self._stop.request(stop))  # type: ignore[arg-type]  # stub
@@ -167,14 +175,16 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
 
 class Services(grpc.GenericRpcHandler):
-    """The methods that the generated add_..._to_server functions would add to a server.
+    """The methods that the generated add_..._to_server functions add to a server.
 
-    Each is served as a stream, which looks the same from outside: gRPC calls a handler with one request only
-    once it is there, and waits for it as long as its caller likes.
+    Each is served as a stream, with the same behavior for clients. For a method with one request, gRPC would
+    call
+    the handler only after the request arrived, and wait for it without a limit.
 
-    Guarantee: no method is reached that `check` refuses, and its caller is told before a request is read. A
-    request that is no protobuf is refused as MALFORMED; gRPC by itself answers UNKNOWN, and logs a traceback.
-    The RefusedError or MessageError that a method raises reaches its caller, too.
+    Guarantee: no method is called that `check` refuses, and its caller gets the refusal before a request is
+    read.
+    An invalid request is refused as MALFORMED; by default, gRPC answers UNKNOWN and logs a traceback. A
+    RefusedError or MessageError of a method is sent to its caller as well.
     """
 
     def __init__(self, check: Check) -> None:
@@ -183,11 +193,11 @@ class Services(grpc.GenericRpcHandler):
         self.silent = SilentStreams()
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        """Take a service's handlers."""
+        """Add the handlers of a service."""
         self._added.extend(handlers)
 
     def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
-        """Do nothing: the generic handlers serve the same methods, also on servers without this shortcut."""
+        """Do nothing: the generic handlers serve the same methods on all servers."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """See grpc.GenericRpcHandler."""
@@ -199,7 +209,7 @@ class Services(grpc.GenericRpcHandler):
 
         async def answer(_: object, context: Context) -> None:
             wire: ServerStream = GrpcServerStream(context, None)
-            with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+            with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
                 request = await self._read(path, method, context, wire)
                 try:
                     if method.response_streaming:

@@ -1,4 +1,7 @@
-"""The service Sinks, from the wire to the worker's sinks and back: what Spark's sinks write."""
+"""The service Sinks, for the writes of Spark's sinks: checks requests and calls the worker's sinks.
+
+Used by process/data_plane.py. Owns no state. Call only from the event loop. Design: docs/design/sinks.md.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ _Choosing = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
 
 # ruff: noqa: N802 - methods have the wire's names
 class SinkServicer(control_pb2_grpc.SinksServicer):
-    """Serves tuplewire.v1.Sinks for one worker; all methods run on its event loop."""
+    """Serves tuplewire.v1.Sinks for one worker. Call only from the event loop."""
 
     def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
-        """Serve it. admit: what the caller may send. Who may publish is checked before."""
+        """Serve a worker. `admit` returns a caller's rights to send. Publish rights are checked earlier."""
         self._worker = worker
         self._admit = admit
 
     def _sink(self, request: _Request | _Choosing, context: Context) -> Sink:
-        """Return the sink that a request for this worker names: each owner has its own."""
+        """Return the sink of a request for this worker; each owner has its own sinks."""
         access = self._admit(context)
         settings = self._worker.settings
         check_id("sink", request.sink)
@@ -44,7 +47,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         return access.owner, request.sink
 
     def _named(self, request: _Choosing, context: Context) -> tuple[Sink, list[AttemptName]]:
-        """Return the sink and the attempts that a request names."""
+        """Return the sink and the attempts of a request."""
         names = [
             AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
         ]
@@ -53,7 +56,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         return sink, names
 
     async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
-        """Keep a piece of what an attempt writes."""
+        """Store a piece of an attempt."""
         sink = self._sink(request, context)
         check_id("attempt", request.attempt)
         try:
@@ -68,18 +71,19 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
             raise denied
         check_sizes(groups, self._worker.settings.session.max_message_bytes)
         name = AttemptName(request.partition, request.attempt, 0, 0)
+        # An epoch that has started here may continue while the worker drains.
         sinks = self._worker.sinks
         self._worker.check_sinks(goes_on=sinks.staging.has(sink, request.epoch))
         waits_for = await sinks.stage(sink, request.epoch, name, request.piece, groups)
         return pb.StageResponse(taken=not waits_for, waits_for=waits_for)
 
     async def Discard(self, request: pb.DiscardRequest, context: Context) -> pb.DiscardResponse:
-        """Throw away what was staged."""
+        """Discard staged messages."""
         self._worker.sinks.staging.discard(self._sink(request, context), request.epoch, request.attempt)
         return pb.DiscardResponse()
 
     async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.BeginResponse:
-        """Make a run of a sink's query known."""
+        """Register a run of a sink's query."""
         sink, names = self._named(request, context)
         check_id("run", request.run)
         tasks, former = self._worker.sinks.begin(sink, request.epoch, request.run, names)
@@ -90,7 +94,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         )
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
-        """Return whether attempts could be published."""
+        """Return the tasks of attempts that could be published."""
         sink, names = self._named(request, context)
         published = contents_from_wire(request.published_tasks, request.published_contents)
         tasks = self._worker.sinks.check(sink, request.epoch, names, published)
@@ -107,7 +111,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         return pb.PublishResponse(chosen=chosen, waiting=waiting)
 
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
-        """Return how much of an epoch waits."""
+        """Return the number of waiting messages of an epoch."""
         sink = self._sink(request, context)
         self._worker.check_sinks(goes_on=True)
         waiting, tasks = await self._worker.sinks.progress(sink, request.epoch)

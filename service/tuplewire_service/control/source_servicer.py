@@ -1,4 +1,8 @@
-"""The service Source, from the wire to the worker's queues and back: what Spark's queries read."""
+"""The service Source, for the reads of Spark's queries: checks requests and reads the worker's queues.
+
+Used by process/data_plane.py. Owns no state except the readers. Call only from the event loop. Design:
+docs/design/readers.md.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ _MOST_WAIT_SECONDS = 10.0
 
 # ruff: noqa: N802 - methods have the wire's names
 class SourceServicer(control_pb2_grpc.SourceServicer):
-    """Serves tuplewire.v1.Source for one worker; all methods run on its event loop."""
+    """Serves tuplewire.v1.Source for one worker. Call only from the event loop."""
 
     def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
-        """Serve it. admit: what the caller may receive."""
+        """Serve a worker. `admit` returns a caller's rights to receive."""
         self._worker = worker
         self._readers = QueueReaders(worker.router.queues)
         self._admit = admit
@@ -37,7 +41,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         context: Context,
         tasks: Iterable[int],
     ) -> None:
-        """Raise RefusedError for a reader that means another worker, or may not receive from the tasks."""
+        """Raise RefusedError for a reader that expects another worker, or has no right to the tasks."""
         settings = self._worker.settings
         check_receiver(settings.worker_id, settings.topology, "reader", request)
         self._admit(context).receive(request.topology, tasks)
@@ -53,7 +57,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             seen = {task: each.seen_sequence for task, each in wanted.items()}
             seconds = min(request.wait_millis / 1000, _MOST_WAIT_SECONDS)
             await self._readers.wait_for_change(seen, seconds)
-        # All at one moment; the rest in a thread, as a queue may have a million groups.
+        # Read all at one moment; do the rest in a thread, as a queue may have a million groups.
         held = [each for each in map(router.queues.held, wanted) if each is not None]
         response = pb.PollResponse(
             incarnation=worker.incarnation,
@@ -78,7 +82,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         return await asyncio.to_thread(fill) if len(wanted) > 1 or _asks(request) else fill()
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[bytes]:
-        """Return messages as encoded ReadResponses; between two frames others have their turn."""
+        """Yield messages as encoded ReadResponses; other calls run between two frames."""
         self._check(request, context, [request.task])
         worker = self._worker
         if request.incarnation != worker.incarnation:
@@ -99,7 +103,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         if request.incarnation == self._worker.incarnation:
             for each in request.tasks:
                 while self._readers.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # let other calls run
                 await asyncio.sleep(0)
         return pb.AcknowledgeResponse()
 

@@ -1,4 +1,4 @@
-"""A tap, from the wire to the worker and back."""
+"""The Tap call: streams copies of messages from a worker's taps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tuplewire_service.worker.worker import Worker
 logger = event_logger(__name__)
 
 _TOGETHER_SECONDS = 0.05
-"""What comes within this time travels in one response: a reader is woken at most so often."""
+"""Messages within this time are sent in one response, which limits the wakeups of a reader."""
 _MOST_SHOWN = 20
-"""Tasks that the log names."""
+"""Maximum number of tasks in a log entry."""
 _DEFAULTS = Wanted(frozenset())
 
 
 def wanted_of(request: pb.TapRequest) -> Wanted:
-    """Read what somebody wants to see; MalformedError, InvalidTaskError."""
-    if not 0 <= request.sample <= 1:  # not so for NaN, either
+    """Read a reader's request. Raises MalformedError or InvalidTaskError."""
+    if not 0 <= request.sample <= 1:  # also False for NaN
         raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
     return Wanted(
         frozenset(map(check_task, distinct(request.tasks, "tasks"))),
@@ -42,15 +42,15 @@ def _shown(tasks: Collection[int]) -> str:
 
 
 class TapService:
-    """The taps of one worker, as streams. Belongs to the event loop."""
+    """The taps of one worker, as streams. Call only from the event loop."""
 
     def __init__(self, worker: Worker) -> None:
-        """Begin without any."""
+        """Start without taps."""
         self._worker = worker
         self._ending: dict[asyncio.Event, RefusedError | None] = {}
 
     def end(self) -> None:
-        """End every stream: the worker drains."""
+        """End every stream, because the worker drains."""
         for woken in self._ending:
             self._end(woken, DrainingError("the worker is draining, and the tap has ended"))
 
@@ -59,10 +59,11 @@ class TapService:
         woken.set()
 
     async def tap(self, request: pb.TapRequest, access: IAccess, peer: str) -> AsyncGenerator[pb.TapResponse]:
-        """Yield what passes, at first nothing: the tap is in place then.
+        """Yield copies of messages. The first response is empty, and shows that the tap is open.
 
-        Raises PermissionDeniedError, also once the rights are gone, ResourceLimitError when there are too
-        many taps, and DrainingError.
+        Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
+        too many
+        taps, and DrainingError.
         """
         wanted = wanted_of(request)
         access.tap(self._worker.settings.topology, wanted.tasks)
