@@ -1,7 +1,7 @@
 """Debug bundles: files with the state of a running worker process.
 
 Used by servicers.py, process/main.py and process/data_plane.py. Owns no state of the worker; it reads. Call
-only from the event loop. Design: docs/design/status.md. Guarantee: a bundle contains no secret. Settings name
+only from the event loop. How-to: docs/how-to/debug.md. Guarantee: a bundle contains no secret. Settings name
 files, but their content is not included.
 """
 
@@ -164,6 +164,7 @@ def _places(waiting: Any) -> Iterator[Place]:
     """Yield the place where a coroutine waits, then the place of the coroutine that it awaits, and so on."""
     for _ in range(_MOST_FRAMES):
         frame: FrameType | None = None
+        # Coroutines, generators and asynchronous generators differ in the prefix of these attributes.
         for prefix in ("cr", "gi", "ag"):
             if hasattr(waiting, f"{prefix}_frame"):
                 frame = getattr(waiting, f"{prefix}_frame")

@@ -162,6 +162,7 @@ class ProgramReports:
         key = owner, report.program
         before = self._programs.get(key)
         last = report.ended and before is not None and not before.report.ended
+        # The final report may follow the one before it immediately.
         if before is not None and now - before.since < LEAST_SECONDS and not last:
             raise ResourceLimitError(
                 f"a program reports again after less than {LEAST_SECONDS:g} s: report once a second"
@@ -209,6 +210,7 @@ class ProgramReports:
                     left_out[dict(zip(family.labels, sample.labels, strict=True)).get("component", "")] += 1
             family.ClearField("samples")
             family.samples.extend(kept)
+        # The omission itself is visible as a metric.
         counts = metrics.add(name=LEFT_OUT, help=_LEFT_OUT, kind=pb.METRIC_KIND_GAUGE, labels=["component"])
         for component, count in left_out.items():
             counts.samples.add(labels=[component], value=count)

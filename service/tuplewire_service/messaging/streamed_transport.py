@@ -82,6 +82,7 @@ class StreamedServer(IServerConnection):
             self.register_recv(callback)
         self._handlers: dict[str, Serve] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
+        # Only a callback with queues can serve consumers.
         source: object = callback
         if isinstance(source, ISubscriptionSource):
             self._recv = RecvService(topology, settings, silent, source)

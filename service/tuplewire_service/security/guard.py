@@ -113,6 +113,7 @@ class Guard:
         if self.policy.rules is not None:
             self.rules = self.policy.rules()
         seen, self._seen = self._seen, self._look()
+        # Streams are checked only after a change, because each admission calls this.
         if seen == self._seen:
             return
         for access, end in list(self.standing.items()):
@@ -136,6 +137,7 @@ class Guard:
         """Return the name of its token, if any, and True if it may be a worker. Raises as admit() does."""
         policy = self.policy
         worker = caller.tls and allowed(caller.names, policy.worker_names())
+        # Workers do not need to be in the list of clients.
         names = policy.client_names if caller.tls and not worker else ()
         if names and not allowed(caller.names, names):
             raise self.denied(
@@ -144,6 +146,7 @@ class Guard:
                 f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
                 "its tls_client_names say whose are",
             )
+        # A worker's certificate takes the place of a token.
         token = None if policy.tokens is None or worker else self._token(caller, policy.tokens())
         if not policy.tls:
             # Without TLS, no caller can be distinguished from a worker. With rules, no caller may then be
@@ -295,6 +298,7 @@ class Access(IAccess):
         rules = self._guard.rules
         if rules is None:
             return None
+        # The sum of the rules is computed once for each version of the file.
         if self._granted is None or rules is not self._rules:
             self._rules = rules
             self._granted = rules.of(self._caller.names, self._token, self._guard.policy.topology)

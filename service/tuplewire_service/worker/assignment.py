@@ -296,6 +296,7 @@ class AssignmentFile:
             content = self.path.read_bytes()
         except OSError as error:
             content = f"cannot read the assignment {self.path}: {error.strerror}"
+        # Read errors are compared as well, so that each is reported once.
         if content == self._seen:
             return None
         self._seen = content

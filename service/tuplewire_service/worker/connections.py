@@ -127,6 +127,7 @@ class Connections:
     async def _close(self, key: Peer, connection: SendingEnd, timeout: float) -> None:
         left = await connection.take_back(timeout)
         if lost := connection.receipts.perhaps_lost:
+            # New worker ids may appear indefinitely, so later ones share one count.
             known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
             self._lost_before[key[0] if known else OTHER] += lost
         del self._leaving[connection], self._numbers[connection]
@@ -234,6 +235,7 @@ class Connections:
             window = connection.window
             if window.worker_incarnation in incarnations:
                 window.receiver_ended()
+                # The departed worker accounts for its messages, so they do not count as possibly lost.
                 window.receiver_answers = True
                 connection.buffer.tell()
 

@@ -48,6 +48,7 @@ class Trail:
     def add(self, first: int, last: int, connection: SendingEnd | None) -> None:
         """Record the destination of the entry sequences from `first` to `last`."""
         start, stop = bisect_left(self._ends, first), bisect_right(self._ends, last)
+        # Adjacent ranges with the same destination are merged.
         if start and self._went_to[start - 1] is connection:
             start -= 1
         self._ends[start:stop] = [last]

@@ -224,6 +224,7 @@ class Publications:
             if last is None or last.number < each.epoch:
                 self._remember(sink, LastEpoch(each.epoch, each.run, dict(each.tasks)))
             elif last.number == each.epoch:
+                # The content that was published here has priority.
                 last.tasks = {**each.tasks, **last.tasks}
 
     def unpublished(self) -> dict[int, int]:
@@ -254,6 +255,7 @@ class Publications:
             while line.waiting and self._has_room(line) and self._has_holder(task):
                 staged, last = chosen = line.waiting[0]
                 if staged.group is None:
+                    # The task stays ready: the next call continues to read its files.
                     if read_bytes <= 0:
                         break
                     read_bytes -= staged.length

@@ -83,6 +83,7 @@ class ReceiveQueues:
         A task that returns continues its sequences, possibly after a gap.
         """
         wanted = set(tasks)
+        # The assignment replaces the earlier guess from a peer's version.
         self._early.clear()
         for task in wanted - self._queues.keys():
             self._hold(task)
@@ -94,6 +95,7 @@ class ReceiveQueues:
         return gone
 
     def _hold(self, task: int) -> None:
+        # A task may return before its queue was forwarded.
         queue = self._leaving.pop(task, None)
         if queue is None:
             start = self._tails.pop(task, self._start)
@@ -127,6 +129,7 @@ class ReceiveQueues:
         return left
 
     def _remember_tail(self, task: int, tail: int) -> None:
+        # The common start already covers this task.
         if tail <= self._start:
             return
         self._tails[task] = tail

@@ -36,6 +36,7 @@ class GrownMessage:
         self.wants_releases = inbound.wants_releases
         self._inbound = inbound
         self._grown_bytes = grown_bytes
+        # A message may grow with each rejection.
         self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessage) else inbound
         """The original inbound session."""
 

@@ -176,7 +176,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def lose(self, peers: Collection[Peer]) -> None:
         """Treat these workers as dead until an assignment names them.
 
-        Their unacknowledged messages are rerouted by the next assignment, or dropped if it has no owner.
+        The next assignment reroutes their unacknowledged messages immediately, or drops them.
         """
         self._dead.update(peers)
 

@@ -120,6 +120,7 @@ def places(bound: Iterable[str], advertise: str = "") -> list[Place]:
 
     `advertise` is a host with or without a port; the default is the port of the first bound address.
     """
+    # Unix sockets have no host and port.
     found = [split_host_port(address) for address in bound if "://" not in address]
     if advertise and found:
         found.append(split_host_port(with_port(advertise, found[0][1])))
@@ -167,6 +168,7 @@ def _is(address: Place, own: Place) -> bool:
     (host, port), (own_host, own_port) = address, own
     if port != own_port:
         return False
+    # Only a loopback address is certain to be on this machine.
     if own_host in WILDCARDS:
         return is_loopback(host)
     localhost = "localhost" in {host.lower(), own_host.lower()}

@@ -74,11 +74,13 @@ class Servers:
         """Bind, and start to serve. Raises BindError."""
         for context, at in ((self._programs, port), (self._peers, peers_port)):
             if context is not None:
+                # bind() waits for the messaging loop, so it must not run on it.
                 self._bound.append(await asyncio.to_thread(context.bind, self._topology, at, callback))
 
     @property
     def addresses(self) -> list[str]:
         """Every address at which programs are served."""
+        # The first server is for programs, a second one for peers.
         return [address for server in self._bound[:1] for address in server.addresses]
 
     @property

@@ -160,6 +160,7 @@ class Sinks:
         """
         new = self._new(sink, epoch, names)
         chosen = 0
+        # A repeated request finds all attempts chosen, and only returns the progress.
         if new:
             if run and not self.publications.knows(sink, run):
                 raise UnknownRunError(
@@ -174,6 +175,7 @@ class Sinks:
                 self.staging.free(staged)
             self._go_on()
         self._asked[sink, epoch] = time.monotonic()
+        # The publishing task gets one turn, so that a small epoch is complete in the response.
         await asyncio.sleep(0)
         return chosen, self._told(sink, epoch)[0]
 

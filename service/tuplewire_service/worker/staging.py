@@ -175,6 +175,7 @@ class Staging:
                 raise _gap(sink, state.number, name, piece)
             stage = state.stages[name.attempt] = Stage(name.partition, now)
         state.touched = stage.touched = now
+        # The previous piece is still being written: the caller retries.
         if stage.writing:
             return Room.NONE, stage
         # The last piece again: its response was lost.

@@ -128,6 +128,7 @@ def _copies(
     inbound, now_micros = batch.inbound, time.time_ns() // 1000
     for index in indexes:
         headers = b""
+        # Truncated headers could not be decoded.
         if header_begins and header_sizes[index] <= most_bytes:
             headers = group.header_data[header_begins[index] : header_begins[index + 1]]
         yield pb.TappedMessage(

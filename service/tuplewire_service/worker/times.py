@@ -201,6 +201,7 @@ class LoopLag:
         """Record that the loop runs the probe now; return the seconds until the next one."""
         late = now - self._due
         probes = int(max(0.0, late) / INTERVAL_SECONDS) + 1
+        # One probe runs for all overdue ones, but each counts.
         for missed in range(min(probes, _MOST_PROBES)):
             self.lag.add(late - missed * INTERVAL_SECONDS)
         self._due += probes * INTERVAL_SECONDS
@@ -232,6 +233,7 @@ class Timekeeper:
             self._shares.idled(began, ended)  # the fast path, also after each single message
             return
         here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_exhausted()}
+        # Programs also send messages for tasks of other workers through this one.
         full_there = False in here or pressure.without_credit > 0
         self._shares.waited(began, ended, full_here=True in here, full_there=full_there, held_since=since)
 

@@ -100,6 +100,7 @@ class WorkerObserver(Observer):
     def forwarded(
         self, group: TaskGroup, token: InboundSession, place_of: Callable[[int], str]
     ) -> InboundSession:
+        # A rerouted message already has a pending span.
         if not isinstance(token, _Forwarded) and (contexts := sampled(group.header_data)):
             to = place_of(group.task)
             if to != LOCAL:

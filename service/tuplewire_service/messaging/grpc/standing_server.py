@@ -113,6 +113,7 @@ class StandingServer:
             task.add_done_callback(lambda task: self._ended(server, task))
 
     def _ended(self, server: grpc.aio.Server, main_loop: asyncio.Task[None]) -> None:
+        # A clean stop ends the main loop as well.
         if self._stopping:
             return
         self.restarts += 1
