@@ -49,8 +49,7 @@ def add_clients(
     """Add the connected clients to a status.
 
     At most `most` of each kind are listed, but all are counted. `sees` returns True if clients of an identity
-    may
-    be listed. A consumer lists only tasks that the status lists.
+    may be listed. A consumer lists only tasks that the status lists.
     """
     status.sessions.extend(islice((each for each in sessions if sees(each.who)), most))
     status.consumers.extend(islice((each for each in consumers if sees(each.who)), most))

@@ -99,9 +99,9 @@ class LogOutput(Collector):
         After `seconds`, at most a day, the configured values apply again. Raises MalformedError.
 
         Args:
-          level: The level; empty: the configured one.
-          every_seconds: Minimum seconds between such events; 0: the default of one minute.
-          by: The client that requested the change, for the log.
+            level: The level; empty: the configured one.
+            every_seconds: Minimum seconds between such events; 0: the default of one minute.
+            by: The client that requested the change, for the log.
         """
         level = level or self._level
         if level not in LEVELS:

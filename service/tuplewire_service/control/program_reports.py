@@ -1,8 +1,8 @@
 """Reports of programs about the topologies they run, for the worker's status and metrics.
 
 A program reports every second. A status contains its counts of one second ago, interpolated between the last
-two reports. Readers with another interval therefore see steady growth, and can compute rates and shares.
-Used by servicers.py and process/data_plane.py. Owns the last two reports of each program. Not thread-safe.
+two reports. Readers with another interval therefore see steady growth, and can compute rates and shares. Used
+by servicers.py and process/data_plane.py. Owns the last two reports of each program. Not thread-safe.
 Source: Storm's `WorkerMetricsProcessor`, which receives the measurements of a supervisor's workers.
 Design: docs/design/status.md.
 """
@@ -147,8 +147,8 @@ class ProgramReports:
         """Store a checked report in place of the program's last one, within the limits.
 
         `owner` is the program's identity, and `in_force` the current assignment version. Raises
-        StaleAssignmentError
-        for a report for another version, and ResourceLimitError for one that is too early or too large.
+        StaleAssignmentError for a report for another version, and ResourceLimitError for one that is too
+        early or too large.
         """
         if report.assignment_version != in_force:
             raise StaleAssignmentError(

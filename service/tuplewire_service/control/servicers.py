@@ -66,12 +66,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """Serve a worker.
 
         Args:
-          worker: The worker.
-          stop: Stops the process.
-          admit: Returns the rights of a caller. The right to call the method is checked before.
-          status: Returns the status with at most this many tasks, or all; without senders and consumers.
-          debugging: Creates debug bundles, and changes the logging.
-          reports: Stores the reports of programs.
+            worker: The worker.
+            stop: Stops the process.
+            admit: Returns the rights of a caller. The right to call the method is checked before.
+            status: Returns the status with at most this many tasks, or all; without senders and consumers.
+            debugging: Creates debug bundles, and changes the logging.
+            reports: Stores the reports of programs.
         """
         self._worker = worker
         self._status = status
@@ -178,12 +178,10 @@ class Services(grpc.GenericRpcHandler):
     """The methods that the generated add_..._to_server functions add to a server.
 
     Each is served as a stream, with the same behavior for clients. For a method with one request, gRPC would
-    call
-    the handler only after the request arrived, and wait for it without a limit.
+    call the handler only after the request arrived, and wait for it without a limit.
 
     Guarantee: no method is called that `check` refuses, and its caller gets the refusal before a request is
-    read.
-    An invalid request is refused as MALFORMED; by default, gRPC answers UNKNOWN and logs a traceback. A
+    read. An invalid request is refused as MALFORMED; by default, gRPC answers UNKNOWN and logs a traceback. A
     RefusedError or MessageError of a method is sent to its caller as well.
     """
 

@@ -1,7 +1,7 @@
 """The service Source, for the reads of Spark's queries: checks requests and reads the worker's queues.
 
-Used by process/data_plane.py. Owns no state except the readers. Call only from the event loop. Design:
-docs/design/readers.md.
+Used by process/data_plane.py. Owns no state except the readers. Call only from the event loop.
+Design: docs/design/readers.md.
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ class TapService:
         """Yield copies of messages. The first response is empty, and shows that the tap is open.
 
         Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
-        too many
-        taps, and DrainingError.
+        too many taps, and DrainingError.
         """
         wanted = wanted_of(request)
         access.tap(self._worker.settings.topology, wanted.tasks)

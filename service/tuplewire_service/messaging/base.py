@@ -243,8 +243,7 @@ class IServerConnection(IConnection):
         """Deliver messages to the callback, once or from bind() on, starting with waiting messages.
 
         Earlier messages wait at their senders without acknowledgement, so refusals of the callback reach the
-        senders.
-        Raises ClosedError if recv() or another callback receives the messages.
+        senders. Raises ClosedError if recv() or another callback receives the messages.
         """
 
     @abstractmethod
@@ -253,11 +252,9 @@ class IServerConnection(IConnection):
 
         With BLOCK, wait for a message; with NO_BLOCK, return None if there is none. The first call starts the
         delivery. After the connection is closed and its accepted messages are read, every call returns the
-        shutdown
-        notice: a message to SHUTDOWN_TASK (-1), which no sender can send. A receive loop ends there. Raises
-        ClosedError if a callback is registered. Source: Storm's `IConnection.recv`, and the notice of its
-        receive
-        thread.
+        shutdown notice: a message to SHUTDOWN_TASK (-1), which no sender can send. A receive loop ends there.
+        Raises ClosedError if a callback is registered. Source: Storm's `IConnection.recv`, and the notice of
+        its receive thread.
         """
 
     @abstractmethod
@@ -312,11 +309,9 @@ class IClientConnection(IConnection):
         """Accept messages: a batch, an iterable of TaskMessages, or a task id and a payload.
 
         If the buffer is full, the setting `overflow` decides: wait, fail, or drop messages that no receiver
-        has.
-        Waits at most `timeout` seconds; None: the configured time. After the return, messages arrive or count
-        as
-        dropped. Either all messages are accepted or none. Raises BufferFullError, MessageTooLargeError,
-        ClosedError.
+        has. Waits at most `timeout` seconds; None: the configured time. After the return, messages arrive or
+        count as dropped. Either all messages are accepted or none. Raises BufferFullError,
+        MessageTooLargeError, ClosedError.
         """
 
     @overload
@@ -332,8 +327,7 @@ class IClientConnection(IConnection):
         """Return the recently reported loads of these tasks.
 
         A report is valid for `load_expires_seconds`. Every second, a worker reports tasks with messages, and
-        once each
-        task that has become idle.
+        once each task that has become idle.
         """
 
     @abstractmethod

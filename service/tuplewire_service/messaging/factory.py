@@ -39,10 +39,8 @@ class TransportFactory:
 
         `storm.messaging.transport` is the name of an installed entry point, or `package.module:Class` or
         `package.module.Class`. The class is an IContext, or has a `make_context(conf)` that returns a
-        prepared one.
-        Raises ConfigError for an unknown name, and for a key under `tuplewire.` of no installed transport.
-        The
-        transport checks its own keys.
+        prepared one. Raises ConfigError for an unknown name, and for a key under `tuplewire.` of no installed
+        transport. The transport checks its own keys.
         """
         others = [key for key in conf if str(key).startswith(OUR_PREFIX) and not key.startswith(_ROOMS)]
         if others:  # listing the installed transports is slow

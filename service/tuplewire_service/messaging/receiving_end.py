@@ -2,9 +2,9 @@
 
 A connected sender has a share of every task's queue. After a disconnect it has a few seconds to reconnect,
 then loses the share. Its queued messages reduce the other senders' shares until they are consumed. Its
-session
-is remembered longer, so that it can resume without loss. Used by send_service.py, reception.py and router.py.
-Owns sessions and shares. Call only from the event loop, except release(). Design: docs/design/credit.md.
+session is remembered longer, so that it can resume without loss. Used by send_service.py, reception.py and
+router.py. Owns sessions and shares. Call only from the event loop, except release().
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -292,6 +292,7 @@ class Leases:
             session.lapse.cancel()
             session.lapse = None
         if session.away:
+            # Its queued messages count against its own share again.
             for task, messages, size_bytes in session.come_back():
                 self.shares.released(task, messages, size_bytes)
             self._share(session)

@@ -38,10 +38,8 @@ class Reception(IConnectionCallback):
     """Counts received messages, and passes them to a callback or stores them for `pull`.
 
     A transport reads nothing until there is a receiver (`open`). Waiting messages stay unacknowledged at
-    their
-    sender, so a late callback can still refuse them. Messages for `pull` are not released, so the senders'
-    credit
-    bounds them. Thread-safe, except count() and deliver(), which one thread calls at a time.
+    their sender, so a late callback can still refuse them. Messages for `pull` are not released, so the
+    senders' credit bounds them. Thread-safe, except count() and deliver(), which one thread calls at a time.
     """
 
     def __init__(self, on_open: Callable[[], object]) -> None:
@@ -171,8 +169,7 @@ class ReceiveMetric:
     """Counts of one server connection since the last call. Each poller needs its own object.
 
     The server's counts (`statistics()`) only grow while a source exists, so pollers do not affect each other.
-    Not
-    thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by source of its `Server`.
+    Not thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by source of its `Server`.
     """
 
     def __init__(self, server: IServerConnection) -> None:

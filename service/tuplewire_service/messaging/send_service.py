@@ -101,10 +101,8 @@ class SendService(StreamService):
         """Accept new messages only from these peers, and acknowledge accepted messages.
 
         Senders end the streams: they stop writing, and read until the last acknowledgement. If this side
-        closed the
-        stream, that acknowledgement could be lost, and the sender would resend. Senders that wait for
-        processing
-        continue to receive releases until end(), or until they may reconnect.
+        closed the stream, that acknowledgement could be lost, and the sender would resend. Senders that wait
+        for processing continue to receive releases until end(), or until they may reconnect.
         """
         self.intake = intake
         streams = [stream for stream in self._streams if stream.intake > intake]
@@ -196,6 +194,7 @@ class SendService(StreamService):
                         f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
                     )
                 )
+            # The previous process of the sender is lost.
             self._reception.worker_is(session.worker_number, connected=False)
             session = None
         if session is None or session.epoch != hello.receiver_incarnation:
@@ -203,6 +202,7 @@ class SendService(StreamService):
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
             self.leases.forget((access.owner, hello.sender_id))
+            # The clock makes it unique across restarts of this worker.
             self._epoch = max(self._epoch + 1, time.time_ns())
             session = Session(hello, access.owner, self._epoch, self.leases, self.exhausted)
             session.departed_before = self._departed

@@ -121,8 +121,8 @@ class SilentStreams:
     """Waits for the first message of streams, such as hello. Call only from the event loop.
 
     Guarantee: at most MAX_SILENT_STREAMS wait, for at most HELLO_SECONDS. One more causes a refusal of the
-    stream
-    that has waited longest. Real clients send hello within milliseconds, so silent ones cannot block them.
+    stream that has waited longest. Real clients send hello within milliseconds, so silent ones cannot block
+    them.
     """
 
     def __init__(self) -> None:
@@ -243,8 +243,7 @@ async def finish_writing(writer: asyncio.Task[None]) -> None:
     """Let a stopping stream writer finish its current write; raise its error.
 
     After a cancelled write, gRPC sends no status: the peer would wait until the connection ends. Only a peer
-    that
-    does not read is left in that state.
+    that does not read is left in that state.
     """
     try:
         await asyncio.wait([writer], timeout=_LAST_WRITE_SECONDS)

@@ -21,10 +21,10 @@ class SubscribeRequest:
     """A consumer's request for tasks, with its position in each.
 
     Attributes:
-      owner: The owner of the consumer; the same id of another owner is another consumer.
-      worker_incarnation: The worker incarnation that the cursors belong to; 0: none.
-      address: The address reported by the transport; empty: in this process.
-      subscription: Distinguishes consumers with the same id and incarnation.
+        owner: The owner of the consumer; the same id of another owner is another consumer.
+        worker_incarnation: The worker incarnation that the cursors belong to; 0: none.
+        address: The address reported by the transport; empty: in this process.
+        subscription: Distinguishes consumers with the same id and incarnation.
     """
 
     owner: str

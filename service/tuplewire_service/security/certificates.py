@@ -33,8 +33,8 @@ class CertifiedIdentity:
     """A certificate that matches its key, is signed by the CA, and is valid now.
 
     Attributes:
-      names: The subject alternative names.
-      expires: The expiry in seconds since 1970.
+        names: The subject alternative names.
+        expires: The expiry in seconds since 1970.
     """
 
     names: tuple[str, ...]
@@ -109,8 +109,7 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
         """Return the new configuration, or None if it is unchanged. gRPC calls this at every handshake.
 
         An unchanged one is replaced after a minute, to discard its ticket keys. With a ticket, a client could
-        resume
-        its TLS session for hours without a check of its certificate.
+        resume its TLS session for hours without a check of its certificate.
         """
         self.handshakes.begin()
         identity, now = self.get(), self._clock()
@@ -131,8 +130,7 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
     """Read the files of a worker, and test its certificate in a handshake with itself, as server and client.
 
     Raises ConfigError if other workers would reject it: a key that does not match, another CA, expired, or
-    not
-    valid for both sides.
+    not valid for both sides.
     """
     tls = read_tls(credentials)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

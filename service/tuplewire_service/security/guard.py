@@ -54,10 +54,10 @@ class Caller:
     """A caller, as the connection identifies it.
 
     Attributes:
-      peer: Its address.
-      names: The names in its certificate.
-      tls: True if it presented a certificate.
-      shown: The value of the metadata `authorization`, if any.
+        peer: Its address.
+        names: The names in its certificate.
+        tls: True if it presented a certificate.
+        shown: The value of the metadata `authorization`, if any.
     """
 
     peer: str
@@ -76,11 +76,11 @@ class Policy:
     """The current policy. The callables return the current content of the files.
 
     Attributes:
-      tls: True if TCP connections use TLS.
-      worker_names: Certificate names that may act as a worker.
-      client_names: Certificate names that may act as a program; empty: all.
-      tokens: The accepted tokens; None: no token is required.
-      rules: The rules; None: there are no rules.
+        tls: True if TCP connections use TLS.
+        worker_names: Certificate names that may act as a worker.
+        client_names: Certificate names that may act as a program; empty: all.
+        tokens: The accepted tokens; None: no token is required.
+        rules: The rules; None: there are no rules.
     """
 
     topology: str
@@ -127,8 +127,7 @@ class Guard:
         """Return the rights of a caller.
 
         Raises UnauthenticatedError if a token is required and no valid one is presented, and
-        PermissionDeniedError
-        if its certificate is not on a list.
+        PermissionDeniedError if its certificate is not on a list.
         """
         self.refresh()
         return Access(self, caller)

@@ -30,8 +30,9 @@ class PermissionRule:
     """The permissions of some clients in some topologies.
 
     Attributes:
-      certificates, tokens: The clients, by the names in their certificate or of their token; both empty: all.
-      topologies: The topologies; empty: all.
+        certificates, tokens: The clients, by the names in their certificate or of their token; both empty:
+            all.
+        topologies: The topologies; empty: all.
     """
 
     certificates: tuple[str, ...]

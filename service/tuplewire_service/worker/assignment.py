@@ -257,10 +257,12 @@ class AssignmentFile:
     modification time.
 
     Args:
-      update: Called with the assignment. Its errors (a stale version, a wrong topology) count as the file's.
+        update: Called with the assignment. Its errors (a stale version, a wrong topology) count as the
+            file's.
 
     Attributes:
-      problem: The reason that the file's assignment is not in use, or empty. The previous assignment remains.
+        problem: The reason that the file's assignment is not in use, or empty. The previous assignment
+            remains.
     """
 
     def __init__(

@@ -59,8 +59,7 @@ class Connections:
         """Start without connections.
 
         `events` are the callbacks of each connection. `on_returned` is called with the messages that the peer
-        of a
-        closed connection had not acknowledged.
+        of a closed connection had not acknowledged.
         """
         self._context = context
         self._topology = topology
@@ -113,6 +112,7 @@ class Connections:
 
     def _open(self, worker: AssignedWorker) -> None:
         host, port = worker.host_port
+        # Moves need the sending end of a connection, which other plug-ins do not have.
         if not isinstance(self._context, StreamedContext):
             raise ConfigError(
                 f"the transport's {type(self._context).__name__} cannot carry a worker's messages: "
@@ -217,8 +217,7 @@ class Connections:
         """Return the unreachable peers that will not need their messages, with the tasks of those messages.
 
         `incarnations` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
-        count if
-        they hold no message of this worker.
+        count if they hold no message of this worker.
         """
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():

@@ -1,7 +1,7 @@
 """Tasks in a move: later messages wait until the earlier ones on the old route are consumed.
 
 Messages from another worker do not wait; they follow the earlier ones. Storm has no equivalent: a worker
-restarts if its executors change. Used by router.py, queue_subscription.py and transfer_queue.py. Owns the
+exits if its executors change. Used by router.py, queue_subscription.py and transfer_queue.py. Owns the
 held messages and the old routes. Call only from the event loop. Design: docs/design/moves.md.
 """
 
@@ -145,6 +145,7 @@ class Move:
         """Remove and yield messages that no longer need to wait, in order for each entry worker."""
         for worker, waiting in list(self.waiting.items()):
             free = 0
+            # Stop at the first group that must wait, to keep the order of entry sequences.
             while free < len(waiting) and not self.must_wait(*waiting[free]):
                 free += 1
             yield from waiting[:free]
@@ -154,6 +155,7 @@ class Move:
 
     def ends(self) -> bool:
         """Forget old routes that are empty; return True if the move is complete."""
+        # The connection of a lost route looks empty before its messages return.
         self.routes = [
             each for each in self.routes if each.lost or not each.connection.window.all_released(self.task)
         ]
@@ -177,10 +179,10 @@ class Moves:
         """Start without moves.
 
         Args:
-          own: This worker's number as an entry worker.
-          incarnation: This worker's incarnation.
-          connection: Returns the connection to a worker.
-          clock: Returns the time in seconds.
+            own: This worker's number as an entry worker.
+            incarnation: This worker's incarnation.
+            connection: Returns the connection to a worker.
+            clock: Returns the time in seconds.
         """
         self._own = own
         self._connection = connection
@@ -233,6 +235,7 @@ class Moves:
         # A departed worker had forwarded earlier messages: this one is sent behind them, once.
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
+            # If earlier messages are in flight to the owner, this one must follow them there.
             if connection is not None and not self._waits_for(owner, group, entered):
                 self.turn(group.task, peer, connection)
                 connection.receipts.watch([group.task])
@@ -307,8 +310,8 @@ class Moves:
 class EntrySequences:
     """Numbers the messages of programs by task, in the order of acceptance by this entry worker.
 
-    An entry sequence travels with its messages. During a move, it gives every worker their order.
-    Call only from the event loop.
+    An entry sequence travels with its messages. During a move, it gives every worker their order. Call only
+    from the event loop.
     """
 
     def __init__(self) -> None:

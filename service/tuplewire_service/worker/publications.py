@@ -1,8 +1,8 @@
 """Publications of sinks: chosen messages that wait for space in their queues, once for each task.
 
-A sink that does not know whether its last epoch was published publishes it again, without duplicates.
-Used by sinks.py. Owns the last epoch of each sink and its waiting messages. Pure state, without I/O.
-Call only from the event loop. Design: docs/design/sinks.md.
+A sink that does not know whether its last epoch was published publishes it again, without duplicates. Used by
+sinks.py. Owns the last epoch of each sink and its waiting messages. Pure state, without I/O. Call only from
+the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class LastEpoch:
     """The last epoch of a sink.
 
     Attributes:
-      number: The epoch; -1 if none is known.
-      run: The query run that published last.
-      tasks: The content of each task that has the epoch, on any worker.
-      attempts: The attempts that were chosen here.
-      waiting: Number of its messages that are not in queues yet.
+        number: The epoch; -1 if none is known.
+        run: The query run that published last.
+        tasks: The content of each task that has the epoch, on any worker.
+        attempts: The attempts that were chosen here.
+        waiting: Number of its messages that are not in queues yet.
     """
 
     number: int
@@ -59,10 +59,10 @@ class Publications:
     """The last epoch of each sink, and the messages that wait for space. Call only from the event loop.
 
     Args:
-      queue_messages, queue_bytes: Limits of unconsumed published messages per task; one group may exceed
-          them.
-      has_holder: Returns True if a worker owns a task.
-      on_room: Called when take() may return messages again.
+        queue_messages, queue_bytes: Limits of unconsumed published messages per task; one group may exceed
+            them.
+        has_holder: Returns True if a worker owns a task.
+        on_room: Called when take() may return messages again.
 
     The object is the inbound session of all published messages; see InboundSession.
     """
@@ -159,11 +159,11 @@ class Publications:
         """Publish staged messages in this order, except for tasks that already have the epoch.
 
         Args:
-          run: The run that publishes.
-          published: The content of tasks that have the epoch from other workers.
+            run: The run that publishes.
+            published: The content of tasks that have the epoch from other workers.
 
         Returns:
-          The number of chosen messages, and the groups that were skipped.
+            The number of chosen messages, and the groups that were skipped.
         """
         last = self._of(sink, epoch) or LastEpoch(epoch)
         last.run = run
@@ -277,6 +277,7 @@ class Publications:
 
     def put_back(self, refused: Sequence[Chosen]) -> None:
         """Return messages to the front of their tasks' lines, because no worker owns the tasks."""
+        # In reverse, which restores the order.
         for staged, last in reversed(refused):
             line = self._lines[staged.task]
             line.waiting.appendleft((staged, last))

@@ -97,6 +97,7 @@ class QueueSubscription(ISubscription):
         deliveries: list[Delivery] = []
         self.crowded = False
         lost = self._consumers.lost_workers
+        # A resent copy of a lost worker's message may have arrived earlier.
         doubtful = lost.had if lost else None
         while self._ready and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
             task = next(iter(self._ready))
@@ -191,6 +192,7 @@ class QueueConsumers:
             if returns and queue.consumer is not None and another:
                 raise _superseded(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, request)
+        # Only after all checks: a refused request must not end another subscription.
         for queue, cursor in wanted:
             self._hand_over(queue, subscription, cursor, request)
         return subscription
@@ -229,6 +231,7 @@ class QueueConsumers:
     def progress(self, queue: Queue, cursor: Cursor) -> bool:
         """Apply the progress that a consumer reports; return True if a part of it remains."""
         done = self._settle(queue, cursor)
+        # The rest of a deferred report may be older than the last report.
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
         if done or cursor.rejections:

@@ -44,10 +44,10 @@ class ReceiveQueues:
         """Start without queues.
 
         Args:
-          settings: The limits of a queue.
-          on_done: Called with a task and its acknowledged messages; empty if a consumer left a moving task.
-          not_here: Returns the error for a task that is not local.
-          observer: Traces messages.
+            settings: The limits of a queue.
+            on_done: Called with a task and its acknowledged messages; empty if a consumer left a moving task.
+            not_here: Returns the error for a task that is not local.
+            observer: Traces messages.
         """
         self._settings = settings
         self.on_done = on_done
@@ -90,6 +90,7 @@ class ReceiveQueues:
         gone = list(self._queues.keys() - wanted)
         for task in gone:
             queue = self._leaving[task] = self._queues.pop(task)
+            # Deliveries stop now; the consumer may still acknowledge delivered messages.
             queue.leaving = True
             queue.wake_readers()
         return gone

@@ -1,7 +1,7 @@
 """Copies of rejected messages, their space, and the tokens of the originals.
 
-Used by rejections.py. Owns no state of its own. Call only from the event loop.
-Design: docs/design/acking.md (rejected messages).
+Used by rejections.py. Owns no state of its own. Call only from the event loop. Design: docs/design/acking.md
+(rejected messages).
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Copy:
     """A copy of a rejected message.
 
     Attributes:
-      due: The time to send it.
-      settles: The reason for which the original is dropped, if any.
+        due: The time to send it.
+        settles: The reason for which the original is dropped, if any.
     """
 
     due: float
@@ -111,10 +111,10 @@ class RejectionOutcome:
     """The result of a rejection.
 
     Attributes:
-      done: The original, if it has left its queue.
-      held_until: The time of its redelivery, if it stays in its queue.
-      given_up: True if it is not redelivered.
-      dropped: The drop reason, if no copy reports it later.
+        done: The original, if it has left its queue.
+        held_until: The time of its redelivery, if it stays in its queue.
+        given_up: True if it is not redelivered.
+        dropped: The drop reason, if no copy reports it later.
     """
 
     done: Done | None = None

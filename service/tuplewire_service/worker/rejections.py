@@ -64,10 +64,10 @@ class Rejections:
         """Start empty.
 
         Args:
-          settings: The limits, and the dead-letter task.
-          ledger: The ledger of the worker.
-          recv: Accepts a batch like one of a program.
-          holder_known: Returns True if a worker owns a task.
+            settings: The limits, and the dead-letter task.
+            ledger: The ledger of the worker.
+            recv: Accepts a batch like one of a program.
+            holder_known: Returns True if a worker owns a task.
         """
         self.on_time: Callable[[], None] = lambda: None
         """Called when the delay of a queue may have passed."""
@@ -91,8 +91,7 @@ class Rejections:
         """Remove the oldest unacknowledged message from a log, or reset the cursor to it.
 
         Returns None if another message was rejected. `leaves` is True if the task moves away: the move waits
-        until
-        all of the task's messages are released.
+        until all of the task's messages are released.
         """
         # Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
@@ -251,6 +250,7 @@ class Rejections:
                 known.append(copy.group)
             else:
                 self._put_back(copy, now + _LOOK_AGAIN_SECONDS)
+        # The original is settled before its copy is accepted, so the ledger counts both.
         if settles is None:
             self._ledger.acknowledged += len(known)
         else:

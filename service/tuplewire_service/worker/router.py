@@ -1,7 +1,7 @@
 """Routes each message to the queue of a local task or to another worker, and accounts for all messages.
 
-Used by worker.py, which passes in received batches (`recv`) and assignments (`update`), and by sinks.py.
-Owns the routing table, receive queues, connections, moves and ledger. Call only from the event loop.
+Used by worker.py, which passes in received batches (`recv`) and assignments (`update`), and by sinks.py. Owns
+the routing table, receive queues, connections, moves and ledger. Call only from the event loop.
 Source: Storm's `WorkerState` (`transferLocalBatch`, `transfer`). Design: docs/design/moves.md.
 """
 
@@ -147,8 +147,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def refresh(self) -> None:
         """Connect to the owners of tasks, and to previous owners until their tasks have moved.
 
-        A draining worker with remaining messages connects to all workers, to announce its departure.
-        A previous owner counts as lost if it is unreachable and no longer in the assignment.
+        A draining worker with remaining messages connects to all workers, to announce its departure. A
+        previous owner counts as lost if it is unreachable and no longer in the assignment.
         """
         if self._closing:
             return

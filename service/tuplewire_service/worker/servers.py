@@ -1,8 +1,8 @@
 """A worker's servers: one for programs, and one for peers if they use another transport.
 
 Used by worker.py and times.py. Owns the bound servers and the hosted program. Call only from the event loop.
-Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all. Design:
-docs/design/sessions.md (transports).
+Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
+Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations

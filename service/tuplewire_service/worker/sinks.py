@@ -1,7 +1,7 @@
 """The messages of sinks: staged by attempt, chosen by epoch, and queued when there is space.
 
-Used by worker.py, for control/sink_servicer.py. Owns the staging, the publications and their files.
-Call only from the event loop. Design: docs/design/sinks.md.
+Used by worker.py, for control/sink_servicer.py. Owns the staging, the publications and their files. Call only
+from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Sinks:
         """Store a piece of an attempt; return the reason to wait, or an empty string if it is stored.
 
         Raises:
-          UnknownTaskError: No worker owns a task.
-          SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
-          ResourceLimitError: The file cannot be written, or sinks wait for each other's space.
+            UnknownTaskError: No worker owns a task.
+            SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
+            ResourceLimitError: The file cannot be written, or sinks wait for each other's space.
         """
         self.publications.check(sink, epoch)
         for group in groups:
@@ -155,8 +155,8 @@ class Sinks:
     ) -> tuple[int, int]:
         """Choose attempts; return the number of newly chosen messages, and of messages that wait for space.
 
-        `run` is the publishing run of the query; empty: no other run ever publishes the epoch.
-        Raises UnknownRunError before begin(), and the errors of check().
+        `run` is the publishing run of the query; empty: no other run ever publishes the epoch. Raises
+        UnknownRunError before begin(), and the errors of check().
         """
         new = self._new(sink, epoch, names)
         chosen = 0

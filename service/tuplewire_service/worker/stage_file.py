@@ -2,8 +2,8 @@
 
 All attempts share one file, because a file for each could exhaust the worker's descriptors. Closing an
 attempt punches a hole into the file (fallocate, Linux). On other systems, the space is freed with the file's
-last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each StageFile
-must be used by one thread at a time. Design: docs/design/sinks.md.
+last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each StageFile must be
+used by one thread at a time. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The messages that attempts of sinks have staged, until one attempt for each partition is chosen.
 
-Staged messages are not visible. Other attempts are dropped at the sink's next epoch, or after a timeout.
-Used by publications.py, sinks.py and control/sink_servicer.py. Owns the open epochs. Pure state.
-Call only from the event loop. Design: docs/design/sinks.md.
+Staged messages are not visible. Other attempts are dropped at the sink's next epoch, or after a timeout. Used
+by publications.py, sinks.py and control/sink_servicer.py. Owns the open epochs. Pure state. Call only from
+the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -144,9 +144,8 @@ class Staging:
         """Reserve space for a piece, at `now` seconds of any clock. After Room.DISK, call written().
 
         Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has started a later
-        epoch,
-        EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space as
-        well.
+        epoch, EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space
+        as well.
         """
         state = self._open(sink, epoch, now)
         try:
@@ -205,6 +204,7 @@ class Staging:
     def written(self, stage: Stage, groups: Sequence[StagedGroup]) -> bool:
         """Record the places of a piece's groups in the file; return False if the stage was dropped."""
         stage.writing = False
+        # The stage was dropped while a thread wrote its file.
         if stage.dropped:
             stage.close()
             return False
@@ -255,6 +255,7 @@ class Staging:
         stage = staged.stage
         stage.left -= 1
         self.memory_bytes -= _ENTRY_BYTES if staged.group is None else wire_bytes(staged.group)
+        # The space of a file is freed with the last group of the attempt.
         if not stage.left:
             self.disk_bytes -= stage.disk_bytes
             stage.close()
@@ -332,6 +333,7 @@ class Staging:
     def _make_room(self, now: float) -> None:
         """Drop idle attempts of partitions that have a newer attempt."""
         for state in self._epochs.values():
+            # Retried Spark tasks leave several attempts of a partition.
             latest: dict[int, Stage] = {}
             for stage in state.stages.values():
                 before = latest.get(stage.partition)

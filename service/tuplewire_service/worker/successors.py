@@ -1,7 +1,7 @@
 """Tracks the workers that hold messages forwarded by departed workers.
 
-Later messages follow the same route. If a task moves again before these messages are processed, a message
-on a new route would be delivered before them. Design: docs/design/moves.md.
+Later messages follow the same route. If a task moves again before these messages are processed, a message on
+a new route would be delivered before them. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations

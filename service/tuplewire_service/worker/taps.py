@@ -36,10 +36,10 @@ class Wanted:
     """The messages that a reader requests.
 
     Attributes:
-      tasks: The tasks; empty: all.
-      sample: The share of their messages, above 0 and up to 1.
-      per_second: The maximum number of messages per second.
-      most_bytes: The maximum number of bytes of a payload.
+        tasks: The tasks; empty: all.
+        sample: The share of their messages, above 0 and up to 1.
+        per_second: The maximum number of messages per second.
+        most_bytes: The maximum number of bytes of a payload.
     """
 
     tasks: frozenset[int]

@@ -64,10 +64,10 @@ class TimeShares:
         """Account for one wait of the loop, during which nothing changed.
 
         Args:
-          began, ended: The start and the end of the wait.
-          full_here: A window for a local task is used up.
-          full_there: A window for a task of another worker is used up.
-          held_since: Time since which a connection cannot send; None if all can.
+            began, ended: The start and the end of the wait.
+            full_here: A window for a local task is used up.
+            full_there: A window for a task of another worker is used up.
+            held_since: Time since which a connection cannot send; None if all can.
         """
         waited = self._waited
         if full_here:

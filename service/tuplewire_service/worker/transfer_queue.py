@@ -1,8 +1,8 @@
 """The transfer queue: outbound messages, and the drainer that groups them by destination worker.
 
-Messages that are queued when the drainer runs are sent together. The senders' credit bounds the queue.
-Used by router.py. Owns the outbound messages of one loop turn. Call only from the event loop.
-Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
+Messages that are queued when the drainer runs are sent together. The senders' credit bounds the queue. Used
+by router.py. Owns the outbound messages of one loop turn. Call only from the event loop. Source: Storm's
+transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations

@@ -75,12 +75,12 @@ class Worker:
         """Create a worker.
 
         Args:
-          settings: Its name and limits.
-          programs: The transport that programs use.
-          incarnation: Its process start; None: now.
-          peers: The transport between workers; None: the same.
-          advertise: The address for others (a host, optionally with a port), if it differs from the bound
-              one.
+            settings: Its name and limits.
+            programs: The transport that programs use.
+            incarnation: Its process start; None: now.
+            peers: The transport between workers; None: the same.
+            advertise: The address for others (a host, optionally with a port), if it differs from the bound
+                one.
         """
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
@@ -129,12 +129,14 @@ class Worker:
             self.router.refresh()
             self.sinks.look()
             self.router.activity.set()
+            # React faster during the start and the drain.
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
         if self.state is WorkerState.STARTING and not self.not_ready_because:
             self._enter(WorkerState.READY)
         elif self.state is WorkerState.READY and self.router.table.misnamed:
+            # A later assignment may no longer name this worker.
             self._enter(WorkerState.STARTING)
 
     def _look_at_name(self) -> None:
@@ -187,8 +189,7 @@ class Worker:
         """Refuse new messages, deliver or forward held ones, close, and return the ledger.
 
         Moves get at most half of the time, including moves that start during the drain. Messages held for a
-        move
-        may depend on messages of other workers, and a restarted worker does not know the move.
+        move may depend on messages of other workers, and a restarted worker does not know the move.
 
         Staged messages of sinks get the same time to be published. Unconsumed messages count as
         dropped{shutdown} at the deadline. They are not released, so senders in mode `processed` resend them.
@@ -223,6 +224,7 @@ class Worker:
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await router.activity.until(finished, deadline)
             if not stays_open():
+                # No move is in progress, or the time for moves has passed.
                 await self.servers.stop_intake(Intake.NOBODY)
                 # messages that were received before the intake stopped
                 await router.activity.until(finished, deadline)

@@ -35,9 +35,9 @@ class _Queued:
     """Messages with contexts in a task's queue.
 
     Attributes:
-      last: The sequence of the last message.
-      came_ns: Arrival in nanoseconds since 1970.
-      span: The span of their time in the queue.
+        last: The sequence of the last message.
+        came_ns: Arrival in nanoseconds since 1970.
+        span: The span of their time in the queue.
     """
 
     log: DeliveryLog

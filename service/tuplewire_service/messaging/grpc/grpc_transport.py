@@ -1,9 +1,8 @@
 """The gRPC transport: settings, streams, the bound side and the context.
 
-Used by process/ through the entry point `grpc`, and by control/servicers.py. Owns the gRPC server of each
-bound
-port. Call only from the event loop, except the methods of connections and contexts, which are thread-safe.
-Design: docs/design/sessions.md (transports), docs/design/identity.md (limits).
+Used by process/, by control/servicers.py, and through the entry point `grpc`. Owns the gRPC server of each
+bound port. Call only from the event loop, except the methods of connections and contexts, which are
+thread-safe. Design: docs/design/sessions.md (transports), docs/design/identity.md (limits).
 """
 
 from __future__ import annotations
@@ -133,10 +132,10 @@ class GrpcWiring:
     """The collaborators of a context; by default it serves only Messaging, to all callers.
 
     Attributes:
-      services: gRPC handlers to serve on the same server.
-      tls: The server credentials of every TCP address.
-      admit: Returns the rights of each stream's caller.
-      dialler: Creates the channels to other workers.
+        services: gRPC handlers to serve on the same server.
+        tls: The server credentials of every TCP address.
+        admit: Returns the rights of each stream's caller.
+        dialler: Creates the channels to other workers.
     """
 
     services: Sequence[grpc.GenericRpcHandler] = ()

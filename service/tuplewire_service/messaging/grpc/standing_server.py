@@ -3,8 +3,7 @@
 The asyncio server of grpcio 1.84 and 1.85 fails at a call with a method name that is not UTF-8: its main loop
 does not catch the decoding error, and stops listening. Open streams continue. A new server therefore replaces
 it immediately, and the old one is kept until its last stream has finished. Used by grpc_transport.py. Owns
-the
-servers. Call only from the event loop. Design: docs/design/forks-and-interrupts.md.
+the servers. Call only from the event loop. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class StandingServer:
         """Prepare to start.
 
         Args:
-          make: Returns an unbound server with its handlers.
-          credentials: The credentials of every TCP address.
-          backoff: The delays between attempts to bind an address again.
+            make: Returns an unbound server with its handlers.
+            credentials: The credentials of every TCP address.
+            backoff: The delays between attempts to bind an address again.
         """
         self._make = make
         self._credentials = credentials

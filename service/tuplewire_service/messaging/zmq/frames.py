@@ -4,9 +4,8 @@ Used by zmq_stream.py, zmq_transport.py and zmq_settings.py. Owns the wire forma
 Not thread-safe. Design: docs/design/sessions.md (ZeroMQ between workers).
 
 Each ZeroMQ message has two parts, a header and a body. The header is the kind (1 byte), then the total
-numbers
-of messages and bytes that the other side may send since the start of the stream (8 bytes each, big-endian).
-Every frame repeats these totals, so no single frame is essential.
+numbers of messages and bytes that the other side may send since the start of the stream (8 bytes each,
+big-endian). Every frame repeats these totals, so no single frame is essential.
 
 | kind | from | body |
 |---|---|---|
@@ -17,9 +16,8 @@ Every frame repeats these totals, so no single frame is essential.
 | REFUSED | the server, last | the code's name, a zero byte, the reason |
 
 A stream is one connection; the ROUTER distinguishes connections by the routing ids that it assigned. It
-serves
-all peers from one socket. If a peer does not read, the ROUTER either drops its messages or blocks for all
-peers. To prevent both, a side writes only within the other side's allowance.
+serves all peers from one socket. If a peer does not read, the ROUTER either drops its messages or blocks for
+all peers. To prevent both, a side writes only within the other side's allowance.
 """
 
 from __future__ import annotations

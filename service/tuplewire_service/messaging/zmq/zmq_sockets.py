@@ -101,9 +101,8 @@ class Pump:
     """Receives and sends the messages of a socket. Call only from the event loop.
 
     The descriptor only signals a *change*, and any access to the socket, including a send, clears the signal.
-    So
-    every send is followed by a check for received messages. zmq.asyncio does the same with a future for each
-    message, and loses a message if its future is cancelled.
+    So every send is followed by a check for received messages. zmq.asyncio does the same with a future for
+    each message, and loses a message if its future is cancelled.
     """
 
     def __init__(self, socket: Socket, take: Callable[[list[zmq.Frame]], None]) -> None:

@@ -1,8 +1,8 @@
 """The bound side of the ZeroMQ transport, one ROUTER with a stream for each connection, and the context.
 
 Used through the entry point `zmq`. Owns the ROUTER socket and the streams of its connections. Call only from
-the event loop, except the methods of connections and contexts, which are thread-safe. Design:
-docs/design/sessions.md (ZeroMQ between workers).
+the event loop, except the methods of connections and contexts, which are thread-safe.
+Design: docs/design/sessions.md (ZeroMQ between workers).
 """
 
 from __future__ import annotations
