@@ -97,7 +97,7 @@ class ClientStatistics:
     receiver_assignment_version: int = 0
     """The receiver's version at the last connection; 0: none, or unknown to the transport."""
     perhaps_lost: int = 0
-    """Maximum number of messages that a receiver acknowledged and then lost when it failed."""
+    """Maximum number of acknowledged messages that may have been lost when a receiver failed."""
 
 
 class InboundSession(Protocol):
@@ -132,7 +132,7 @@ class InboundSession(Protocol):
 class ReceivedBatch(TaskMessageBatch):
     """A batch that is passed to a callback.
 
-    Its messages are released when the callback returns, unless it called hold(). The callback then calls
+    Its messages are released when the callback returns, unless it called hold(). Their holder then calls
     `inbound.release` for each group later, in order of arrival for each task.
     """
 
@@ -240,10 +240,11 @@ class IServerConnection(IConnection):
 
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
-        """Deliver messages to the callback, once or from bind() on, starting with waiting messages.
+        """Deliver messages to the callback from now on, starting with waiting messages.
 
-        Earlier messages wait at their senders without acknowledgement, so refusals of the callback reach the
-        senders. Raises ClosedError if recv() or another callback receives the messages.
+        Call it at most once, and only if bind() had no callback. Earlier messages wait at their senders
+        without acknowledgement, so refusals of the callback reach the senders. Raises ClosedError if recv()
+        or another callback receives the messages.
         """
 
     @abstractmethod
@@ -265,7 +266,7 @@ class IServerConnection(IConnection):
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
-        """Send the newly congested and the relieved tasks to every connected sender; for display only."""
+        """Send the congested and the relieved tasks to every connected sender; for display only."""
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
         """Notify all connected workers about workers that shut down cleanly, before the next release."""
@@ -296,7 +297,7 @@ class IClientConnection(IConnection):
     @property
     @abstractmethod
     def congested(self) -> frozenset[int]:
-        """The tasks with nearly full queues, as reported by the peer; for display, because credit decides."""
+        """The tasks with nearly full queues, as the peer recently reported. For display: credit decides."""
 
     @overload
     def send(

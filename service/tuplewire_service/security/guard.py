@@ -43,8 +43,7 @@ CONTROL = {
     "GetDebug": "debug",
     "SetLogging": "debug",
 }
-"""The `control` action that each method requires; empty: none. Stage, Tap and Source's methods check tasks.
-"""
+"""The `control` action that each method requires; empty: none. Stage, Tap and Source check tasks."""
 OTHER_CONTROL = "assign"
 """The action that all other methods require, including future ones."""
 

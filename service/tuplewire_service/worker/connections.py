@@ -87,8 +87,8 @@ class Connections:
     ) -> None:
         """Open missing connections; in the background, close connections that are neither needed nor kept.
 
-        A closing connection waits for acknowledgements for at most `timeout` seconds; to a lost peer, it does
-        not.
+        A closing connection waits for acknowledgements for at most `timeout` seconds. Connections to lost
+        peers do not wait.
         """
         for peer, worker in needed.items():
             if peer not in self._connections:

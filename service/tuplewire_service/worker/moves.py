@@ -1,8 +1,8 @@
 """Tasks in a move: later messages wait until the earlier ones on the old route are consumed.
 
 Messages from another worker do not wait; they follow the earlier ones. Storm has no equivalent: a worker
-exits if its executors change. Used by router.py, queue_subscription.py and transfer_queue.py. Owns the
-held messages and the old routes. Call only from the event loop. Design: docs/design/moves.md.
+exits if its executors change. Used by router.py, queue_subscription.py and transfer_queue.py. Owns the held
+messages and the old routes. Call only from the event loop. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class TransferQueue:
     def follow(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker immediately, behind earlier ones on the same connection."""
         self.drain()
-        # the earlier messages are not in a cycle, so the hop count restarts
+        # The earlier messages are not in a cycle, so the hop count restarts.
         self._send(connection, inbound, [group.out_of_queue(0)])
 
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:

@@ -1,7 +1,9 @@
 """The worker: its life cycle from start to drain, around a router and the servers that feed it.
 
-Used by process/data_plane.py, the services of control/, and topologies. Owns the router, servers, sinks and
-tickers. Call only from the event loop. Source: Storm's `Worker`. Design: docs/design/drain.md.
+It uses IContext like any program: the server connections feed the router, and the router's client connections
+carry messages for other workers. Used by process/data_plane.py, the services of control/, and topologies.
+Owns the router, servers, sinks and tickers. Call only from the event loop.
+Source: Storm's `Worker`. Design: docs/design/drain.md.
 """
 
 from __future__ import annotations
@@ -226,7 +228,7 @@ class Worker:
             if not stays_open():
                 # No move is in progress, or the time for moves has passed.
                 await self.servers.stop_intake(Intake.NOBODY)
-                # messages that were received before the intake stopped
+                # Wait for messages that were received before the intake stopped.
                 await router.activity.until(finished, deadline)
             if not stays_open():
                 break

@@ -59,7 +59,7 @@ class ZmqStream(MessageStream):
         self._room = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
-        """See MessageStream: waits while the other side has no space, which bounds a single write."""
+        """See MessageStream: waits while the other side has no space, which limits a burst."""
         while self._why is None and not self._flow.open:
             self._room.clear()
             await self._room.wait()
