@@ -1,4 +1,4 @@
-"""The session protocol as pure state machines: events and time in, actions out.
+"""The session protocol as pure state machines: callers pass events and times, and get actions.
 
-Nothing here does I/O, starts a thread or reads a clock.
+No module here does I/O or starts a thread. Only exemplars (durations.py) read a clock.
 """

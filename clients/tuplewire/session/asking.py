@@ -1,7 +1,9 @@
-"""Which frames ask the other side to tell at once what it has taken.
+"""Acknowledgements on request: the choice of frames that request an immediate acknowledgement.
 
-A message that travels alone needs no acknowledgement soon, and one costs as much as the message. Where frames
-follow each other quickly, acknowledgements are what makes few large frames of many small ones.
+An acknowledgement costs as much as a message, and a single message does not need one soon. When frames follow
+each other quickly, waiting for acknowledgements merges many small messages into few large frames.
+
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -9,25 +11,26 @@ from __future__ import annotations
 from collections import deque
 
 QUICK_FRAMES = 4
-"""So many within QUICK_SECONDS are quick."""
+"""The last of this many frames within QUICK_SECONDS requests an acknowledgement."""
 QUICK_SECONDS = 0.002
 MOST_UNASKED = 32
-"""So many frames in a row, at most, ask for nothing: half of those that a session may have on the way."""
+"""Every 32nd frame in a row requests an acknowledgement. Two requests may be open, so at most 64 frames are
+in flight."""
 
 
 class Asking:
-    """Decides for one stream of frames."""
+    """Decides for one stream of frames. Not thread-safe."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=QUICK_FRAMES - 1)
         self._unasked = 0
 
     def asks(self, now: float, *, pressing: bool = False) -> bool:
-        """Return whether the next frame asks.
+        """Return True if the next frame must request an acknowledgement. Call this once for each frame.
 
         Args:
-            now: The time in seconds, of any clock.
-            pressing: Whether somebody waits for what the other side says of it.
+            now: The time in seconds, from any monotonic clock.
+            pressing: True if a caller waits for this acknowledgement.
         """
         times = self._times
         quick = len(times) == QUICK_FRAMES - 1 and now - times[0] <= QUICK_SECONDS

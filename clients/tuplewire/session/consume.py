@@ -1,4 +1,12 @@
-"""The consuming end of a Recv session: received and acknowledged messages, and room for more."""
+"""The consuming end of a Recv session: received and acknowledged messages, rejections, and credit.
+
+Pure state without I/O and clock. The client's Receiver (connection/receiver.py) drives a ConsumeWindow.
+Workers use the cursors and rejections. Owns, for each task, the consumer's position and its unanswered
+rejections.
+Not thread-safe. The receiver calls it under its lock.
+
+Design: docs/design/credit.md; docs/design/acking.md for rejections.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +23,18 @@ from tuplewire.session.rejection import Answer, Rejection
 from tuplewire.values.group import TaskGroup
 
 _MOST_REJECTIONS = 1000
-"""Rejections of a task in one request: a worker takes requests of limited size."""
+"""Limit for the rejections of one task in one request, because a worker limits the size of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A consumer's place in one task, as sequences. credit_bytes: its room in bytes after `received`.
+    """A consumer's position in one task. The first three numbers and `credit` are sequences.
 
-    rejections: of messages up to `acknowledged`; one that waits is of the message after it, and is the last.
+    Attributes:
+        credit: The last message that the worker may send.
+        credit_bytes: Payload bytes that the worker may send after the message `received`.
+        rejections: Rejections of messages up to `acknowledged`. A rejection with `wait` is the last one, and
+            is for the message after `acknowledged`.
     """
 
     task: int
@@ -35,7 +47,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that a consumer rejects; see Rejection. index: its place in what has arrived."""
+    """A message that a consumer rejects; see Rejection. `index` counts the messages of an Arrived from 0."""
 
     index: int
     after_seconds: float
@@ -45,14 +57,14 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Messages that are new to the consumer; pass them to acknowledge() once they are processed."""
+    """New messages for the consumer. Pass them to ConsumeWindow.acknowledge() once they are processed."""
 
     epoch: int
     deliveries: tuple[Delivery, ...]
     asks: bool = False
-    """Whether somebody waits to hear that they are processed."""
+    """True if the acknowledgement must be sent immediately."""
     at_ns: int = 0
-    """When they came, in nanoseconds since 1970."""
+    """The time of arrival, in nanoseconds since 1970."""
 
     @property
     def groups(self) -> list[TaskGroup]:
@@ -60,7 +72,7 @@ class Arrived:
         return [delivery.group for delivery in self.deliveries]
 
     def first(self, messages: int) -> Arrived:
-        """Return no more than the first so many messages."""
+        """Return at most the first `messages` messages."""
         found = []
         for each in self.deliveries:
             if messages <= 0:
@@ -72,7 +84,7 @@ class Arrived:
         return Arrived(self.epoch, tuple(found), self.asks)
 
     def without(self, tasks: Container[int]) -> Arrived:
-        """Return the same but for some tasks' messages."""
+        """Return the messages of all other tasks."""
         return replace(self, deliveries=tuple(e for e in self.deliveries if e.group.task not in tasks))
 
 
@@ -83,16 +95,16 @@ class _Task:
     received: int
     held_bytes: int = 0
     told: int = 0
-    """The sequence up to which the worker knows of room."""
+    """The last credit that was reported to the worker."""
     unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
     rejections: deque[Rejection] = field(default_factory=deque)
-    """Those that the worker has not answered."""
+    """The rejections that the worker has not answered."""
     rejected: int = 0
     """The number of the last rejection."""
     rejections_told: int = 0
-    """The number of the last one that the worker was told of by this stream."""
+    """The number of the last rejection that was sent over this stream."""
     waits_for: int = 0
-    """The number of the rejection after whose answer messages count again; 0: they count."""
+    """The rejection that must be answered before messages are accepted again; 0 if none."""
 
     def reject(self, sequence: int, each: Rejected) -> None:
         self.rejected += 1
@@ -100,7 +112,7 @@ class _Task:
         self.rejections.append(told)
 
     def next_rejections(self) -> tuple[tuple[Rejection, ...], Rejection | None]:
-        """Return those for the next request, and the one that follows them, if any."""
+        """Return the rejections for the next request, and the one that follows them, if any."""
         told = self.rejections_told - self.rejections[0].number + 1 if self.rejections else 0
         start = max(0, told)
         some = list(islice(self.rejections, start, start + _MOST_REJECTIONS + 1))
@@ -120,7 +132,7 @@ class _Task:
 
 
 class ConsumeWindow:
-    """State of one consumer's session; outlives the streams that carry it."""
+    """The state of one consumer's session, which may use several streams in turn. Not thread-safe."""
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
         self._epoch = 0
@@ -129,15 +141,15 @@ class ConsumeWindow:
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
         self._subscribed: dict[int, int] = {}
-        """What the last subscribe has said to be received, until it is answered."""
+        """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0
-        """The incarnation of the worker that the sequences belong to; 0 before the first connection."""
+        """The incarnation of the worker that assigned the sequences; 0 before the first connection."""
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
-        """Continue over a new stream, after these (task, sequence) pairs.
+        """Continue over a new stream, after the sequences in `starts`: (task, sequence) pairs.
 
-        If the worker is another one, or another consumer had the task meanwhile, the task starts anew where
-        the worker says. Its unacknowledged messages are then void.
+        A task starts again at the worker's sequence if the worker is a different one, or if another consumer
+        had the task in between. Acknowledgements of messages that arrived before are then ignored.
         """
         self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
@@ -149,26 +161,34 @@ class ConsumeWindow:
             if (state := self._tasks.get(task)) is None:
                 continue
             said = self._subscribed.get(task, state.received)
+            # The subscribe request also reported rejections. If the awaited one was among them, the worker
+            # redelivers from there on.
             if received != said or 0 < state.waits_for <= state.rejections_told:
                 self._start_anew(task, received)
             else:
-                state.forget_rejections(state.rejections_told)  # the subscribe had them
+                state.forget_rejections(state.rejections_told)  # the subscribe request contained these
         self._subscribed.clear()
 
     def _start_anew(self, task: int, received: int) -> _Task:
         before = self._tasks[task]
         if before.held_bytes:
-            self._moved[task] = None  # the subscribe named less room than there is now
+            self._moved[task] = None  # the subscribe request reported less credit than there is now
         told = received + self._prefetch_messages
         self._tasks[task] = state = _Task(self._epoch, received, received, told=told)
         state.rejected = state.rejections_told = before.rejected
         return state
 
     def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False, now_ns: int = 0) -> Arrived:
-        """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task.
+        """Record received messages, and return the new ones.
 
-        asks: whether the worker wants to hear of them at once; so does this side that has little room left.
-        now_ns: since 1970.
+        Args:
+            deliveries: The messages, numbered within each task.
+            asks: True if the worker requests an immediate acknowledgement. It is also sent immediately once
+                half of the prefetch limit is used.
+            now_ns: The time in nanoseconds since 1970.
+
+        Raises:
+            MalformedError: Sequences have a gap, or a task is not subscribed.
         """
         new = []
         half_messages, half_bytes = self._prefetch_messages // 2, self._prefetch_bytes // 2
@@ -178,14 +198,16 @@ class ConsumeWindow:
             if state is None:
                 raise MalformedError(f"messages for task {group.task} came, which is not subscribed")
             if state.waits_for:
-                continue  # it was on its way, and comes again behind what was rejected
+                # The message was in flight when an earlier one was rejected with `wait`. The worker
+                # redelivers it behind the rejected one.
+                continue
             last = first + len(group) - 1
             if first > state.received + 1:
                 raise MalformedError(
                     f"task {group.task}: message {first} came after message {state.received}"
                 )
             if last <= state.received:
-                continue
+                continue  # a duplicate of messages from an earlier stream
             if first <= state.received:
                 group = group.slice(state.received + 1 - first, len(group))
                 first = state.received + 1
@@ -197,9 +219,10 @@ class ConsumeWindow:
         return Arrived(self._epoch, tuple(new), asks, now_ns)
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
-        """Acknowledge messages, but for those that are rejected; return False if all are void, see opened().
+        """Acknowledge messages except the rejected ones; return False if all were outdated (see opened()).
 
-        rejected: in order. After one that waits, all later messages of its task are void; see waiting().
+        `rejected` is in order. After a rejection with `wait`, all later messages of its task are ignored and
+        redelivered; see waiting().
         """
         counts = False
         start = 0
@@ -217,12 +240,13 @@ class ConsumeWindow:
         return counts
 
     def _settle(self, state: _Task, delivery: Delivery, start: int, rejected: Sequence[Rejected]) -> None:
-        """Acknowledge messages that are not void. start: the index of the first."""
+        """Acknowledge or reject the messages of one delivery; `start` is the index of the first one."""
         task, first = delivery.group.task, delivery.first_sequence
         for each in rejected:
             sequence = first + each.index - start
             state.reject(sequence, each)
             if each.wait:
+                # A new epoch: acknowledgements of later messages must not pass the rejected one.
                 state.acknowledge(sequence - 1)
                 self._epoch += 1
                 anew = self._start_anew(task, sequence - 1)
@@ -232,11 +256,11 @@ class ConsumeWindow:
         state.acknowledge(first + len(delivery.group) - 1)
 
     def waiting(self) -> set[int]:
-        """Return the tasks whose messages, all that are here, are void: they come again."""
+        """Return the tasks that wait for an answer. All their local messages will be redelivered."""
         return {task for task, state in self._tasks.items() if state.waits_for}
 
     def answered(self, answers: Iterable[Answer]) -> None:
-        """Take note of rejections that are done."""
+        """Apply the worker's answers to rejections."""
         for each in answers:
             state = self._tasks.get(each.task)
             if state is None:
@@ -244,7 +268,7 @@ class ConsumeWindow:
             state.forget_rejections(each.number)
             if 0 < state.waits_for <= each.number:
                 self._start_anew(each.task, each.received)
-            self._moved[each.task] = None  # there is more room
+            self._moved[each.task] = None  # an answered rejection frees credit
 
     @property
     def has_moved(self) -> bool:
@@ -252,17 +276,17 @@ class ConsumeWindow:
         return bool(self._moved)
 
     def take_moved(self) -> list[Cursor]:
-        """Take out the cursors that have moved since the last call; a long one takes several calls."""
+        """Return and clear the cursors that changed. One with many rejections takes several calls."""
         moved, self._moved = self._moved, {}
         return [self._cursor(task) for task in moved]
 
     def repeat(self) -> None:
-        """Let take_moved() return every cursor next time: the worker has sent a probe."""
+        """Make take_moved() return every cursor next time, because the worker has sent a probe."""
         self._tell_all_rejections()
         self._moved.update(dict.fromkeys(self._tasks))
 
     def all(self) -> list[Cursor]:
-        """Return every cursor, for subscribing; take_moved() returns what is too long for one request."""
+        """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
         self._tell_all_rejections()
         self._moved.clear()
         cursors = [self._cursor(task) for task in self._tasks]
@@ -275,13 +299,14 @@ class ConsumeWindow:
 
     def _cursor(self, task: int) -> Cursor:
         state = self._tasks[task]
-        # What is rejected and not answered takes up room: so it is bounded.
+        # Unanswered rejections use up credit, which bounds their number.
         state.told = state.acknowledged + self._prefetch_messages - len(state.rejections)
         acknowledged, received = state.acknowledged, state.received
         untold, later = state.next_rejections()
-        if later is not None:  # the next request has it; until then its message stays unacknowledged
+        if later is not None:
+            # The next request contains this rejection. Until then its message must stay unacknowledged.
             acknowledged = min(acknowledged, later.sequence - 1)
-            received = max(received, state.rejections[-1].sequence)  # one that waits is the last
+            received = max(received, state.rejections[-1].sequence)  # a rejection with `wait` is the last
             self._moved[task] = None
         room = max(0, self._prefetch_bytes - state.held_bytes)
         return Cursor(task, acknowledged, received, state.told, room, untold)

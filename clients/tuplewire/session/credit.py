@@ -1,7 +1,12 @@
 """Credit at the receiver: permission to send, per task, as absolute counts.
 
 The grant for a task is the number of released messages plus a window. It counts from the session's start and
-never falls. A lost or repeated grant changes nothing, because the next one says everything again.
+never falls. A lost or repeated grant changes nothing, because the next one contains the full state.
+
+Pure state without I/O and clock. Each ReceiveSession (receive.py) has a CreditBook; the worker's receiving
+end (messaging/receiving_end.py) creates both. Owns the counts of received and released messages of one
+session.
+Call only from the event loop.
 
 Source: TCP's receive window; Flink's credits.
 Design: docs/design/credit.md.
@@ -19,17 +24,18 @@ from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
 
 MAX_TASKS = 65_536
-"""Tasks that one session may use at a time; bounds the memory that a hostile sender can take."""
+"""Tasks that one session may use at a time. Bounds the memory that a hostile sender can use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Absolute permission to send to a task, and how many of its messages are processed.
+    """The permission to send to a task. All counts are totals since the start of the flow.
 
-    flow: see tuplewire.values.group.flow_of. Forwarded messages need no permission, and are only counted.
-    messages: how many may have been sent, in total.
-    size_bytes: a message may start while fewer payload bytes were sent, in total.
-    processed: how many messages are released, in total.
+    Attributes:
+        flow: See tuplewire.values.group.flow_of(). Forwarded messages need no credit and are only counted.
+        messages: The number of messages that may be sent.
+        size_bytes: A message may be sent while fewer payload bytes than this were sent.
+        processed: The number of messages that were released.
     """
 
     flow: int
@@ -53,7 +59,7 @@ class _Account:
 
     @property
     def has_room(self) -> bool:
-        """Whether another message may start."""
+        """True if the sender may send another message."""
         return self.received_messages < self.granted_messages and self.received_bytes < self.granted_bytes
 
 
@@ -64,18 +70,18 @@ class Exhausted:
     tasks: Counter[int] = field(default_factory=Counter)
 
     def add(self, task: int) -> None:
-        """Note that one more sender may send nothing to a task."""
+        """Count a sender that has no credit for a task."""
         self.tasks[task] += 1
 
     def remove(self, task: int) -> None:
-        """Note that one of these senders has room again, or is gone."""
+        """Stop counting a sender that has credit again, or has disconnected."""
         self.tasks[task] -= 1
         if not self.tasks[task]:
             del self.tasks[task]
 
 
 class CreditBook:
-    """One session's credit at the receiver."""
+    """One session's credit at the receiver. Call only from the event loop."""
 
     def __init__(
         self,
@@ -87,14 +93,15 @@ class CreditBook:
     ) -> None:
         """Start with a window for every task.
 
-        shares: asked at every grant, so the window may change while the session runs.
-        wants_releases: grant at every release, as the sender waits for each (ack mode `processed`). Otherwise
-        grant when a quarter of the window is free, or when everything is released: an upstream worker's
-        window may be smaller than our quarter.
-        exhausted: notes the tasks for which the window is used up.
+        Args:
+            shares: Returns the window at every grant, so the window may change during the session.
+            max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
+            wants_releases: True to send a grant at every release, for ack mode `processed`. Otherwise a grant
+                is sent once a quarter of the window is free, or once everything is released.
+            exhausted: Counts the tasks for which the window is used up.
         """
         self.initial = shares.initial
-        """The grant for every task without one of its own."""
+        """The window of every task that has no grant yet."""
         self._shares = shares
         self._max_message_bytes = max_message_bytes
         self._wants_releases = wants_releases
@@ -104,16 +111,16 @@ class CreditBook:
         self._exhausted = exhausted or Exhausted()
         self._used_up: set[int] = set()
         self.received_messages = 0
-        """How many messages were received and not refused, to all tasks."""
+        """Messages to all tasks that were received and not refused."""
         self.received_bytes = 0
-        """Their payload bytes."""
+        """Payload bytes of the received messages."""
         self.released_messages = 0
-        """How many of them are released."""
+        """Received messages that were released."""
         self.released_bytes = 0
-        """The payload bytes of those."""
+        """Payload bytes of the released messages."""
 
     def too_many(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
-        """Return the groups to more tasks than a session may use at a time; forwarded ones never are."""
+        """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""
         room = MAX_TASKS - len(self._accounts)
         if len(groups) <= room:
             return []
@@ -124,7 +131,7 @@ class CreditBook:
         return [group for group in groups if group.flow in without]
 
     def received(self, groups: Iterable[TaskGroup]) -> None:
-        """Count messages. After a CreditExceededError nothing of them is counted."""
+        """Count messages. If this raises CreditExceededError, none of `groups` is counted."""
         counted: list[TaskGroup] = []
         messages = size_bytes = 0
         try:
@@ -148,7 +155,7 @@ class CreditBook:
             self.received_bytes += size_bytes
 
     def refused(self, group: TaskGroup) -> None:
-        """Take back what was counted of messages that are refused: neither side counts them."""
+        """Subtract refused messages from the counts. The sender does not count them either."""
         account = self._accounts[group.flow]
         count, size = len(group), group.size_bytes
         account.received_messages -= count
@@ -156,11 +163,15 @@ class CreditBook:
         self.received_messages -= count
         self.received_bytes -= size
         self._take_stock(group.flow, account)
+        # An account that was used by refused messages only would count against MAX_TASKS.
         if not account.received_messages and account.granted_messages == self.initial.messages:
             self._forget(group.flow)
 
     def close(self, flow: int) -> None:
-        """Forget a flow as its sender has; MalformedError while something of it is outstanding."""
+        """Remove a flow that its sender has closed.
+
+        Raises MalformedError if the flow is unknown or has unreleased messages.
+        """
         account = self._accounts.get(flow)
         if account is None or account.released_messages < account.received_messages:
             raise MalformedError(f"flow {flow} is closed while something of it is outstanding, or unknown")
@@ -175,6 +186,7 @@ class CreditBook:
             self._exhausted.remove(flow)
 
     def _check(self, flow: int, account: _Account) -> None:
+        # Forwarded messages (flow < 0) use the credit that their entry worker granted.
         if flow < 0 or account.has_room:
             return
         self._take_stock(flow, account)
@@ -188,7 +200,7 @@ class CreditBook:
             )
 
     def _take_stock(self, flow: int, account: _Account) -> None:
-        """Note whether the sender has credit left for a task."""
+        """Update the record of tasks for which the sender has no credit."""
         if account.has_room:
             if flow in self._used_up:
                 self._used_up.discard(flow)
@@ -198,19 +210,21 @@ class CreditBook:
             self._exhausted.add(flow)
 
     def end(self) -> None:
-        """Note that the session is over, and holds no task up any more."""
+        """End the session: it no longer counts as a sender without credit."""
         for flow in self._used_up:
             self._exhausted.remove(flow)
         self._used_up.clear()
 
     def released(self, flow: int, messages: int, size_bytes: int) -> bool:
-        """Count released messages; return True if the sender should hear of it now."""
+        """Count released messages; return True if the sender should get a grant now."""
         account = self._accounts[flow]
         account.released_messages += messages
         account.released_bytes += size_bytes
         self.released_messages += messages
         self.released_bytes += size_bytes
         window = self._shares.window(flow)
+        # Skip the grant while it would add less than a quarter of the window. Once everything is released, a
+        # grant is sent regardless: an upstream worker's window may be smaller than this quarter.
         if (
             not self._wants_releases
             and flow >= 0
@@ -224,41 +238,41 @@ class CreditBook:
         return True
 
     def watch_releases(self, tasks: Iterable[int]) -> None:
-        """Grant at every release of these tasks' messages from now on, and once for those before.
+        """Send a grant at every release of these tasks' messages, and one grant now.
 
-        Until the sender closes the flow to a task. Beyond MAX_TASKS, releases come with the other grants.
+        This ends for a task when the sender closes the flow to it. Tasks beyond MAX_TASKS are not watched.
         """
         self._watched.update(islice(tasks, MAX_TASKS - len(self._watched)))
         self._changed.update(dict.fromkeys(self._watched & self._accounts.keys()))
 
     @property
     def pressing(self) -> bool:
-        """Whether the next changes give room to a sender that has none."""
+        """True if the next changes concern a task for which the sender has no credit."""
         return not self._used_up.isdisjoint(self._changed)
 
     @property
     def exhausted_tasks(self) -> int:
-        """For how many tasks the window is used up."""
+        """The number of tasks for which the window is used up."""
         return len(self._used_up)
 
     @property
     def idle(self) -> bool:
-        """Whether every received message is released."""
+        """True if every received message was released."""
         return all(each.released_messages >= each.received_messages for each in self._accounts.values())
 
     def freed(self, task: int) -> bool:
-        """Note that a task's queue has more room; return True if the sender should hear of it."""
+        """Record that a task's queue has more space; return True if the sender should get a grant."""
         if task in self._accounts:
             self._changed[task] = None
         return task in self._changed
 
     def widened(self) -> bool:
-        """Note that shares may have grown; return whether a sender without credit should hear of it."""
+        """Record that shares may have grown; return True if the sender has no credit for some task."""
         self._changed.update(dict.fromkeys(self._used_up))
         return bool(self._used_up)
 
     def outstanding(self) -> list[tuple[int, int, int]]:
-        """Return (task, messages, bytes) of received messages that are not released."""
+        """Return (task, messages, bytes) of the received messages that were not released."""
         return [
             (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
             for flow, each in self._accounts.items()
@@ -266,7 +280,7 @@ class CreditBook:
         ]
 
     def take_changes(self) -> list[Grant]:
-        """Take out the grants that have changed since the last call."""
+        """Return and clear the grants that have changed since the last call."""
         changed, self._changed = self._changed, {}
         return [self._grant(flow) for flow in changed]
 
@@ -277,6 +291,7 @@ class CreditBook:
     def _grant(self, flow: int) -> Grant:
         account = self._accounts[flow]
         window = self._shares.window(flow)
+        # The maximum, because a share may shrink but a grant must never fall.
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
         if flow in self._used_up:

@@ -1,9 +1,14 @@
-"""One task's receive queue: a log with a delivery cursor and an acknowledgement behind it.
+"""One task's receive queue: a log with cursors for delivered and acknowledged messages.
 
-Every message gets a sequence within the task, from 1. A consumer that comes back continues at its cursor. If
-it does not come back, its unacknowledged messages go, in order, to the next consumer.
+Every message gets a sequence within the task, from 1. A consumer that reconnects continues at its cursor. If
+it does not reconnect, its unacknowledged messages are delivered to the next consumer, in order.
+
+Pure state without I/O and clock. The worker's ReceiveQueues keep one DeliveryLog for each local task. Clients
+use the record Delivery. Owns the unacknowledged messages of the task and their tokens.
+Call only from the event loop.
 
 Source: Storm's receive queue (there a Disruptor ring without acknowledgement); Kafka's consumer offsets.
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -22,18 +27,18 @@ from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Messages on their way to a consumer, numbered from `first_sequence` without gaps."""
+    """Messages for a consumer, numbered from `first_sequence` without gaps."""
 
     first_sequence: int
     group: TaskGroup
 
     @property
     def last(self) -> int:
-        """The sequence of the last."""
+        """The sequence of the last message."""
         return self.first_sequence + len(self.group) - 1
 
     def within(self, after: int, last: int) -> Delivery | None:
-        """Return those messages that come after a sequence, and not after `last`."""
+        """Return the messages after the sequence `after`, up to `last`; None if there are none."""
         first = max(after + 1, self.first_sequence)
         stop = min(last, self.last) + 1
         if stop - first == len(self.group):
@@ -45,9 +50,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Messages that their consumer has acknowledged, and the token that came with them.
+    """Messages that their consumer has acknowledged, and the token passed to append().
 
-    accepted_micros: see TaskGroup. rejected: it has rejected them; what becomes of them is counted elsewhere.
+    Attributes:
+        accepted_micros: See TaskGroup.
+        rejected: True if the consumer rejected the messages. Their outcome is counted elsewhere.
     """
 
     token: Any
@@ -59,20 +66,23 @@ class Done:
 
 @dataclass(slots=True, eq=False)
 class DeliveryLog:
-    """The queue of one task. Sequences count messages, from 1; 0 stands for "none"."""
+    """The queue of one task. Call only from the event loop.
+
+    Sequences count messages, from 1; 0 means "none".
+    """
 
     tail: int = 0
     """The sequence of the last message that was appended."""
     taken: int = 0
-    """The sequence of the last message that was handed out."""
+    """The sequence of the last message that take() returned."""
     received: int = 0
-    """The sequence of the last message that is known to have arrived at the consumer."""
+    """The sequence of the last message that the consumer has reported as received."""
     acknowledged: int = 0
     """The sequence of the last message that the consumer has acknowledged."""
     queued_bytes: int = 0
-    """Held payload bytes: waiting, or not acknowledged."""
+    """Payload bytes of all unacknowledged messages."""
     unkept: int = 0
-    """Held messages that nobody else keeps (TaskGroup.kept)."""
+    """Unacknowledged messages that no upstream process retains (see TaskGroup.kept)."""
     _waiting: EntryQueue = field(default_factory=EntryQueue)
     _delivered: EntryQueue = field(default_factory=EntryQueue)
     _marks: deque[tuple[int, int]] = field(default_factory=deque)
@@ -85,25 +95,26 @@ class DeliveryLog:
 
     @property
     def queued_messages(self) -> int:
-        """Held messages: waiting, or not acknowledged."""
+        """The number of unacknowledged messages, delivered or not."""
         return self.tail - self.acknowledged
 
     @property
     def waiting(self) -> bool:
-        """Whether there are messages that were not handed out."""
+        """True if there are messages that take() has not returned."""
         return self.taken < self.tail
 
     def age(self, now_micros: int) -> float:
-        """Return how long ago the oldest held message was accepted, in seconds; 0 where there is none.
+        """Return the age of the oldest unacknowledged message in seconds; 0 if the queue is empty.
 
-        now_micros: since 1970. See TaskGroup for the clock; what it does not know counts as accepted now.
+        `now_micros` is in microseconds since 1970. The age is 0 if the message has no time of acceptance, or
+        if that time is in the future (see TaskGroup for the clock).
         """
         entries = self._delivered or self._waiting
         accepted = entries.first.group.accepted_micros if entries else 0
         return max(0.0, (now_micros - accepted) / 1e6) if accepted else 0.0
 
     def append(self, group: TaskGroup, token: Any = None) -> None:
-        """Add messages at the tail; the token comes back when they are acknowledged."""
+        """Add messages at the tail. progress() returns the token when they are acknowledged."""
         self._waiting.append(HeldEntry(self.tail + 1, group, token))
         self.tail += len(group)
         self.queued_bytes += group.size_bytes
@@ -118,14 +129,16 @@ class DeliveryLog:
         doubtful: Callable[[TaskGroup, Any], bool] | None = None,
         most: int = MAX_FRAME_GROUPS,
     ) -> list[Delivery]:
-        """Hand out messages from the cursor on.
+        """Return messages for the consumer and advance the delivery cursor.
 
-        credit: the last sequence that may be handed out.
-        credit_bytes: a message may start while fewer bytes than this are on the way (after `received`).
-        max_bytes: the same for this call, where lengths count too. The resulting frame holds less than twice
-        that, and one message.
-        doubtful: returns whether a group, with its token, may have come before by another way; it is marked.
-        most: the limit in groups.
+        Args:
+            credit: The last sequence that may be delivered.
+            credit_bytes: Messages are added while fewer bytes than this are in flight (after `received`).
+            max_bytes: The same limit for this call, including the columns of lengths. The resulting frame
+                has less than twice this size, plus one message.
+            doubtful: Returns True if a group with its token may have been delivered before over another
+                route. The group is then marked as redelivered.
+            most: The maximum number of groups.
         """
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
@@ -134,6 +147,7 @@ class DeliveryLog:
             if len(deliveries) >= most:
                 break
             group = self._waiting.first.group
+            # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
             count = min(
                 starting_within(group, min(room, frame_room)),
                 credit - self.taken,
@@ -155,9 +169,9 @@ class DeliveryLog:
         return deliveries
 
     def read(self, after: int, last: int, max_bytes: int) -> list[Delivery]:
-        """Return unacknowledged messages after a sequence, up to `last`; nothing moves.
+        """Return unacknowledged messages after the sequence `after`, up to `last`, without moving a cursor.
 
-        max_bytes: as for take().
+        `max_bytes` is as for take().
         """
         found: list[Delivery] = []
         for entry in chain(self._delivered.after(after), self._waiting.after(after)):
@@ -178,10 +192,10 @@ class DeliveryLog:
         return found
 
     def progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Done]:
-        """Move the cursors as the consumer says; return the newly acknowledged messages.
+        """Advance the cursors to the consumer's sequences; return the newly acknowledged messages.
 
-        Sequences beyond the handed-out messages are cut to those. most: the limit in groups; the same call
-        again acknowledges the rest. Once all is acknowledged, a repeated call changes nothing.
+        Sequences beyond the delivered messages are reduced to the last delivered one. At most `most` groups
+        are acknowledged; repeat the call for the rest. A repeated call is otherwise without effect.
         """
         self.received = max(self.received, min(received, self.taken))
         while self._marks and self._marks[0][0] <= self.received:
@@ -204,10 +218,11 @@ class DeliveryLog:
         return done
 
     def rewind(self, received: int | None = None) -> None:
-        """Put the cursor back, for a returning consumer or (None) for another one.
+        """Move the delivery cursor back.
 
-        received: the last sequence that the returning consumer has. Another consumer begins after the last
-        acknowledged message, and gets its first messages marked as redelivered.
+        Args:
+            received: The last sequence that a reconnecting consumer has. None for a new consumer: it starts
+                after the last acknowledged message, and messages delivered before are marked as redelivered.
         """
         position = (
             self.acknowledged if received is None else max(self.acknowledged, min(received, self.taken))
@@ -218,28 +233,29 @@ class DeliveryLog:
         self._taken_bytes = 0
 
     def oldest(self) -> tuple[TaskGroup, Any] | None:
-        """Return the first message that is not acknowledged, if it was handed out, and its token."""
+        """Return the first unacknowledged message and its token, if the message was delivered."""
         if not self._delivered:
             return None
+        # Split off a single message, so that replace_oldest() affects no other message of its group.
         if len(self._delivered.first.group) > 1:
             _cut_first(self._delivered, 1)
         return self._delivered.first.group, self._delivered.first.token
 
     def replace_oldest(self, group: TaskGroup, token: Any) -> None:
-        """Put another single message, and a token, in the place of the one that oldest() returns.
+        """Replace the message that oldest() returns with another single message and its token.
 
-        Call rewind() then.
+        Call rewind() afterwards.
         """
         entry = self._delivered.first
         self.queued_bytes += group.size_bytes - entry.group.size_bytes
         entry.group, entry.token = group, token
 
     def held(self) -> Iterator[HeldEntry]:
-        """Yield the messages that are unacknowledged now, in order; from any thread."""
+        """Return an iterator over the unacknowledged messages, in order. Any thread may use the iterator."""
         return chain(iter(self._delivered), iter(self._waiting))
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
-        """Take out the unacknowledged messages, in order, each with its token."""
+        """Remove and return the unacknowledged messages, in order, each with its token."""
         self.rewind()
         left = [(entry.group, entry.token) for entry in self._waiting]
         self._waiting.clear()
@@ -249,7 +265,7 @@ class DeliveryLog:
 
 
 def _cut_first(entries: EntryQueue, count: int) -> None:
-    """Put the first entry's first `count` messages into an entry of their own."""
+    """Split the first entry after `count` messages."""
     entry = entries.popleft()
     stop = entry.first + len(entry.group)
     for piece in reversed(cut(entry.group, count)):

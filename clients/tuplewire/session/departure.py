@@ -1,4 +1,11 @@
-"""What is known of workers that have ended in good order."""
+"""Records of workers that shut down cleanly: dropped messages, successors, and epochs of sinks.
+
+Users: the worker's router, sinks and connections; the sink of Spark (spark/publisher.py). Workers exchange
+Departures when a session ends. Owns the last 1,000 departures that a worker knows of.
+Not thread-safe.
+
+Design: docs/design/drain.md.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +15,16 @@ from typing import NamedTuple
 
 _ADLER_BASE = 65_521
 _MOST_REMEMBERED = 1000
-"""So many workers are remembered, those that ended last."""
+"""The number of departures that are stored. The oldest one is removed first."""
 
 
 class TaskContent(NamedTuple):
-    """The messages of a task in an epoch, regardless of their order; 0 messages: not known.
+    """A summary of the messages of a task in an epoch, regardless of their order.
 
-    size_bytes: of payloads, keys and headers. checksum: the sum of these bytes, modulo 65,521.
+    Attributes:
+        messages: The number of messages; 0 if the content is unknown.
+        size_bytes: Bytes of payloads, keys and headers.
+        checksum: The sum of these bytes, modulo 65,521.
     """
 
     messages: int = 0
@@ -22,7 +32,7 @@ class TaskContent(NamedTuple):
     checksum: int = 0
 
     def plus(self, other: TaskContent) -> TaskContent:
-        """Return both together."""
+        """Return the summary of both contents together."""
         return TaskContent(
             self.messages + other.messages,
             self.size_bytes + other.size_bytes,
@@ -32,10 +42,14 @@ class TaskContent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkEpoch:
-    """The last epoch of a sink, as far as a worker has had to do with it.
+    """The last epoch of a sink that a worker knows of.
 
-    owner, name: whose sink it is, and its name. tasks: the content of those that have the epoch. run: the
-    run of the sink's query that published last.
+    Attributes:
+        owner: The owner of the sink.
+        name: The name of the sink.
+        epoch: The number of the epoch.
+        tasks: The content of each task that has the epoch.
+        run: The last run of the sink's query that published.
     """
 
     owner: str
@@ -46,12 +60,12 @@ class SinkEpoch:
 
 
 OfEntry = tuple[int, int]
-"""A task, and the number of an entry worker: whose messages to the task are meant."""
+"""A task and the number of an entry worker: the messages to this task that this worker accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A worker to which one that has ended had passed messages on."""
+    """A worker that holds messages forwarded by a departed worker."""
 
     worker_id: str
     address: str
@@ -60,11 +74,14 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker that has ended in good order, and what it left behind.
+    """The final report of a worker that shut down cleanly.
 
-    incarnation: the worker's. dropped: for each task how many messages it held that nobody took. others: how
-    many more were on their way somewhere, at most. sinks: what it knew of sinks. successors: who has messages
-    now that it had passed on, and that nobody has processed.
+    Attributes:
+        incarnation: The worker's incarnation.
+        dropped: The number of queued messages for each task that no consumer or worker accepted.
+        others: An upper bound on further messages that were in flight.
+        sinks: The last epochs of the sinks that the worker knew.
+        successors: The workers that hold messages which it forwarded and which are not processed.
     """
 
     incarnation: int
@@ -74,16 +91,16 @@ class Departure:
     successors: Mapping[OfEntry, Successor] = field(default_factory=dict)
 
     def lost(self, tasks: Container[int]) -> int:
-        """Return how many messages of some tasks are gone with it, at most."""
+        """Return an upper bound on the messages for `tasks` that were lost with this worker."""
         return self.others + sum(count for task, count in self.dropped.items() if task in tasks)
 
 
 class Departures:
-    """The departures that a worker has heard of. Each goodbye between workers tells all of them.
+    """The departures that a worker knows of. Not thread-safe.
 
-    A receiver tells its senders, too, before it releases what it had passed on to a worker that has ended.
-
-    So a worker that starts after another has ended learns of it from those that have seen both.
+    Each goodbye between workers contains all departures. A receiver also reports them to its senders before
+    it releases messages that it had forwarded to a departed worker. A worker that starts later therefore
+    learns of earlier departures.
     """
 
     def __init__(self) -> None:
@@ -93,27 +110,27 @@ class Departures:
         return incarnation in self._known
 
     def add(self, departure: Departure) -> None:
-        """Remember one."""
+        """Store a departure."""
         self._known[departure.incarnation] = departure
         if len(self._known) > _MOST_REMEMBERED:
             del self._known[next(iter(self._known))]
 
     def hear(self, departures: Iterable[Departure]) -> list[Departure]:
-        """Remember others' departures, but for their sinks; return those that were not known."""
+        """Store departures reported by other workers, without their sinks; return the new ones."""
         heard = [replace(each, sinks=()) for each in departures if each.incarnation not in self._known]
         for each in heard:
             self.add(each)
         return heard
 
     def known(self) -> list[Departure]:
-        """Return all of them."""
+        """Return all departures."""
         return list(self._known.values())
 
     @property
     def passed_on(self) -> frozenset[int]:
-        """The workers that had nothing on its way any more when they said goodbye."""
+        """The incarnations of workers that had no messages in flight when they shut down."""
         return frozenset(each.incarnation for each in self._known.values() if not each.others)
 
     def of(self, incarnations: Iterable[int]) -> list[Departure]:
-        """Return those of some workers."""
+        """Return the departures of the workers with these incarnations."""
         return [self._known[each] for each in incarnations if each in self._known]

@@ -1,8 +1,14 @@
-"""A queue of groups that takes little memory however small they are.
+"""A queue of message groups that uses little memory even if the groups are small.
 
-A group of one message costs about 300 bytes in addition to its payload. So the middle of a long queue is
-kept as runs, in which small groups are packed into shared columns: about 50 bytes a message
-(docs/how-to/tune.md). The two ends are kept as they are, for speed.
+A group of one message costs about 300 bytes in addition to its payload. The middle of a long queue is
+therefore stored as runs, in which small groups share columns: about 50 bytes for each message
+(docs/how-to/tune.md). The two ends are not packed, for speed.
+
+Pure state without I/O and clock. DeliveryLog (delivery.py) uses two EntryQueues for each task, and readers
+get their entries. Owns the queued entries.
+Call only from the event loop.
+
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -18,9 +24,9 @@ from tuplewire.values.columns import cut_column
 from tuplewire.values.group import TaskGroup
 
 _RUN = 64
-"""Groups in a run. An end that has twice as many gives one run to the middle."""
+"""The number of groups in a run. An end with twice as many moves one run to the middle."""
 _PACKED_BYTES = 64 * 1024
-"""A run with more bytes is not packed: copying them costs more than it saves."""
+"""Runs above this size are not packed, because copying them costs more than it saves."""
 _ROW = Struct("<iQQQIB")
 """Source (-1: none), forwarded, entry_sequence, accepted_micros, number of messages, and flags."""
 _REDELIVERED, _KEPT, _HEADERS = 1, 2, 4
@@ -28,7 +34,7 @@ _REDELIVERED, _KEPT, _HEADERS = 1, 2, 4
 
 @dataclass(slots=True, eq=False)
 class HeldEntry:
-    """Messages that a queue holds, with the sequence of the first."""
+    """Messages in a queue, with the sequence of the first one."""
 
     first: int
     group: TaskGroup
@@ -36,7 +42,7 @@ class HeldEntry:
 
     @property
     def last(self) -> int:
-        """The sequence of the last."""
+        """The sequence of the last message."""
         return self.first + len(self.group) - 1
 
 
@@ -44,7 +50,8 @@ class HeldEntry:
 class _Packed:
     """A run of small groups to one task, without gaps from the sequence `first` on.
 
-    rows: see _ROW. The columns of the groups are joined; see TaskGroup. redelivered: marks all of them.
+    The columns of the groups are joined (see TaskGroup), and `rows` contains a _ROW for each group.
+    `redelivered` marks all messages of the run.
     """
 
     first: int
@@ -62,12 +69,15 @@ _Run: TypeAlias = "_Packed | list[HeldEntry]"
 
 
 class EntryQueue:
-    """Entries in order, added and taken at either end. Sequences have no gaps, and all groups one task."""
+    """A queue of entries with two ends. Call only from the event loop.
+
+    All groups are for one task, and their sequences have no gaps.
+    """
 
     __slots__ = ("_head", "_runs", "_tail")
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Create an empty queue."""
         self._head: deque[HeldEntry] = deque()
         self._runs: deque[_Run] = deque()
         self._tail: deque[HeldEntry] = deque()
@@ -76,13 +86,14 @@ class EntryQueue:
         return bool(self._tail or self._head or self._runs)
 
     def __iter__(self) -> Iterator[HeldEntry]:
-        """Yield the present entries; the queue may change during the iteration."""
+        """Iterate over a snapshot of the entries. Any thread may use the iterator."""
         return _entries((list(self._head), *self._runs, list(self._tail)))
 
     def after(self, sequence: int) -> Iterator[HeldEntry]:
-        """Yield the present entries as iteration does, but for runs that end at or before a sequence."""
+        """Yield the current entries, but skip runs that end at or before the sequence."""
         runs = [*self._runs, list(self._tail)]
         skipped = 0
+        # A run ends where the next one starts, so only first sequences are compared and nothing is unpacked.
         while skipped + 1 < len(runs) and runs[skipped + 1] and _first_of(runs[skipped + 1]) <= sequence + 1:
             skipped += 1
         return _entries((list(self._head), *runs[skipped:]))
@@ -101,7 +112,8 @@ class EntryQueue:
 
     @property
     def first(self) -> HeldEntry:
-        """The entry at the front; there is one."""
+        """The entry at the front. The queue must not be empty."""
+        # A run is unpacked only when its first entry is needed.
         if not self._head:
             if self._runs:
                 self._head.extend(_entries([self._runs.popleft()]))
@@ -110,13 +122,13 @@ class EntryQueue:
         return self._head[0]
 
     def popleft(self) -> HeldEntry:
-        """Take the entry at the front; there is one."""
+        """Remove and return the entry at the front. The queue must not be empty."""
         entry = self.first
         self._head.popleft()
         return entry
 
     def _pop(self) -> HeldEntry:
-        """Take the entry at the end; there is one."""
+        """Remove and return the entry at the end. The queue must not be empty."""
         if not self._tail:
             if self._runs:
                 self._tail.extend(_entries([self._runs.pop()]))
@@ -125,20 +137,22 @@ class EntryQueue:
         return self._tail.pop()
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Remove all entries."""
         self._head.clear()
         self._runs.clear()
         self._tail.clear()
 
     def move_after(self, sequence: int, to: EntryQueue, *, redelivered: bool) -> None:
-        """Put all messages after a sequence in front of another queue, which continues after them.
+        """Move all messages after `sequence` to the front of the queue `to`, which continues after them.
 
-        redelivered: mark them. Runs move as they are, so that a long queue takes no long time.
+        With `redelivered`, mark the moved messages. Runs move without unpacking, so this is fast for a long
+        queue.
         """
         self._runs.extend(_runs(self._tail))
         to._runs.extendleft(_runs(to._head))
         while self._runs and _first_of(self._runs[-1]) > sequence:
             to._runs.appendleft(_marked(self._runs.pop()) if redelivered else self._runs.pop())
+        # The last run may start at or before `sequence`: move its later entries individually.
         while self:
             entry = self._pop()
             if entry.last <= sequence:
@@ -152,7 +166,7 @@ class EntryQueue:
 
 
 def _run(entries: list[HeldEntry]) -> _Run:
-    """Return entries as a run: packed if they are small."""
+    """Return entries as a run, packed if they are small."""
     groups = [entry.group for entry in entries]
     if sum(group.size_bytes + len(group.lengths) for group in groups) > _PACKED_BYTES:
         return entries
@@ -169,7 +183,7 @@ def _run(entries: list[HeldEntry]) -> _Run:
 
 
 def _runs(entries: deque[HeldEntry]) -> list[_Run]:
-    """Take out all entries of an end of a queue; return them as a run, or none."""
+    """Remove all entries of one end of a queue; return them as a list of one run, or an empty list."""
     runs = [_run(list(entries))] if entries else []
     entries.clear()
     return runs

@@ -1,4 +1,12 @@
-"""A sender's messages: in flows while they wait or the receiver works on them, in frames while on the way."""
+"""Flows and frames: the messages of a sender, by task and by frame.
+
+A message is in a flow while it waits for credit, in a frame while it is in flight, and in the flow again if
+it is retained until it is processed. Users: SendWindow and HeldMessages, which own both; the transports write
+OutFrames.
+Not thread-safe.
+
+Design: docs/design/credit.md.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +24,19 @@ from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, same_time
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Held messages of one flow: a batch's, or a piece of them."""
+    """Pending messages of one flow: the messages of a batch, or a part of them."""
 
     group: TaskGroup
     token: Any
     age: int
-    """Grows from batch to batch, from 1; 0 once the entry was written, and may have arrived."""
+    """Increases from batch to batch, from 1. It is 0 once the entry was written and may have arrived."""
     retain: bool
     accepted_micros: int
-    """See TaskGroup; a group without a time was accepted here."""
+    """See TaskGroup. A group without a time was accepted by this process."""
 
     @property
     def messages(self) -> int:
-        """How many messages it has."""
+        """The number of messages."""
         return len(self.group)
 
     def having(self, group: TaskGroup) -> Entry:
@@ -36,29 +44,33 @@ class Entry:
         return Entry(group, self.token, self.age, self.retain, self.accepted_micros)
 
     def redelivered(self) -> Entry:
-        """Return this entry, marked as perhaps delivered before."""
+        """Return this entry with its messages marked as redelivered."""
         return self.having(self.group.as_redelivered())
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Messages with credit and an order of their own: to a task, or forwarded to it (TaskGroup.flow)."""
+    """Messages to a task, or forwarded to it by one route. Each flow has its own credit and order.
+
+    See TaskGroup.flow.
+    """
 
     route: int
     """See route_of()."""
     since: int
-    """What the receiver says is about this flow once it has accepted this frame; before, about one that was
-    closed."""
+    """The first frame of this flow. Grants from before the receiver accepted it are for a closed flow with
+    the same number, and are ignored."""
     used: bool = True
-    """Whether it was used since the window last closed what is not."""
+    """True if the flow was used since the last call to SendWindow.close_unused()."""
     pending: deque[Entry] = field(default_factory=deque)
     unprocessed: deque[Entry | Settled] = field(default_factory=deque)
-    """Messages that the receiver has and has not released, in order: kept, or settled already."""
+    """Messages that the receiver has acknowledged but not released, in order. An Entry is retained here; a
+    Settled was settled by the acknowledgement."""
     highest: int = 0
-    """The highest entry_sequence handed over since the flow was last all released."""
+    """The highest entry_sequence accepted since everything in the flow was last released."""
     held: int = 0
     written: int = 0
-    """How many of the held messages were written, and may have arrived."""
+    """The number of pending messages that were written and may have arrived."""
     written_bytes: int = 0
     processed: int = 0
     released: int = 0
@@ -69,12 +81,12 @@ class Flow:
 
     @property
     def all_released(self) -> bool:
-        """Whether the receiver has released everything that was handed over."""
+        """True if the receiver has released all accepted messages of the flow."""
         return not self.held and self.released >= self.sent_messages
 
     @property
     def unreleased(self) -> int:
-        """How many messages were sent, and are neither released nor kept here until they are processed."""
+        """The number of sent messages that were not released and are not retained here until processed."""
         count, before = max(0, self.sent_messages - self.released), self.processed
         for each in self.unprocessed:
             if isinstance(each, Entry):
@@ -84,7 +96,7 @@ class Flow:
 
     @property
     def has_credit(self) -> bool:
-        """Whether another message may start."""
+        """True if another message may be sent."""
         return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes
 
     @property
@@ -100,12 +112,13 @@ class Flow:
         return self.pending[first].age if first < len(self.pending) else 0
 
     def take(self, entries: list[Entry], room: int) -> int:
-        """Move messages with credit into a frame; return its room in bytes, 0 if it is full."""
+        """Move messages with credit into a frame; return its free space in bytes, 0 if it is full."""
         pending = self.pending
         while pending:
             entry = pending[0]
             group = entry.group
             count, size = len(group), group.size_bytes
+            # A frame takes at least one entry, so an entry above the frame's size is sent alone.
             if entries and (wire_bytes(group) > room or len(entries) >= MAX_FRAME_GROUPS):
                 return 0
             allowed = self.limit_messages - self.sent_messages
@@ -132,7 +145,10 @@ class Flow:
         return room
 
     def unsettled(self) -> tuple[list[Entry], list[Settled]]:
-        """Take out the messages that the receiver will never release: the kept ones, and the settled."""
+        """Return and clear the unreleased messages: the retained entries, then the settled ones.
+
+        Call this when the receiver will not release them.
+        """
         unprocessed, self.unprocessed = self.unprocessed, deque()
         return (
             [each for each in unprocessed if isinstance(each, Entry)],
@@ -151,19 +167,19 @@ class OutFrame:
     messages: int
     size_bytes: int
     closed: Sequence[int] = ()
-    """The flows that the receiver may forget before it takes the messages in."""
+    """The flows that the receiver removes before it accepts the messages."""
     asks: bool = False
-    """Whether the receiver is to acknowledge it at once."""
+    """True if the receiver must acknowledge the frame immediately."""
 
     def groups(self) -> list[TaskGroup]:
-        """Return the messages, each group with its time: for transports that pass groups as they are."""
+        """Return the groups, each with its time of acceptance, for transports that do not encode them."""
         timed = zip(self.runs, self.accepted_micros, strict=True)
         return [group.accepted(micros) for run, micros in timed for group in run]
 
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A frame that is not acknowledged."""
+    """An unacknowledged frame."""
 
     sequence: int
     entries: list[Entry]
@@ -171,7 +187,7 @@ class InFlight:
     asks: bool = False
 
     def out(self) -> OutFrame:
-        """Return the frame to write; groups that follow each other within (task, source) are one run."""
+        """Return the frame to write. Consecutive groups of one (task, source) are joined to a run."""
         runs: list[list[TaskGroup]] = []
         accepted: list[int] = []
         messages = size = 0

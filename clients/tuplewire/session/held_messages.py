@@ -1,6 +1,10 @@
-"""What a sender has accepted and still answers for, its bounds, and what becomes of it.
+"""Pending messages of a sender, their bounds, their ledger, and the policy `drop_oldest`.
 
-The policy `drop_oldest`: how much must go for an offer to fit, and what.
+Pure state without I/O and clock. SendWindow (send.py) inherits from HeldMessages; the send buffer and the
+worker's connections query it. Owns every accepted message until it is settled.
+Not thread-safe.
+
+Design: docs/design/sessions.md; docs/design/credit.md for `drop_oldest`.
 """
 
 from __future__ import annotations
@@ -21,19 +25,19 @@ from tuplewire.values.group import TaskGroup, entry_worker, task_and_forwarded
 
 
 def excess(held: int, offered: int, bound: int) -> int:
-    """Return how much of `held` is in the way of an offer.
+    """Return the part of `held` that must be dropped before an offer fits.
 
-    An offer that is itself over the bound is taken only when nothing else is held, so all of it is.
+    An offer above the bound fits only if nothing else is held, so the result is then all of `held`.
     """
     over = held + offered - bound
     return min(held, over) if over > 0 else 0
 
 
 class OldestTask:
-    """Finds the task with the oldest message, at a cost that does not grow with the number of messages.
+    """Finds the task with the oldest message. The cost is independent of the number of messages.
 
-    A heap holds, for each task, the age of its first message at some earlier time. That message may be gone.
-    find() notices this when the task comes up, and corrects the entry.
+    A heap contains, for each task, the age of its first message at an earlier time. That message may have
+    been sent or dropped since then; find() corrects the entry when it reads it.
     """
 
     def __init__(self) -> None:
@@ -41,15 +45,15 @@ class OldestTask:
         self._known: set[int] = set()
 
     def add(self, task: int, age: int) -> None:
-        """Note a message that was put behind the others of its task; ages never fall."""
+        """Record a message that was appended to its task. Ages never decrease."""
         if task not in self._known:
             self._known.add(task)
             heappush(self._heap, (age, task))
 
     def find(self, age_of: Callable[[int], int]) -> int:
-        """Return the task with the oldest message; there must be one.
+        """Return the task with the oldest message. At least one task must have a message.
 
-        age_of: returns the age of a task's oldest message, 0 when it has none.
+        `age_of` returns the age of a task's oldest message, or 0 if the task has no message.
         """
         heap = self._heap
         while True:
@@ -65,11 +69,11 @@ class OldestTask:
 
 
 class HeldMessages:
-    """The messages of a session that are not settled, flow by flow and frame by frame, and their ledger.
+    """The pending messages of a session, by flow and by frame, and their ledger. Not thread-safe.
 
-    They are bounded by the settings in messages and bytes, in total and per task. A batch larger than a bound
-    is taken when nothing else counts against that bound. The policy `drop_oldest` makes room: it gives up
-    messages that have never been written. Written ones stay, as they may have arrived.
+    The settings bound their messages and bytes, in total and per task. A batch above a bound is accepted if
+    nothing else counts against that bound. The policy `drop_oldest` drops messages that were never written.
+    Written messages are not dropped, because they may have arrived.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -87,19 +91,20 @@ class HeldMessages:
         self._released: list[Settled] = []
         self._written = self._written_bytes = 0
         self.without_credit: dict[int, None] = {}
-        """The flows with messages to send and no credit for them, as of the last next_frame()."""
+        """Flows with messages but without credit, as of the last next_frame()."""
         self.messages = 0
-        """Held messages: waiting, on the way, or not processed."""
+        """Pending messages: waiting, in flight, or retained until they are processed."""
         self.size_bytes = 0
-        """The same in payload bytes."""
+        """Payload bytes of the pending messages."""
 
     def held_of(self, number: int) -> int:
-        """Return how many messages of a flow are held."""
+        """Return the number of pending messages of a flow."""
         flow = self._flows.get(number)
         return flow.held if flow is not None else 0
 
     def _settle(self, entry: Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
         settled.append(self._account(entry, dropped))
+        # A message that is settled by its acknowledgement alone is released later, by a grant.
         if entry.token is not None and (dropped is not None or entry.retain):
             self._released.append(settled[-1])
 
@@ -114,7 +119,7 @@ class HeldMessages:
         return Settled(entry.token, group.task, count, size, dropped)
 
     def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
-        """Take an entry of so many messages off the counts."""
+        """Subtract an entry from the counts."""
         flow = self._flows[entry.group.flow]
         self.messages -= messages
         self.size_bytes -= size_bytes
@@ -126,16 +131,16 @@ class HeldMessages:
             self._written_bytes -= size_bytes
 
     def unkept(self) -> int:
-        """Return how many of the held messages nobody else is known to have, neither receiver nor sender."""
+        """Return the number of pending messages that are not known to be stored by another process."""
         waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
         on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
         return sum(len(group) for group in chain(waiting, on_the_way) if not group.kept)
 
     def with_receiver(self) -> int:
-        """Return how many messages the receiver has acknowledged and not released, and nobody keeps here.
+        """Return an upper bound on the messages that only the receiver has: acknowledged, but not released.
 
-        At most so many: a receiver that is not asked to tell each release does so when it is worth a grant,
-        and when everything to a task is released.
+        Messages that are retained here do not count. The number is a bound because a receiver may delay the
+        report of a release until it is worth a grant, or until everything to a task is released.
         """
         count = sum(flow.unreleased for flow in self._flows.values())
         return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
@@ -148,9 +153,9 @@ class HeldMessages:
         )
 
     def unreleased(self) -> dict[OfEntry, int]:
-        """Return of whom messages were handed over that the receiver has not released.
+        """Return the last accepted entry sequence for each task and entry worker with unreleased messages.
 
-        With each stands the last entry sequence of these. The number of an entry worker is 0 for this sender.
+        The number of the entry worker is 0 for messages of this sender.
         """
         found: dict[OfEntry, int] = {}
         for number, flow in self._flows.items():
@@ -160,9 +165,9 @@ class HeldMessages:
         return found
 
     def receiver_ended(self) -> None:
-        """Take what the receiver has as released: it has ended in good order, and has passed it on.
+        """Count the receiver's messages as released: it has forwarded them and shut down cleanly.
 
-        What is kept here until it is processed stays; whoever waits for that has not heard of it.
+        Messages retained until they are processed are not released: their sender has not been notified yet.
         """
         for flow in self._flows.values():
             if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
@@ -172,22 +177,22 @@ class HeldMessages:
             flow.processed = flow.released = flow.sent_messages
 
     def take_released(self) -> list[Settled]:
-        """Take out what the receiver released since the last call; only messages with a token.
+        """Return and clear the messages with a token that were released since the last call.
 
-        A release comes after the settlement; at once for refused messages, or if the receiver is gone.
+        A message is released after it is settled. Messages that the receiver will never release are included
+        immediately: dropped messages, and settled ones once the receiver is lost.
         """
         released, self._released = self._released, []
         return released
 
     def all_released(self, task: int) -> bool:
-        """Whether the receiver has released every message to a task, and none is held here."""
+        """Return True if the receiver has released every message to a task, and none is pending here."""
         return all(flow.all_released for flow in self._flows_to.get(task, ()))
 
     def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
-        """Return by which route the last messages went that the receiver has not released, and are earlier.
+        """Return the route of the last unreleased messages before `entry_sequence`; None if there are none.
 
-        workers: the numbers of the entry workers that count; 0 stands for this sender. entry_sequence: of the
-        later ones. None: there are none.
+        Only messages of the entry workers with the numbers in `workers` count; 0 stands for this sender.
         """
         found = [
             (flow.highest, flow.route)
@@ -197,10 +202,10 @@ class HeldMessages:
         return max(found)[1] if found else None
 
     def abandon(self, reason: DropReason) -> list[Settled]:
-        """Give up every held message, and return it.
+        """Drop all pending messages and return them.
 
-        In the mode `queued`, messages that the receiver has accepted were kept only in case it dies. They
-        count as acknowledged, and nobody has released them.
+        In the mode `queued`, messages that the receiver has accepted count as acknowledged, but not as
+        released: they were retained only in case the receiver fails.
         """
         settled: list[Settled] = []
         if not self._retain:
@@ -213,9 +218,9 @@ class HeldMessages:
         return settled
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
-        """Take out every held message as if it had never been accepted; in order within each task.
+        """Remove and return all pending messages as if they had never been accepted; in order for each task.
 
-        Messages that were on the way may have arrived all the same, and are marked as redelivered.
+        Messages that were written may have arrived, and are marked as redelivered.
         """
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
@@ -223,11 +228,11 @@ class HeldMessages:
             self._let_go(entry, len(group), group.size_bytes)
             self._ledger.accepted -= len(group)
             left.append((group if entry.age else group.as_redelivered(), entry.token))
-        # Those of one entry worker may be in several flows.
+        # Messages of one entry worker may be in several flows.
         return sorted(left, key=lambda each: each[0].entry_sequence)
 
     def _make_ready(self, number: int) -> None:
-        """Let a flow have its turn. Forwarded messages go first: others of their task may follow them."""
+        """Mark a flow as ready. Forwarded messages go first: others of their task must follow them."""
         if number < 0 and number not in self._ready:
             before = {each: None for each in self._ready if each < 0}
             self._ready = {**before, number: None, **self._ready}
@@ -235,9 +240,10 @@ class HeldMessages:
             self._ready[number] = None
 
     def _forwarded_first(self) -> list[tuple[int, Flow]]:
-        """Return the flows: those of forwarded messages first, as others of their task may follow them.
+        """Return the flows, with the forwarded messages first, because others of their task may follow them.
 
-        One of these may follow another of them, too: the flow with the earlier messages comes first.
+        Flows of forwarded messages are in the order of their first entry sequence, because one may follow
+        another.
         """
 
         def place(each: tuple[int, Flow]) -> tuple[bool, int]:
@@ -264,7 +270,7 @@ class HeldMessages:
         return entries
 
     def ledger(self) -> LedgerSnapshot:
-        """Return the balance; pending messages are counted entry by entry."""
+        """Return the balance. Pending messages are counted, not derived from other counts."""
         pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
         for flow in self._flows.values():
             pending += sum(len(entry.group) for entry in flow.pending)
@@ -280,7 +286,10 @@ class HeldMessages:
         more_bytes: int = 0,
         more_to: Mapping[int, int] = MappingProxyType({}),
     ) -> bool:
-        """Whether there is room for messages beside so many others. more_to: those of each flow."""
+        """Return True if the bounds allow these messages in addition to pending ones and the given counts.
+
+        `more_to` is the number of additional messages of each flow.
+        """
         settings = self._settings
         messages = size = 0
         to_task: dict[int, int] = {}
@@ -298,7 +307,7 @@ class HeldMessages:
         )
 
     def _short_of_room(self, entries: Iterable[Entry]) -> bool:
-        """Whether half of a bound is used, or a flow's credit, and no frame asks for it yet."""
+        """Return True if half of a bound or all of a flow's credit is used, and no acknowledgement is requested."""
         settings, flows = self._settings, self._flows
         short = (
             bool(self.without_credit)
@@ -309,7 +318,7 @@ class HeldMessages:
         return short and not any(frame.asks for frame in self._in_flight)
 
     def _crowded(self, groups: Iterable[TaskGroup]) -> dict[int, int]:
-        """Return each task whose bound would be passed, with how many of its messages may stay."""
+        """Return the tasks whose bound would be exceeded, with the number of messages that may remain."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
         crowded: dict[int, int] = {}
@@ -322,15 +331,16 @@ class HeldMessages:
         return crowded
 
     def _make_room(self, groups: Sequence[TaskGroup]) -> bool:
-        """Give up the oldest messages that have never been written, no more than needed for these to fit.
+        """Drop the oldest unwritten messages, as few as necessary for `groups` to fit.
 
-        Returns False, and gives up nothing, if the written messages alone leave no room.
+        Returns False, without dropping any, if the written messages alone use up too much space.
         """
         settings, flows = self._settings, self._flows
         messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
         most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
         most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
         crowded = self._crowded(groups)
+        # Check all bounds before anything is dropped: a failed offer must not cost messages.
         if self._written > most or self._written_bytes > most_bytes:
             return False
         if any(flows[number].written > stay for number, stay in crowded.items()):
@@ -344,7 +354,7 @@ class HeldMessages:
         return True
 
     def _give_up(self, number: int, messages: int, size_bytes: int) -> None:
-        """Drop a flow's oldest unwritten entry; cut a larger one, and drop no more than must go."""
+        """Drop a flow's oldest unwritten entry, or only its head if that is sufficient."""
         flow = self._flows[number]
         first = flow.first_unwritten
         flow.pending.rotate(-first)
@@ -357,6 +367,6 @@ class HeldMessages:
         self._settle(entry.having(gone), DropReason.OVERFLOW, self._overflowed)
 
     def take_overflowed(self) -> list[Settled]:
-        """Take out the messages that were given up for room since the last call."""
+        """Return and clear the messages that `drop_oldest` has dropped since the last call."""
         overflowed, self._overflowed = self._overflowed, []
         return overflowed

@@ -1,4 +1,11 @@
-"""The ledger: accepted = acknowledged + dropped{reason} + pending, always."""
+"""The ledger: accepted = acknowledged + dropped{reason} + pending, at all times.
+
+Users: SendWindow (through HeldMessages) and the worker's router each own a Ledger. Clients, metrics and
+`status` read snapshots. Owns the counts except `pending`, which is counted where the messages are.
+Not thread-safe.
+
+Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +18,32 @@ from tuplewire.text.html_table import html_table
 
 
 class DropReason(enum.StrEnum):
-    """Every reason for which an accepted message is given up."""
+    """The reasons for which an accepted message is dropped."""
 
     UNKNOWN_TASK = "unknown_task"
-    """No worker of the assignment holds the task."""
+    """No worker of the assignment owns the task."""
     REFUSED = "refused"
-    """The peer refused it for another reason; the log has it."""
+    """The peer refused the message for another reason, which is logged."""
     TOO_LARGE = "too_large"
-    """The peer, whose limit was not known yet, takes no message of this size."""
+    """The message exceeds the peer's limit, which was unknown when the message was accepted."""
     OVERFLOW = "overflow"
-    """It was not sent yet, and gave way to newer ones, as the policy `drop_oldest` says."""
+    """The policy `drop_oldest` dropped the unwritten message to make space for newer ones."""
     CLOSED = "closed"
-    """The sender was closed or aborted before it was acknowledged."""
+    """The sender was closed or aborted before the message was acknowledged."""
     SHUTDOWN = "shutdown"
-    """The drain's deadline passed before anybody took it."""
+    """The drain's deadline passed before a worker or consumer accepted the message."""
     REJECTED = "rejected"
-    """Consumers rejected it too often, and there is no dead-letter task."""
+    """Consumers rejected the message too often, and there is no dead-letter task."""
     DEAD_LETTERED = "dead_lettered"
-    """The same, and a copy of it, with the reason, went to the dead-letter task."""
+    """Consumers rejected the message too often, and the dead-letter task got a copy with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Settled messages, acknowledged or dropped for a reason, and the token that came with them."""
+    """Messages that were acknowledged or dropped, with the token that they were accepted with.
+
+    `dropped` is None if the messages were acknowledged.
+    """
 
     token: Any
     task: int
@@ -44,7 +54,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A balance in messages; `pending` is counted where the messages are, and not derived."""
+    """A balance in messages. `pending` is counted where the messages are, not derived from other counts."""
 
     accepted: int = 0
     acknowledged: int = 0
@@ -52,7 +62,7 @@ class LedgerSnapshot:
     pending: int = 0
 
     def __add__(self, other: LedgerSnapshot) -> LedgerSnapshot:
-        """Return the balance of both together."""
+        """Return the sum of both balances."""
         dropped = Counter(self.dropped)
         dropped.update(other.dropped)
         return LedgerSnapshot(
@@ -64,11 +74,11 @@ class LedgerSnapshot:
 
     @property
     def balanced(self) -> bool:
-        """Whether it adds up."""
+        """True if accepted = acknowledged + dropped + pending."""
         return self.accepted == self.acknowledged + sum(self.dropped.values()) + self.pending
 
     def _repr_html_(self) -> str:
-        """Return the balance as a table, for notebooks."""
+        """Return the balance as an HTML table, for notebooks."""
         rows: list[tuple[str, object]] = [("accepted", self.accepted), ("acknowledged", self.acknowledged)]
         rows += [(f"dropped: {reason}", count) for reason, count in self.dropped.items() if count]
         title = "ledger, which balances" if self.balanced else "ledger, which DOES NOT BALANCE"
@@ -85,14 +95,14 @@ class LedgerSnapshot:
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """Counts accepted messages and what became of them."""
+    """Counts of accepted messages and of their outcomes. Not thread-safe."""
 
     accepted: int = 0
     acknowledged: int = 0
     dropped: dict[DropReason, int] = field(default_factory=lambda: dict.fromkeys(DropReason, 0))
 
     def snapshot(self, pending: int) -> LedgerSnapshot:
-        """Return the balance. pending: how many messages are held now."""
+        """Return the balance, with `pending` as the number of messages that are held now."""
         return LedgerSnapshot(
             self.accepted,
             self.acknowledged,
@@ -103,7 +113,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class SendCounts:
-    """What was given out to be written, including what was written again."""
+    """Counts of written messages, frames and bytes, including repeated ones, and of connections."""
 
     messages: int = 0
     frames: int = 0

@@ -1,29 +1,35 @@
-"""How soon a frame may follow another: few large frames are cheaper than many small ones.
+"""Pacing of small frames, because few large frames are cheaper than many small ones.
 
-A frame costs each process on its way as much as hundreds of small messages. So small frames may follow
-each other at once for a little, and after that at an interval: what comes meanwhile goes together.
+A frame costs each process on its route as much as hundreds of small messages. A short burst of small frames
+is therefore sent without delay. Later small frames are sent at an interval, and messages that arrive in
+between share a frame.
+
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
 
 SMALL_FRAME_BYTES = 64 * 1024
-"""A frame of so many bytes has gathered enough; the next one may follow at once."""
+"""Frames of at least this size are not delayed."""
 BURST_FRAMES = 8
-"""So many small frames may follow each other at once."""
+"""The number of small frames that may be sent without delay."""
 
 
 class Pacing:
-    """Decides for one stream of frames, by the generic cell rate algorithm (ITU-T I.371)."""
+    """The pacing of one stream of frames, by the generic cell rate algorithm (ITU-T I.371)."""
 
     def __init__(self, interval: float) -> None:
-        """interval: the time between small frames that go on coming, in seconds; 0: none."""
+        """Start a stream. `interval` is the time between small frames in seconds; 0 disables pacing."""
         self._interval = interval
         self._tolerance = interval * (BURST_FRAMES - 1)
         self._due = 0.0
-        """When the next frame would be due if all kept to the interval."""
+        """The time at which the next frame is due if all small frames keep the interval."""
 
     def wrote(self, now: float, size_bytes: int) -> float:
-        """Return in how many seconds the frame after this one may go. now: in seconds, of any clock."""
+        """Record a written frame; return the delay in seconds before the next frame may be written.
+
+        `now` is in seconds, from any monotonic clock.
+        """
         if size_bytes < SMALL_FRAME_BYTES:
             self._due = max(self._due, now) + self._interval
         return max(0.0, self._due - self._tolerance - now)

@@ -1,4 +1,11 @@
-"""What holds messages up, noted where each cause begins and ends, and what receivers say of their load."""
+"""Backpressure of connections: blocked tasks and connections, frame times, and loads that receivers report.
+
+Users: SendingEnd reports its events to a SendingPressure. The worker reads OutboundPressure for metrics and
+congestion reports; receiver_reports.py stores ReportedLoads. Owns the counts of one session or process.
+Call only from the event loop. Programs are an exception; see SendingPressure.
+
+Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -11,61 +18,62 @@ from tuplewire.session.send import SendWindow
 from tuplewire.values.group import TaskGroup, task_and_forwarded
 
 HELD_SECONDS = 0.005
-"""A connection that takes nothing for this long is held up. A shorter pause is usual: it writes, or its peer
-gathers acknowledgements."""
+"""A connection that accepts no messages for longer than this is blocked. Shorter pauses are normal: the
+connection is writing, or its peer delays acknowledgements."""
 
 
 @dataclass(slots=True, eq=False)
 class OutboundPressure:
-    """What holds messages up in all connections of a process. Belongs to the event loop."""
+    """The backpressure on all connections of a process. Call only from the event loop."""
 
     without_credit: int = 0
-    """How many flows wait for credit, added up over the connections."""
+    """The number of flows that wait for credit, summed over the connections."""
     held: dict[object, float] = field(default_factory=dict)
-    """Connections that take nothing while messages wait, and since when by the loop's clock."""
+    """Connections that accept no messages while messages wait, with the start time by the loop's clock."""
     send_to_ack: Durations = field(default_factory=Durations)
-    """From the writing of a frame to its acknowledgement."""
+    """Times from the write of a frame to its acknowledgement."""
     example: Callable[[Sequence[Sequence[TaskGroup]]], Example | None] | None = None
-    """Returns a message of a frame that is traced; see Observer.example. None: nothing is."""
+    """Returns a traced message of a frame; see Observer.example. None disables exemplars."""
 
     def hold(self, connection: object, now: float) -> None:
-        """Note that a connection takes nothing from now on; a second call changes nothing."""
+        """Record that a connection stopped accepting messages. A second call has no effect."""
         self.held.setdefault(connection, now)
 
     def free(self, connection: object) -> None:
-        """Note that a connection takes messages again, or that none wait for it."""
+        """Record that a connection accepts messages again, or that no messages wait for it."""
         self.held.pop(connection, None)
 
     def holds(self, connection: object, now: float) -> bool:
-        """Whether a connection has taken nothing for longer than usual."""
+        """Return True if a connection has accepted no messages for longer than HELD_SECONDS."""
         since = self.held.get(connection)
         return since is not None and now - since > HELD_SECONDS
 
     @property
     def held_since(self) -> float | None:
-        """Since when some connection takes nothing; None when all of them do."""
+        """The time since which a connection accepts no messages; None if all connections accept messages."""
         return next(iter(self.held.values()), None)
 
 
 class SendingPressure:
-    """Keeps `outbound` up to date for one window, whose driver says what happens.
+    """Updates `outbound` with the state of one send window. The connection driver reports the events.
 
-    Right only if one thread calls it: a worker, which alone reads what is told, sends where its I/O runs. A
-    program's threads may call look() beside the I/O; nobody reads what their session tells.
+    The counts are correct only if one thread calls the methods. This holds in a worker, which sends on its
+    event loop and is the only reader of the counts. Threads of a program may call look() during I/O, because
+    the counts of a program are not read.
     """
 
     def __init__(
         self, window: SendWindow, clock: Callable[[], float], outbound: OutboundPressure | None = None
     ) -> None:
         self.outbound = outbound or OutboundPressure()
-        """Where this session adds its part; a worker has one for all its connections."""
+        """The counts that this session adds to. All connections of a worker share one object."""
         self._window = window
         self._clock = clock
         self._without_credit = 0
         self._frames = FrameTimes()
 
     def look(self, *, connected: bool) -> None:
-        """Update the counts. A connection that is down takes nothing."""
+        """Update the counts. A disconnected session with messages counts as blocked."""
         without_credit = len(self._window.without_credit)
         if without_credit != self._without_credit:
             self.outbound.without_credit += without_credit - self._without_credit
@@ -78,43 +86,44 @@ class SendingPressure:
             self.outbound.free(self)
 
     def opened(self) -> None:
-        """Note that the session is connected again."""
+        """Record that the session is connected again."""
         self.outbound.free(self)
         if self._window.acknowledged:
             self.acknowledged()
         else:
-            # All of them are written again, maybe under new numbers.
+            # No frame is acknowledged in this numbering: all frames are written again, maybe renumbered.
             self._frames = FrameTimes()
 
     def idles(self) -> None:
-        """Note that the driver stops writing, perhaps for want of acknowledgements."""
+        """Record that the driver stops writing, possibly because it waits for acknowledgements."""
         if self._window.full:
             self.outbound.hold(self, self._clock())
 
     def goes_on(self) -> None:
-        """Note that the connection takes messages again."""
+        """Record that the connection accepts messages again."""
         self.outbound.free(self)
 
     def writes(self, frame: OutFrame) -> None:
-        """Note that a frame is being written, until goes_on()."""
+        """Record that a frame is being written, until goes_on() is called."""
         now = self._clock()
         look = self.outbound.example
         self._frames.written(frame.sequence, frame.messages, now, None if look is None else look(frame.runs))
         self.outbound.hold(self, now)
 
     def acknowledged(self) -> None:
-        """Note that the window has taken an acknowledgement in."""
+        """Record that the window has applied an acknowledgement."""
         self._frames.acknowledged(self._window.acknowledged, self._clock(), self.outbound.send_to_ack)
 
     def blocked_tasks(self) -> set[int]:
-        """Return the tasks with messages that are not taken at the moment."""
+        """Return the tasks with messages that cannot be sent now."""
+        # A blocked connection blocks all its tasks; otherwise only flows without credit are blocked.
         if self.outbound.holds(self, self._clock()):
             return self._window.waiting_tasks()
         return {task_and_forwarded(flow)[0] for flow in self._window.without_credit}
 
 
 class ReportedLoads:
-    """The last report of each task, its load or (1.0) that it is congested; one that is not repeated expires.
+    """The last reported load of each task, or 1.0 if it is congested. A report expires unless repeated.
 
     Source: Storm's `LoadMapping` and `BackPressureStatus`.
     """
@@ -124,26 +133,29 @@ class ReportedLoads:
         self._reports: dict[int, tuple[float, float]] = {}
 
     def take(self, reports: Mapping[int, float], now: float) -> None:
-        """Take in a report. reports: 0 (idle) to 1 (full), by task. now: seconds, of any clock."""
+        """Store reports: a load from 0 (idle) to 1 (full) for each task.
+
+        `now` is in seconds, from any monotonic clock.
+        """
         known = self._reports
         for task, value in reports.items():
-            known.pop(task, None)  # so that the oldest come first
+            known.pop(task, None)  # keeps the dictionary ordered by age, so expired reports are at its front
             known[task] = (value, now)
         while known and known[oldest := next(iter(known))][1] <= now - self._expires_seconds:
             del known[oldest]
 
     def forget(self, tasks: Iterable[int]) -> None:
-        """Take back what was reported of these tasks."""
+        """Remove the reports of these tasks."""
         for task in tasks:
             self._reports.pop(task, None)
 
     def tasks(self, now: float) -> frozenset[int]:
-        """Return the tasks of which a report still holds."""
+        """Return the tasks with a report that has not expired."""
         since = now - self._expires_seconds
         return frozenset(task for task, (_, told) in list(self._reports.items()) if told > since)
 
     def of(self, tasks: Iterable[int], now: float) -> dict[int, float]:
-        """Return the last reports of these tasks, without those that have expired."""
+        """Return the last reports of these tasks, without expired ones."""
         since = now - self._expires_seconds
         found = {task: self._reports.get(task, (0.0, since)) for task in tasks}
         return {task: value for task, (value, told) in found.items() if told > since}

@@ -1,4 +1,12 @@
-"""The receiving end of a session: accepts each frame once, in order."""
+"""The receiving end of a session: accepts each frame once, in order.
+
+Pure state without I/O and clock. Servers keep one ReceiveSession for each sender
+(messaging/receiving_end.py); clients use the records of the protocol. Owns the last accepted frame, recent
+refusals, and the credit.
+Call only from the event loop.
+
+Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +21,14 @@ from tuplewire.session.credit import MAX_TASKS, CreditBook, Grant
 from tuplewire.values.group import TaskGroup, route_of
 
 REMEMBERED_FRAMES = 64
-"""Refusals are told again after a break for as many frames; no more than this are under way at once."""
+"""The number of frames with refusals that are repeated after a reconnect. At most 64 frames are in flight."""
 MOST_REFUSALS = 10_000
-"""In one update, unless one frame has more: a stream carries messages of bounded size."""
+"""The maximum number of refusals in one update, unless one frame has more. Bounds the size of the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The messages of one frame to one task were refused, and why."""
+    """The refusal of the messages of one frame to one task, with the reason."""
 
     sequence: int
     task: int
@@ -29,41 +37,44 @@ class Refusal:
     detail: str
     owner: str = ""
     forwarded: int = 0
-    """How they came, as in TaskGroup; with the task it names the flow."""
+    """The route of the messages, as in TaskGroup. Together with the task, it identifies the flow."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckUpdate:
-    """News for the sender: accepted frames, changed grants, refused messages."""
+    """An update for the sender: accepted frames, changed grants, refused messages."""
 
     sequence: int
     grants: list[Grant]
     refusals: list[Refusal]
     after: int = 0
-    """The refusals are those of all frames after this one."""
+    """The update contains all refusals of the frames after this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The receiver's welcome, as far as the window needs it."""
+    """The part of the receiver's welcome that the send window needs."""
 
     receiver_incarnation: int
     initial: Grant
-    """Holds for every task without a grant of its own."""
+    """The grant for every task that has no separate grant."""
     update: AckUpdate
     max_message_bytes: int
-    """The largest payload that the receiver takes."""
+    """The largest payload that the receiver accepts."""
     max_request_bytes: int
-    """The largest request that the receiver takes."""
+    """The largest request that the receiver accepts."""
     assignment_version: int = 0
-    """That of its assignment; 0: it has none."""
+    """The version of the receiver's assignment; 0 if it has no assignment."""
     worker_incarnation: int = 0
-    """Differs after every restart of the receiver, whatever it remembers of the session; 0: not told."""
+    """Changes with every restart of the receiver, but not when it evicts the session; 0 if unknown."""
 
 
 @dataclass(slots=True, eq=False)
 class ReceiveSession:
-    """State of one sender's session at its receiver; outlives the streams that carry it."""
+    """The receiver's state of one session, which may use several streams in turn.
+
+    Call only from the event loop.
+    """
 
     sender_id: str
     incarnation: int
@@ -82,30 +93,29 @@ class ReceiveSession:
         denied: Sequence[tuple[TaskGroup, RefusedError]] = (),
         closed: Iterable[int] = (),
     ) -> Sequence[TaskGroup] | None:
-        """Accept a frame and return its groups; None if it was accepted before.
+        """Accept a frame and return its accepted groups; None if the frame was accepted before.
 
-        Groups to more tasks than a session may use at a time are refused, and are not among them.
+        Groups to tasks beyond MAX_TASKS are refused and are not returned. After an error the stream must end.
 
         Args:
             sequence: The frame's number.
             groups: Its messages.
-            denied: Groups that its sender may not send: refused, and nothing is remembered of them.
-            closed: The flows that the sender has forgotten.
+            denied: Groups that the sender has no permission to send. They are refused without being counted.
+            closed: The flows that the sender has closed.
 
         Raises:
-            SequenceGapError: Frames are missing before it.
-            CreditExceededError: It holds more than was granted.
-            MalformedError: It closes a flow that is in use.
-
-        After an error the stream must end.
+            SequenceGapError: Frames before this one are missing.
+            CreditExceededError: The frame contains more messages than were granted.
+            MalformedError: The frame closes a flow that is in use.
         """
         if sequence <= self.last_sequence:
-            return None
+            return None  # sent again after a reconnect
         if sequence != self.last_sequence + 1:
             raise SequenceGapError(
                 f"frame {sequence} came after frame {self.last_sequence}; resume the session"
             )
         credit = self.credit
+        # Close before counting: the frame may use a closed flow again, with new counts.
         for flow in closed:
             credit.close(flow)
         if over := credit.too_many(groups):
@@ -123,7 +133,7 @@ class ReceiveSession:
         return groups
 
     def refuse(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
-        """Refuse a group of an accepted frame: count it no more, and let the next update say why."""
+        """Refuse a group of an accepted frame: it no longer counts, and the next update reports it."""
         self.credit.refused(group)
         self._tell_refused(sequence, group, error)
 
@@ -142,14 +152,14 @@ class ReceiveSession:
         refusals: Iterable[tuple[TaskGroup, RefusedError]],
         done: Iterable[TaskGroup],
     ) -> None:
-        """Note which groups of a frame the callback has refused, and which it has released already."""
+        """Record the groups of a frame that the callback has refused, and the groups it has released."""
         for group, error in refusals:
             self.refuse(sequence, group, error)
         for group in done:
             self.credit.released(group.flow, len(group), group.size_bytes)
 
     def update(self) -> AckUpdate | None:
-        """Take out the news for the sender; None if there is none."""
+        """Return and clear the changes since the last update; None if there are none."""
         if self._asked is not None:
             return self.resume(self._asked)
         grants = self.credit.take_changes()
@@ -160,9 +170,9 @@ class ReceiveSession:
         return AckUpdate(sequence, grants, refusals, after)
 
     def _next(self, refusals: list[Refusal]) -> tuple[list[Refusal], int]:
-        """Return as many refusals as go into one update, and the last frame that is told with them.
+        """Return the refusals for one update, and the last frame that the update acknowledges.
 
-        A frame's refusals are told together; what there is of later frames is kept for the next update.
+        All refusals of a frame are in the same update. Refusals of later frames wait for the next update.
         """
         stop = len(refusals)
         if stop > MOST_REFUSALS:
@@ -171,30 +181,32 @@ class ReceiveSession:
             if not stop:
                 stop = bisect_right(refusals, next_frame, key=attrgetter("sequence"))
         self._new_refusals = refusals[stop:]
+        # Acknowledging a frame without its refusals would count its refused messages as delivered.
         sequence = self._new_refusals[0].sequence - 1 if self._new_refusals else self.last_sequence
         return refusals[:stop], sequence
 
     @property
     def has_more(self) -> bool:
-        """Whether there are refusals that did not go into the last update."""
+        """True if some refusals did not fit into the last update."""
         return bool(self._new_refusals)
 
     @property
     def pressing(self) -> bool:
-        """Whether the sender can do something with the news: it was refused something, or has room again."""
+        """True if the update should be sent immediately: it has refusals, or credit for a blocked sender."""
         return bool(self._new_refusals) or self.credit.pressing
 
     def probe(self, acknowledged: int) -> None:
-        """Let the next update say everything.
+        """Make the next update contain the full state.
 
-        acknowledged: the last frame whose acknowledgement has reached the sender.
+        `acknowledged` is the last frame that the sender knows to be acknowledged.
         """
         self._asked = min(acknowledged, self.last_sequence)
 
     def resume(self, acknowledged: int) -> AckUpdate:
-        """Return everything that a sender needs who has heard acknowledgements up to a frame.
+        """Return the full state for a sender that knows the acknowledgements up to a frame.
 
-        Where that is too much for one update, it is told less: what it then sends again is known here.
+        If this is too large for one update, the update acknowledges fewer frames. The sender then repeats
+        later frames, and accept() recognizes them as duplicates.
         """
         self._asked = None
         self.credit.take_changes()

@@ -1,4 +1,4 @@
-"""What a consumer says of messages that it cannot process."""
+"""Rejections: a consumer's report of messages that it cannot process, and the worker's answer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from dataclasses import dataclass
 
 MAX_AFTER_SECONDS = 7 * 86_400
 MAX_REASON = 1000
-"""The characters of a reason; what is longer is cut."""
+"""The maximum length of a reason in characters. Longer reasons are truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One message that is rejected.
+    """The rejection of one message.
 
-    number: counts a consumer's rejections of the task, from 1. sequence: the message's. after_seconds: it
-    comes again no sooner. wait: what follows it in the queue comes again behind it.
+    Attributes:
+        number: Counts the consumer's rejections of messages of the task, from 1.
+        sequence: The sequence of the message.
+        after_seconds: The minimum delay before the message is redelivered.
+        reason: The consumer's reason, as text.
+        wait: True if later messages of the task are redelivered behind this one.
     """
 
     number: int
@@ -26,9 +30,9 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All rejections of a task up to a number are done.
+    """The worker has processed all rejections of a task up to `number`.
 
-    received: delivery goes on after this sequence, for a consumer that waits for the answer.
+    If the consumer waits for the answer, delivery continues after the sequence `received`.
     """
 
     task: int

@@ -1,4 +1,4 @@
-"""When to try again: to connect, and to be told what may be lost."""
+"""The times of retries: when to reconnect, and when to request a state that may have been lost."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 _MAX_DOUBLINGS = 32
 PROBE_SECONDS = 1.0
-"""A side that waits for news sends a probe after so long without any."""
+"""A side that waits for an update sends a probe after this time without one."""
 
 
 class Backoff:
-    """How long to wait before the next attempt: exponential, capped, with full jitter. Times in seconds.
+    """The delays between attempts: exponential, capped, with full jitter. Times are in seconds.
 
-    Success starts it anew. Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    A success resets the delay. Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog,
+    2015.
     """
 
     def __init__(self, initial: float, maximum: float, random: Callable[[], float]) -> None:
@@ -22,30 +23,30 @@ class Backoff:
         self._attempts = 0
 
     def next(self) -> float:
-        """Return the next delay: uniform between 0 and the cap of this attempt."""
+        """Return the next delay: uniformly distributed between 0 and the cap of this attempt."""
         ceiling = min(self._maximum, self._initial * 2.0 ** min(self._attempts, _MAX_DOUBLINGS))
         self._attempts += 1
         return ceiling * self._random()
 
     def succeeded(self) -> None:
-        """Start anew: the connection was established."""
+        """Reset the delay, because the connection was established."""
         self._attempts = 0
 
 
 class ProbeTimer:
-    """Says when to ask the other side to say everything again. Times are in seconds, of any clock.
+    """The time of the next probe, which requests the full state. In seconds, from any monotonic clock.
 
-    Acknowledgements and credit are absolute, so the next one makes up for a lost one. A probe makes sure that
-    there is a next one. Source: TCP's window probe.
+    Acknowledgements and credit are absolute, so the next one replaces a lost one. A probe ensures that there
+    is a next one. Source: TCP's window probe.
     """
 
     def __init__(self, now: float) -> None:
         self._due = now + PROBE_SECONDS
 
     def heard(self, now: float) -> None:
-        """Note that there was news, or that a probe went out."""
+        """Restart the timer, because an update was received or a probe was sent."""
         self._due = now + PROBE_SECONDS
 
     def wait(self, now: float) -> float:
-        """Return how long it is until the probe is due; 0 when it is."""
+        """Return the time until the probe is due; 0 if it is due now."""
         return max(0.0, self._due - now)

@@ -1,8 +1,11 @@
-"""The sending end of a session: what is accepted, what is on the way, what is settled.
+"""The sending end of a session: accepts messages, builds frames, and settles messages.
 
-Every accepted message stays here until it is acknowledged or given up, so a new stream can continue where the
-old one broke off. Frames that the receiver has not accepted are sent again under the same numbers. A receiver
-that has lost its memory gets everything again, under new numbers and marked as redelivered.
+Pure state without I/O and clock. SendingEnd (connection/sending_end.py) drives a SendWindow, and Receipts
+apply the receiver's updates. Owns every accepted message until it is acknowledged or dropped. A new stream
+continues with the unaccepted frames and their old numbers. A receiver without memory of the session gets all
+messages again, in new frames and marked as redelivered.
+Not thread-safe.
+
 Design: docs/design/sessions.md.
 """
 
@@ -25,14 +28,14 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, check_sizes, flow_of, task_and_forwarded
 
 MAX_FRAMES_IN_FLIGHT = 8
-"""Frames that may be unacknowledged at once while they follow each other quickly. A stream takes any number
-of frames without complaint and queues them inside. Held back here, their messages go into few large frames
-instead. Frames that come one by one ask for no acknowledgement soon, and there may be 64 of them."""
+"""The maximum number of unacknowledged frames while frames follow each other quickly. A stream would queue
+any number of frames; held back here, messages are merged into few large frames. Rare frames do not request an
+immediate acknowledgement, and up to 64 of them may be unacknowledged."""
 _MAX_ASKED = 2
 
 
 class SendWindow(HeldMessages):
-    """State of one session at its sender; outlives the streams that carry it."""
+    """The sender's state of one session, which may use several streams in turn. Not thread-safe."""
 
     def __init__(self, settings: SessionSettings) -> None:
         super().__init__(settings)
@@ -44,32 +47,33 @@ class SendWindow(HeldMessages):
         self._asking = Asking()
         self._asked: deque[int] = deque()
         self.acknowledged = 0
-        """The last frame that the receiver is known to have accepted."""
+        """The last frame that the receiver has acknowledged."""
         self.receiver_incarnation = 0
-        """The incarnation of the receiver that this numbering belongs to; 0 before the first welcome."""
+        """The incarnation of the receiver's memory of this session; 0 before the first welcome."""
         self.receiver_answers = False
-        """Whether the receiver has said that it is about to end: what it then has, it accounts for itself."""
+        """True if the receiver announced its shutdown. It then reports its remaining messages itself."""
         self.worker_incarnation = 0
         self._perhaps_lost = 0
         self.max_message_bytes = settings.max_message_bytes
-        """The largest payload: our setting, or the receiver's where that is smaller."""
+        """The largest payload: the smaller limit of this sender and the receiver."""
         self._max_frame_bytes = settings.max_frame_bytes
 
-    # --- intake -----------------------------------------------------------------------------
-
     def check(self, groups: Iterable[TaskGroup]) -> None:
-        """Raise MessageTooLargeError when one payload is over the limit."""
+        """Raise MessageTooLargeError if a payload exceeds the limit."""
         check_sizes(groups, self.max_message_bytes)
 
     def offer(
         self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> bool:
-        """Accept all of these messages and return True, or none of them for want of room and return False.
+        """Accept all messages and return True, or accept none and return False if they do not fit.
 
-        token: comes back when the messages settle.
-        retain: keep them until they are processed, as the mode `processed` does with every message.
-        now_micros: the time of acceptance of groups without one (see TaskGroup), in microseconds since 1970.
-        The policy `drop_oldest` makes room if it can; take_overflowed() returns what it gave up.
+        The policy `drop_oldest` makes space if possible; take_overflowed() returns the dropped messages.
+
+        Args:
+            groups: The messages.
+            token: Returned with the messages when they are settled.
+            retain: Retain these messages until they are processed, as in the mode `processed`.
+            now_micros: The time of acceptance in microseconds since 1970, for groups without one.
         """
         if not self.fits(groups) and not (self._drops_oldest and self._make_room(groups)):
             return False
@@ -79,7 +83,7 @@ class SendWindow(HeldMessages):
     def accept(
         self, groups: Iterable[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> None:
-        """Accept messages for which fits() has said that there is room; see offer."""
+        """Accept messages without checking the bounds. Call fits() first; for the arguments see offer()."""
         age = self._ledger.accepted + 1
         for group in groups:
             flow = self._flows.get(group.flow)
@@ -109,26 +113,24 @@ class SendWindow(HeldMessages):
         return flow
 
     def _limit(self, number: int, flow: Flow) -> None:
-        """Set a flow's first credit. Forwarded messages need none: they have it from their entry worker."""
+        """Set a flow's first credit. Forwarded messages need no credit: their entry worker granted it."""
         if number < 0:
             flow.limit_messages = flow.limit_bytes = sys.maxsize
         else:
             grant = self._exceptions.get(number, self._initial)
             flow.limit_messages, flow.limit_bytes = grant.messages, grant.size_bytes
 
-    # --- streams ----------------------------------------------------------------------------
-
     def opened(self, opened: Opened) -> list[Settled]:
-        """Continue over a new stream as the receiver's welcome says; return what that settles.
+        """Continue over a new stream according to the receiver's welcome; return the settled messages.
 
-        Raises ProtocolError if the receiver knows frames that are not ours.
+        Raises ProtocolError if the receiver resumes at a frame that this sender does not have.
         """
         known = (
             opened.receiver_incarnation == self.receiver_incarnation != 0
             and opened.update.sequence >= self.acknowledged
         )
         if not known and opened.update.sequence:
-            # It would take our first frames for repeated ones and drop them.
+            # The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
                 f"the receiver resumes at frame {opened.update.sequence} a session that this sender does not "
                 "have: give every process a sender id or an incarnation of its own"
@@ -148,30 +150,30 @@ class SendWindow(HeldMessages):
         else:
             settled = []
             self._exceptions = {grant.flow: grant for grant in opened.update.grants}
-            self._start_over()
+            self._start_over()  # renumber: the receiver has no memory of earlier frames
         settled += self._fit(opened)
         self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
         self.without_credit.clear()
         return settled
 
     def receiver_gone(self) -> None:
-        """Count what may have died with the receiver, unless it has said that it was about to end."""
+        """Count messages that may be lost with the receiver, unless it announced its shutdown."""
         if not self.receiver_answers:
             self._perhaps_lost += self.with_receiver()
 
     def take_perhaps_lost(self) -> int:
-        """Take out how many messages may have died with a receiver since the last call: at most so many.
+        """Return and reset an upper bound on the messages that were lost with a receiver.
 
-        The receiver had acknowledged and not released them, and they are not kept here to be sent again.
+        The receiver had acknowledged but not released these messages, and they are not retained here.
         """
         lost, self._perhaps_lost = self._perhaps_lost, 0
         return lost
 
     def _fit(self, opened: Opened) -> list[Settled]:
-        """Keep to the receiver's limits: give up messages over its limit, cut groups into smaller frames."""
+        """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""
         settings = self._settings
         self.max_message_bytes = min(settings.max_message_bytes, opened.max_message_bytes)
-        # A frame may be over its size by one message, and gRPC counts the columns too.
+        # A frame may exceed its size by one message, and gRPC also counts the columns of lengths.
         room = max(1, (opened.max_request_bytes - self.max_message_bytes) // 2)
         frame_bytes = min(settings.max_frame_bytes, room)
         if frame_bytes == self._max_frame_bytes and self.max_message_bytes == settings.max_message_bytes:
@@ -190,7 +192,7 @@ class SendWindow(HeldMessages):
         return settled
 
     def _start_over(self) -> None:
-        """Put everything back to the head of its flow: this receiver has no memory of the session."""
+        """Move all messages back to the head of their flows: the receiver has no memory of the session."""
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
                 self._flows[entry.group.flow].pending.appendleft(entry.redelivered())
@@ -210,11 +212,11 @@ class SendWindow(HeldMessages):
         self.acknowledged = 0
 
     def next_frame(self, now: float = 0.0, *, pressing: bool = False) -> OutFrame | None:
-        """Return the next frame: all messages with credit, up to a frame's size. None if there are none.
+        """Return the next frame: messages with credit, up to a frame's size. None if no frame can be sent.
 
-        now: the time in seconds, of any clock. pressing: whether somebody waits for its acknowledgement.
+        `now` is in seconds, from any monotonic clock. `pressing`: a caller waits for the acknowledgement.
         """
-        if self._resend:
+        if self._resend:  # frames that the receiver lacks, first and with their old numbers
             frame = self._resend.popleft()
             return frame.out()
         if self._enough_on_the_way:
@@ -229,7 +231,7 @@ class SendWindow(HeldMessages):
             self._written += flow.written - written
             self._written_bytes += flow.written_bytes - written_bytes
             if number < 0 and flow.pending:
-                continue  # the frame is full, and it goes on with the next
+                continue  # the frame is full, and the next frame continues with this flow
             del self._ready[number]
             if not flow.pending:
                 self.without_credit.pop(number, None)
@@ -254,14 +256,13 @@ class SendWindow(HeldMessages):
             asked.popleft()
         return len(asked) >= _MAX_ASKED and len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
 
-    # --- what is no longer used -----------------------------------------------------------------
+    # --- unused flows -----------------------------------------------------------------------
 
     def close_unused(self) -> list[int]:
-        """Forget the flows that nothing was sent to since the last call, once the receiver is done with them.
+        """Remove the flows that were not used since the last call and have no unreleased messages.
 
-        The next frame tells the receiver, which forgets them too, and that releases of a task are watched.
-        Returns these tasks. Called now and then: an account exists while something is outstanding, and a
-        little longer.
+        The next frame notifies the receiver, which also removes them and stops watching releases of their
+        tasks. Returns these tasks, except those of forwarded messages. Call this periodically.
         """
         tasks: list[int] = []
         for number, flow in list(self._flows.items()):
@@ -287,18 +288,18 @@ class SendWindow(HeldMessages):
             return ()
         closing, self._closing = tuple(self._closing), {}
         for number in closing:
-            if number in self._flows:  # used again meanwhile
+            if number in self._flows:  # used again since it was removed
                 self._flows[number].since = self._next_sequence
             else:
                 self._closed[number] = self._next_sequence
         return closing
 
-    # --- what the receiver says ---------------------------------------------------------------
+    # --- updates from the receiver ------------------------------------------------------------
 
     def update(self, update: AckUpdate) -> list[Settled]:
-        """Take in an acknowledgement with its grants and refusals; return what it settles.
+        """Apply an acknowledgement with its grants and refusals; return the settled messages.
 
-        A repeated one changes nothing. Never pass one for which missed() returns True.
+        A repeated one has no effect. Do not pass an update for which missed() returns True.
         Raises ProtocolError if it acknowledges a frame that was never sent.
         """
         self._check_sent(update)
@@ -307,7 +308,7 @@ class SendWindow(HeldMessages):
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
                 flow = self._flows[entry.group.flow]
-                if entry.retain:
+                if entry.retain:  # settled by a release
                     flow.unprocessed.append(entry)
                     continue
                 self._settle(entry, None, settled)
@@ -325,21 +326,21 @@ class SendWindow(HeldMessages):
         return settled
 
     def missed(self, update: AckUpdate) -> bool:
-        """Return True if an acknowledgement before this one was lost, perhaps with refusals in it."""
+        """Return True if an earlier acknowledgement was lost, which may have contained refusals."""
         return update.after > self.acknowledged
 
     @property
     def full(self) -> bool:
-        """Whether the bound on unacknowledged frames is reached, and messages wait behind it."""
+        """True if messages wait because the limit of unacknowledged frames is reached."""
         return bool(self._ready) and self._enough_on_the_way
 
     def waiting_tasks(self) -> set[int]:
-        """Return the tasks with messages that were not written yet."""
+        """Return the tasks with messages that wait to be sent."""
         return {task_and_forwarded(number)[0] for number in (*self._ready, *self.without_credit)}
 
     @property
     def waiting(self) -> bool:
-        """Whether the receiver still owes an acknowledgement or release. If none comes, send a probe."""
+        """True if an acknowledgement or release is outstanding. If it is overdue, send a probe."""
         return bool(self.messages) or any(flow.unprocessed for flow in self._flows.values())
 
     def _check_sent(self, update: AckUpdate) -> None:
@@ -355,7 +356,7 @@ class SendWindow(HeldMessages):
                 self._exceptions[grant.flow] = grant
             return
         if sequence < flow.since or grant.flow in self._closing:
-            return  # it is about a flow that was closed
+            return  # a grant for the closed flow with this number
         flow.limit_messages = max(flow.limit_messages, grant.messages)
         flow.limit_bytes = max(flow.limit_bytes, grant.size_bytes)
         flow.released = max(flow.released, grant.processed)
@@ -390,7 +391,7 @@ class SendWindow(HeldMessages):
                 else:
                     self._settle(entry, why, settled)
                     group, flow = entry.group, self._flows[entry.group.flow]
-                    flow.sent_messages -= len(group)  # neither side counts what is refused
+                    flow.sent_messages -= len(group)  # neither side counts refused messages
                     flow.sent_bytes -= group.size_bytes
                     if flow.pending and flow.has_credit:
                         self._ready[group.flow] = None

@@ -1,4 +1,4 @@
-"""The callbacks of a sending end."""
+"""The callbacks of a sending end (connection/sending_end.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How the queue of a task is shared out between the sessions that send to it."""
+"""The shares of a task's queue: the division of its capacity among the sessions that send to the task.
+
+Design: docs/design/credit.md.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from operator import attrgetter
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much a session may have outstanding to one task."""
+    """The capacity that a session may use for unreleased messages to one task."""
 
     messages: int
     size_bytes: int
@@ -18,20 +21,20 @@ _NOTHING = Share(0, 0)
 
 
 class QueueShares:
-    """The share of each session in any task's queue, and what ended sessions have left in it.
+    """The share of each session in any task's queue, and the messages that closed sessions left.
 
-    Sender after sender may fill its share and go while the task's consumer stands still. Once their messages
-    fill a quarter of the queue, they are taken off the others' shares. New sessions hear of such tasks one by
-    one, and few tasks are so full.
+    While a task's consumer is stalled, a series of short-lived senders could each fill a share of the queue.
+    Once their messages fill a quarter of the queue, they are subtracted from the other shares. New sessions
+    get a separate grant for each such task; few tasks are that full. Call only from the event loop.
     """
 
     def __init__(self, total: Share, least: Share) -> None:
-        """Share out so much of each task's queue; no share is under `least` while there is room at all."""
+        """Divide `total` of each task's queue. No share is below `least` while the queue has free space."""
         self.total = total
         self.least = least
         self._sessions = 1
         self.initial = self._share_of(total)
-        """The share in a queue in which ended sessions have left little."""
+        """The share of a queue without many messages of closed sessions."""
         self._left: dict[int, Share] = {}
         self._announced: dict[int, Share] = {}
 
@@ -42,12 +45,12 @@ class QueueShares:
         )
 
     def shared_by(self, sessions: int) -> None:
-        """Share out between so many sessions from now on."""
+        """Set the number of sessions that share the queues."""
         self._sessions = max(1, sessions)
         self.initial = self._share_of(self.total)
 
     def window(self, task: int) -> Share:
-        """Return the share of each session in a task's queue, as of now."""
+        """Return the current share of each session in a task's queue."""
         if task not in self._announced:
             return self.initial
         left = self._left.get(task, _NOTHING)
@@ -58,23 +61,23 @@ class QueueShares:
 
     @property
     def smallest(self) -> Share:
-        """The smallest share in any task's queue, as of now."""
+        """The smallest current share in any task's queue."""
         return min(map(self.window, self.crowded), key=attrgetter("messages"), default=self.initial)
 
     @property
     def crowded(self) -> list[int]:
-        """The tasks whose shares are smaller because of messages that ended sessions left."""
+        """The tasks with smaller shares, because closed sessions left messages in their queues."""
         return list(self._announced)
 
     def leave(self, task: int, messages: int, size_bytes: int) -> None:
-        """Note the messages that an ended session has left in a task's queue."""
+        """Add the messages that a closed session left in a task's queue."""
         left = self._left.get(task, _NOTHING)
         left = self._left[task] = Share(left.messages + messages, left.size_bytes + size_bytes)
         if self._is_much(left):
             self._announced[task] = left
 
     def released(self, task: int, messages: int, size_bytes: int) -> bool:
-        """Note that so many left messages are released; return True if the others should hear of the room."""
+        """Subtract released messages of closed sessions; return True if other senders should get a grant."""
         left = self._left[task]
         left = Share(left.messages - messages, left.size_bytes - size_bytes)
         if left.messages:
@@ -87,6 +90,7 @@ class QueueShares:
         if not self._is_much(left):
             del self._announced[task]
             return True
+        # Announce freed space in steps of a quarter, not at every release.
         if self._is_much(Share(announced.messages - left.messages, announced.size_bytes - left.size_bytes)):
             self._announced[task] = left
             return True
