@@ -307,7 +307,7 @@ class HeldMessages:
         )
 
     def _short_of_room(self, entries: Iterable[Entry]) -> bool:
-        """Return True if half of a bound or all of a flow's credit is used, and no acknowledgement is requested."""
+        """Return True if half of a bound or a flow's credit is used, and no acknowledgement is requested."""
         settings, flows = self._settings, self._flows
         short = (
             bool(self.without_credit)

@@ -1,1 +1,1 @@
-"""Values: messages in groups and batches, and what they are made of."""
+"""Messages in groups and batches, with their keys, headers, columns and task ids."""

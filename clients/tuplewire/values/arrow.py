@@ -1,4 +1,11 @@
-"""Arrow arrays to columns and back, without a Python object per message. Needs pyarrow."""
+"""Conversion between Arrow arrays and message columns, without a Python object per message.
+
+Users: TaskMessageBatch.from_arrow() and to_arrow(), which import this module only when called, and Spark's
+reader and writer. Requires pyarrow. Owns no state.
+Thread-safe.
+
+Design: docs/design/sessions.md ("Frames are columns").
+"""
 
 from __future__ import annotations
 
@@ -26,13 +33,17 @@ def groups_from_arrow(
     source: SupportsIndex | None,
     encoded: pa.Array | None = None,
 ) -> list[TaskGroup]:
-    """Return a group for each task, in the order of the task ids, in order within each.
+    """Return a group for each task, sorted by task id. The messages of a group keep their order.
 
-    tasks: one id, or integers of any width. payloads: binary or strings of any layout. Both may be chunked,
-    sliced or dictionary-encoded. encoded: keys and headers; see encoded_from_arrow.
+    Args:
+        tasks: One id, or integers of any width. May be chunked, sliced or dictionary-encoded.
+        payloads: Binary or strings of any layout. May be chunked, sliced or dictionary-encoded.
+        source: The sending task; None if the sender is not a task.
+        encoded: Keys and headers; see encoded_from_arrow().
 
-    Raises MalformedError for nulls, a wrong type, columns of different length or 2 GiB of payload and more,
-    and InvalidTaskError for ids outside 0 to 2^31-1.
+    Raises:
+        MalformedError: A column has nulls, a wrong type, another length, or 2 GiB or more.
+        InvalidTaskError: An id is outside 0 to 2^31-1.
     """
     payloads = _payload_column(payloads)
     sender = None if source is None else check_task(source)
@@ -52,7 +63,7 @@ def groups_from_arrow(
         raise InvalidTaskError(
             f"task ids from {bounds['min']} to {bounds['max']} are not within {MIN_TASK} to {MAX_TASK}"
         )
-    order = pc.array_sort_indices(tasks)  # stable
+    order = pc.array_sort_indices(tasks)  # stable, so each task's messages stay in order
     runs = pc.run_end_encode(tasks.take(order))
     payloads = payloads.take(order)
     encoded = None if encoded is None else encoded.take(order)
@@ -66,7 +77,7 @@ def groups_from_arrow(
 
 
 def encoded_from_arrow(keys: pa.Array | None, headers: pa.Array | None, count: int) -> pa.Array | None:
-    """Return the keys and headers of so many messages as they travel; see encode_columns."""
+    """Return the encoded keys and headers of `count` messages; see encode_columns()."""
     key = None if keys is None else _flat(keys, "key")
     return encode_columns(key, None if headers is None else _flat(headers, "headers"), count)
 
@@ -74,7 +85,7 @@ def encoded_from_arrow(keys: pa.Array | None, headers: pa.Array | None, count: i
 def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
     """Return the groups as columns `task`, `source` and `message`.
 
-    Raises MalformedError for 2 GiB of payload and more, which one such column cannot hold.
+    Raises MalformedError if the payloads have 2 GiB or more, which exceeds the limit of one column.
     """
     counts = list(map(len, groups))
     messages = _joined(
@@ -91,7 +102,7 @@ def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
 
 
 def ordered_batch(tasks: array[int], sources: array[int], payloads: list[bytes]) -> pa.RecordBatch:
-    """Return columns as record_batch does, in the order that they have. sources: -1 for none."""
+    """Return the same columns as record_batch(), in the order of the arguments. A source of -1 means none."""
     one = TaskGroup.joined(0, None, payloads)
     plain = pa.Array.from_buffers(pa.int32(), len(sources), [None, pa.py_buffer(sources)])
     return pa.RecordBatch.from_arrays(
@@ -105,9 +116,9 @@ def ordered_batch(tasks: array[int], sources: array[int], payloads: list[bytes])
 
 
 def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tuple[pa.Array, pa.Array | None]:
-    """Return the keys of all messages and, if wanted, their headers; null where a message has none.
+    """Return the keys of all messages and, if requested, their headers; null if a message has no such value.
 
-    Raises MalformedError as record_batch, and for what another program has sent in their place.
+    Raises MalformedError if the encoded headers have 2 GiB or more, or are not valid.
     """
     count = sum(map(len, groups))
     if not any(group.header_lengths for group in groups):
@@ -118,7 +129,7 @@ def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tup
 
 
 def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
-    """Return a column of bytes from its lengths and its data."""
+    """Build a column of bytes from its lengths and its data."""
     if len(data) >= 2**31:
         raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
     count = len(lengths) // 4
@@ -128,9 +139,9 @@ def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
 
 
 def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """Return a column of whole numbers that has each value so many times; None is null.
+    """Build a column of integers that repeats each value the given number of times. None becomes null.
 
-    It is made of bytes: pyarrow loads pandas to make a column of Python's values.
+    The column is built from bytes, because pyarrow loads pandas to convert Python values.
     """
     width = kind.bit_width // 8
     parts = [
@@ -147,7 +158,7 @@ def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataT
 
 
 def _flat(column: Any, name: str) -> pa.Array:
-    """Return a column in one piece, with its values in it rather than in a dictionary."""
+    """Return a column as one array without a dictionary."""
     if not isinstance(column, pa.Array | pa.ChunkedArray):
         raise MalformedError(
             f"the {name} column is a {type(column).__name__}, not an Arrow array; "
@@ -192,7 +203,7 @@ def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array 
 
 
 def _column(values: pa.Array) -> tuple[bytes, bytes]:
-    """Return the lengths of a column of bytes, and its data."""
+    """Return the lengths and the data of a column of bytes."""
     _, offsets, data = values.buffers()
     ends = memoryview(offsets).cast("i")
     first, last = ends[values.offset], ends[values.offset + len(values)]

@@ -1,6 +1,10 @@
-"""Arrow columns of keys and headers to encoded ones and back; see tuplewire.values.headers. Needs pyarrow.
+"""Conversion between Arrow columns of keys and headers and encoded ones; see tuplewire.values.headers.
 
-Writing makes no Python object per message. Reading makes some for each that differs from all others.
+Encoding creates no Python object per message. Decoding creates objects for each distinct entry. Users:
+arrow.py and spark/columns.py. Requires pyarrow. Owns no state.
+Thread-safe.
+
+Design: docs/design/sessions.md ("Keys and headers are one opaque column").
 """
 
 from __future__ import annotations
@@ -15,24 +19,29 @@ from tuplewire.values.headers import TOMBSTONE, decode_headers, encode_headers
 
 KEY = pa.binary()
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-"""The types of the columns, which are those of Spark's Kafka connector."""
+"""The types of the columns, which are the types of Spark's Kafka connector."""
 
-# pyarrow loads pandas for pa.scalar(), which takes as long as all else that a Spark process loads for us.
+# Not pa.scalar(): it loads pandas, which takes as long as all other imports of this library in Spark.
 EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _SHORT = 128
-"""A length below this takes one byte on the wire."""
+"""A length below this takes one byte, as a protobuf varint."""
 
 
 def encode_columns(
     keys: pa.Array | None, headers: pa.Array | None, count: int, tombstones: pa.Array | None = None
 ) -> pa.Array | None:
-    """Return each message's key and headers, encoded; None if no message has any.
+    """Return each message's encoded key and headers; None if no message has a key or headers.
 
-    keys: binary or strings; null: the message has none. headers: lists of structs of a name and a value, in
-    this order, whatever they are called; null: none. None: no such column. tombstones: true where the header
-    TOMBSTONE is added.
+    Args:
+        keys: Binary or strings, null for a message without a key. None without such a column.
+        headers: Lists of structs of a name and a value, in this order with any field names; null for a
+        message
+            without headers. None without such a column.
+        count: The number of messages.
+        tombstones: True for each message that gets the header TOMBSTONE.
 
-    Raises MalformedError for other types, columns of another length, and headers without a name.
+    Raises:
+        MalformedError: A column has another type or length, or a header has no name.
     """
     parts = []
     for column, name, encode in ((keys, "key", _encoded_keys), (headers, "headers", _encoded_headers)):
@@ -58,14 +67,14 @@ def _encoded_keys(keys: pa.Array) -> pa.Array:
 
 
 def without_names(headers: pa.Array) -> pa.Array:
-    """Return for each message whether one of its headers has no name: true, or null for no."""
+    """Return a boolean for each message, as a column: true if one of its headers has no name."""
     names = _names_and_values(headers)[1]
     rows = pc.list_parent_indices(headers).filter(names.is_null())
     return pc.is_in(pa.array(range(len(headers)), rows.type), value_set=rows)
 
 
 def _names_and_values(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return the headers as lists, and the names and values of all of them."""
+    """Return the headers as lists, and the names and values of all headers."""
     kind = headers.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
     if pa.types.is_map(kind):
@@ -86,7 +95,7 @@ def _encoded_headers(headers: pa.Array) -> pa.Array:
         raise MalformedError(
             f"the headers column has {names.null_count} header(s) without a name; filter or fill them first"
         )
-    # Absent is null for a value, and empty for a name, as protobuf has it.
+    # As in protobuf, an absent value is null, but an absent name is an empty string.
     named = pc.if_else(pc.equal(names, EMPTY), EMPTY, _joined(_lengths(names, b"\x0a"), names))
     fields = _joined(named, pc.fill_null(_joined(_lengths(values, b"\x12"), values), EMPTY))
     written = _joined(_lengths(fields, b"\x12"), fields)
@@ -96,7 +105,7 @@ def _encoded_headers(headers: pa.Array) -> pa.Array:
 
 
 def _lengths(values: pa.Array, tag: bytes) -> pa.Array:
-    """Return the tag and the length of each value, as they stand before it."""
+    """Return the tag and the length that precede each value on the wire."""
     sizes = pc.binary_length(values).dictionary_encode()
     heads = [tag + _varint(size) for size in sizes.dictionary.to_pylist()]
     return pa.array(heads, pa.binary()).take(sizes.indices)
@@ -125,10 +134,11 @@ def _binary(column: pa.Array, name: str, wanted: str) -> pa.Array:
 
 
 def decode_columns(encoded: pa.Array, *, headers: bool) -> tuple[pa.Array, pa.Array | None]:
-    """Return a column of keys and, if wanted, one of headers; both are null where a message has none.
+    """Return a column of keys and, if requested, a column of headers; null if a message has no such value.
 
-    Raises MalformedError as decode_headers.
+    Raises MalformedError like decode_headers().
     """
+    # Messages often share keys and headers, so each distinct entry is decoded once.
     entries = encoded.dictionary_encode()
     read = [decode_headers(entry) for entry in entries.dictionary.to_pylist()]
 

@@ -1,4 +1,10 @@
-"""Arrow rows, in columns, as the payload of a message. Needs pyarrow."""
+"""Arrow rows, in columns, as the payload of a message.
+
+Users: programs, bolts and the demos. Requires pyarrow. Owns no state.
+Thread-safe.
+
+Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +16,14 @@ from tuplewire.settings.config import MIB
 
 
 def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
-    """Return rows as the payload of one message: a whole stream of Arrow's IPC format, with its schema.
+    """Return rows as the payload of one message: a complete stream of Arrow's IPC format, with its schema.
 
-    So a bolt gets columns, a few thousand rows at a time, and no object for each row. The bytes of a message
-    are bounded (max_message_bytes); route_rows() divides rows accordingly. Any program with an Arrow library
-    reads it. Of a dictionary column only the values that the rows have go along. Source: the Arrow columnar
-    format, "IPC Streaming Format".
+    A bolt therefore gets columns of a few thousand rows, not an object for each row. Any program with an
+    Arrow library can read the payload. Its size is limited (max_message_bytes); route_rows() divides rows
+    accordingly. Values of a dictionary column that the rows do not use are omitted. Source: the Arrow
+    columnar format, "IPC Streaming Format".
 
-    Raises MessageError for what are no rows.
+    Raises MessageError if `rows` is not a RecordBatch or Table.
     """
     batch = _compact(_one_batch(rows))
     sink = pa.BufferOutputStream()
@@ -30,8 +36,8 @@ def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
 def unpack_rows(payload: bytes) -> pa.RecordBatch:
     """Return the rows in a payload of pack_rows(), or in any stream of Arrow's IPC format.
 
-    The columns of a single batch share the payload's memory. Raises MalformedError for what is no such
-    payload; all of it is checked, text for UTF-8, too.
+    The columns of a single batch share the payload's memory. Raises MalformedError for any other payload. All
+    values are checked, including the UTF-8 of strings.
     """
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise MalformedError(f"a payload is bytes, not {type(payload).__name__}")
@@ -51,17 +57,17 @@ def unpack_rows(payload: bytes) -> pa.RecordBatch:
 def route_rows(
     tasks: pa.Array | pa.ChunkedArray, rows: pa.RecordBatch | pa.Table, max_bytes: int = MIB // 2
 ) -> tuple[list[int], list[bytes]]:
-    """Divide rows by the task of each, and return them packed: a task and a payload for each message.
+    """Divide rows by task, and return the tasks and payloads of the messages.
 
-    They are made for TaskMessageBatch.from_columns(). Rows to one task stay in order, and take several
-    messages where one would have more than about so many bytes (a single row is never divided).
+    Pass both to TaskMessageBatch.from_columns(). Rows to one task stay in order. They are divided into
+    several messages if one message would exceed about `max_bytes`; a single row is never divided.
 
-    Raises MessageError where there is not one task for each row, and InvalidTaskError for what is no task.
+    Raises MessageError unless there is one task for each row, and InvalidTaskError for an invalid task id.
     """
     rows, tasks = _one_batch(rows), _tasks_of(tasks)
     if len(tasks) != rows.num_rows:
         raise MessageError(f"{len(tasks)} tasks for {rows.num_rows} rows: give one for each")
-    order = pc.array_sort_indices(tasks)  # stable
+    order = pc.array_sort_indices(tasks)  # stable, so each task's rows stay in order
     runs = pc.run_end_encode(tasks.take(order))
     rows = rows.take(order)
     found: list[int] = []
@@ -69,6 +75,7 @@ def route_rows(
     start = 0
     for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         run = _compact(rows.slice(start, end - start))
+        # Divide by the average size of a row: the exact size of each message is known only after packing.
         most = max(1, max_bytes * run.num_rows // max(1, run.nbytes))
         for first in range(0, run.num_rows, most):
             found.append(task)
@@ -115,7 +122,7 @@ def _tasks_of(tasks: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Remove dictionary values that these rows do not use: Arrow writes the whole dictionary."""
+    """Remove dictionary values that these rows do not use, because Arrow writes the whole dictionary."""
     columns = [
         _compact_column(column) if pa.types.is_dictionary(column.type) else column for column in rows.columns
     ]
@@ -128,7 +135,7 @@ def _compact_column(column: pa.DictionaryArray) -> pa.DictionaryArray:
     used = pc.unique(column.indices).drop_null()
     if len(used) == len(column.dictionary):
         return column
-    used = used.take(pc.array_sort_indices(used))  # an ordered dictionary stays in order
+    used = used.take(pc.array_sort_indices(used))  # keeps the order of an ordered dictionary
     indices = pc.index_in(column.indices, used).cast(column.type.index_type)
     values = column.dictionary.take(used)
     return pa.DictionaryArray.from_arrays(indices, values, ordered=column.type.ordered)

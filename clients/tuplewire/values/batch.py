@@ -1,6 +1,10 @@
-"""TaskMessageBatch: the columns that carry many messages.
+"""TaskMessageBatch: many messages, stored as columns.
 
-A batch is columns from end to end: no layer makes an object, a protobuf message or a metric call per message.
+A batch stays in columns on its whole path: no layer creates an object, a protobuf message or a metric call
+per message. Users: clients, subscriptions, Spark and programs. Owns its columns, which do not change.
+Thread-safe.
+
+Design: docs/design/sessions.md ("Frames are columns").
 """
 
 from __future__ import annotations
@@ -21,20 +25,21 @@ if TYPE_CHECKING:
 
 _NO_SOURCE = -1
 _MOST_SHOWN = 10
-"""Messages that a notebook shows of a batch."""
+"""The number of messages of a batch that a notebook shows."""
 _Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
 """Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
 
 
 class TaskMessageBatch(Sequence[TaskMessage]):
-    """An immutable sequence of TaskMessages, held as columns.
+    """An immutable sequence of TaskMessages, stored as columns. Thread-safe.
 
-    Iterating and indexing make TaskMessages; everything else (`groups`, slices, `+`) works on columns.
-    A batch keeps the order in which you built it. Its groups travel, so another process sees the messages in
-    order within each (source, task). That is the order that Tuplewire promises.
+    Iterating and indexing create TaskMessages; all other operations (`groups`, slices, `+`) use columns. A
+    batch keeps the order in which you built it. It is sent as groups, so the receiver gets the messages in
+    order for each (source, task). This is the order that Tuplewire guarantees.
 
-    A group's mark `redelivered` belongs to whole columns: it stays in `groups`, in plain slices of a batch
-    built from groups, and in sums of such batches. Equality is of tasks, sources, payloads, keys and headers.
+    `redelivered` is a property of a whole group. It is preserved in `groups`, in slices with step 1 of a
+    batch built from groups, and in sums of such batches. Two batches are equal if their tasks, sources,
+    payloads, keys and headers are equal.
     """
 
     __slots__ = ("_columns", "_count", "_grouped", "_groups")
@@ -44,9 +49,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     _grouped: bool  # the order is that of the groups; else that of the columns
 
     def __init__(self, messages: Iterable[TaskMessage] = (), source: SupportsIndex | None = None) -> None:
-        """Build from TaskMessages, all from one source task (None: the sender is not a task).
+        """Build a batch from TaskMessages of one source task (None if the sender is not a task).
 
-        Raises InvalidTaskError for a bad task id, MessageError for anything but TaskMessages with payloads.
+        Raises InvalidTaskError for an invalid task id, MessageError for objects that are not TaskMessages.
         """
         messages = list(messages)
         try:
@@ -71,12 +76,14 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         keys: Collection[bytes | None] | None = None,
         headers: Collection[Headers | None] | None = None,
     ) -> Self:
-        """Build from columns of equal length; an integer stands for a column of that value.
+        """Build a batch from columns of equal length. An integer stands for a column with that value.
 
-        keys, headers: what TaskMessage takes, for each message; None where it has none.
+        `keys` and `headers` have a value as in TaskMessage() for each message, or None.
 
-        Raises MalformedError when the lengths differ, InvalidTaskError for a bad task id, MessageError for a
-        payload or key that is not bytes, or for headers that are not pairs.
+        Raises:
+            MalformedError: The lengths differ.
+            InvalidTaskError: A task id is invalid.
+            MessageError: A payload or key is not bytes, or headers are not pairs.
         """
         encoded = None
         if keys is not None or headers is not None:
@@ -89,7 +96,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     @classmethod
     def from_groups(cls, groups: Iterable[TaskGroup]) -> Self:
-        """Build from groups, in their order, sharing their columns; groups without messages are left out."""
+        """Build a batch from groups, in their order, sharing their columns. Empty groups are omitted."""
         return cls.__new__(cls)._hold(None, tuple(filter(len, groups)))
 
     @classmethod
@@ -102,12 +109,17 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         keys: pa.Array | None = None,
         headers: pa.Array | None = None,
     ) -> Self:
-        """Build from Arrow arrays: integers without nulls, and binary or strings without nulls.
+        """Build a batch from Arrow arrays without creating a Python object per message.
 
-        Makes no Python object per message. The messages are sorted by task, in order within each.
+        The messages are sorted by task. Messages to one task keep their order.
 
-        keys: binary or strings; null where a message has none. headers: lists of structs of name and value,
-        as Spark has them from Kafka; null where a message has none.
+        Args:
+            tasks: Integers without nulls, or one task id.
+            payloads: Binary or strings without nulls.
+            source: The sending task; None if the sender is not a task.
+            keys: Binary or strings; null for a message without a key.
+            headers: Lists of structs of name and value, as from Spark's Kafka source; null for a message
+                without headers.
         """
         from tuplewire.values.arrow import encoded_from_arrow, groups_from_arrow
 
@@ -117,10 +129,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
         """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary), in this order.
 
-        Rows are in the order of iteration.
-
-        headers: append `key` (binary) and `headers` (lists of structs of `key` and `value`), null where a
-        message has none. Raises MalformedError then as TaskMessage.headers.
+        Rows are in the order of iteration. With `headers`, append the nullable columns `key` (binary) and
+        `headers` (lists of structs of `key` and `value`). Raises MalformedError then like
+        TaskMessage.headers.
         """
         from tuplewire.values.arrow import key_and_headers, ordered_batch, record_batch
 
@@ -137,9 +148,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return batch.append_column("key", key).append_column("headers", pairs)
 
     def to_pandas(self, *, headers: bool = False) -> pd.DataFrame:
-        """Return what to_arrow() returns as a pandas DataFrame; `source` is Int32, which has missing values.
+        """Return the columns of to_arrow() as a pandas DataFrame. `source` is Int32, which may have NA.
 
-        Raises MalformedError as to_arrow().
+        Raises MalformedError like to_arrow().
         """
         frame = self.to_arrow(headers=headers).to_pandas()
         frame["source"] = frame["source"].astype("Int32")
@@ -171,13 +182,13 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     @property
     def groups(self) -> tuple[TaskGroup, ...]:
-        """The batch by (source, task), in order within each; every group has at least one message."""
+        """The messages grouped by (source, task), in order within each group. No group is empty."""
         if self._groups is None:
             tasks, sources, payloads, headers = self._as_columns()
             if headers is not None:
                 self._groups = _groups_with_headers(tasks, sources, payloads, headers)
                 return self._groups
-            if sources == sources[:1] * len(sources):  # all the same, as nearly always: compares memory
+            if sources == sources[:1] * len(sources):  # nearly always; comparing memory is faster than a loop
                 by_task: defaultdict[int, list[bytes]] = defaultdict(list)
                 for task, payload in zip(tasks, payloads, strict=True):
                     by_task[task].append(payload)
@@ -199,7 +210,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     @property
     def sources(self) -> Sequence[int]:
-        """The source task of each message; -1 where the sender is not a task."""
+        """The source task of each message; -1 if the sender is not a task."""
         return self._as_columns()[1]
 
     @property
@@ -209,12 +220,12 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     @property
     def keys(self) -> Sequence[bytes | None]:
-        """The key of each message; None where it has none. Raises MalformedError as TaskMessage.headers."""
+        """The key of each message, or None. Raises MalformedError like TaskMessage.headers."""
         return [key for key, _ in self._decoded()]
 
     @property
     def headers(self) -> Sequence[ReadHeaders]:
-        """The headers of each message. Raises MalformedError as TaskMessage.headers."""
+        """The headers of each message. Raises MalformedError like TaskMessage.headers."""
         return [headers for _, headers in self._decoded()]
 
     def _decoded(self) -> list[tuple[bytes | None, ReadHeaders]]:
@@ -233,7 +244,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return sum(map(len, self.payloads))
 
     def group_by_task(self) -> dict[int, TaskMessageBatch]:
-        """Split by destination task, in order within each (source, task)."""
+        """Split the batch by destination task. The order within each (source, task) is kept."""
         by_task: dict[int, list[TaskGroup]] = {}
         for group in self.groups:
             by_task.setdefault(group.task, []).append(group)
@@ -346,7 +357,7 @@ def _no_headers(count: int) -> list[bytes]:
 def _groups_with_headers(
     tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes]
 ) -> tuple[TaskGroup, ...]:
-    """Group by (source, task), where some message has a key or headers."""
+    """Group messages by (source, task) if at least one has a key or headers."""
     buckets: defaultdict[tuple[int, int], tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
     for source, task, payload, encoded in zip(sources, tasks, payloads, headers, strict=True):
         some, their_headers = buckets[source, task]
@@ -365,9 +376,9 @@ def as_groups(
     key: bytes | None = None,
     headers: Headers | None = None,
 ) -> tuple[TaskGroup, ...]:
-    """Return the groups of a batch, an iterable of TaskMessages, or a task and a payload.
+    """Return the groups of a batch, of an iterable of TaskMessages, or of one task and payload.
 
-    source: the sending task of messages that do not name their own. key, headers: of the one payload.
+    `source` is the sending task of messages without a source. `key` and `headers` are for a single payload.
     """
     if key is not None or headers:
         if payload is None:
@@ -377,7 +388,7 @@ def as_groups(
         return TaskMessageBatch([TaskMessage(messages, payload, key=key, headers=headers)], source).groups
     if payload is not None:
         return (TaskGroup.of(messages, (payload,), source),)
-    # Not isinstance(messages, SupportsIndex): a look-up by protocol takes longer than the whole send.
+    # Not isinstance(messages, SupportsIndex): that check of a protocol takes longer than the whole send.
     if not isinstance(messages, TaskMessageBatch) and hasattr(messages, "__index__"):
         raise TypeError("send(task, payload): the payload is missing")
     batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)

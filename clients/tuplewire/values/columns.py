@@ -1,4 +1,4 @@
-"""A column of byte strings: their lengths, four little-endian bytes each, and the strings end to end."""
+"""Columns of byte strings: lengths of four little-endian bytes each, and the concatenated strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 
 def to_wire(lengths: array[int]) -> bytes:
-    """Return lengths as they travel; the array may be changed."""
+    """Return lengths as bytes for the wire. May modify the array."""
     if sys.byteorder == "big":
         lengths.byteswap()
     return lengths.tobytes()
@@ -25,13 +25,13 @@ def sizes_of(lengths: bytes) -> array[int]:
 
 
 def values_of(lengths: bytes, data: bytes) -> list[bytes]:
-    """Return each value of a column."""
+    """Return the values of a column."""
     sizes = sizes_of(lengths)
     count = len(sizes)
     if count == 1:
         return [data]
     size = sizes[0] if count else 0
-    # Memory comparison, not a loop: are all lengths the same?
+    # True if all lengths are the same: a comparison of memory is faster than a loop.
     if size and size * count == len(data) and lengths[4:] == lengths[:-4]:
         return [value for (value,) in struct.iter_unpack(f"{size}s", data)]
     values = []
@@ -44,7 +44,7 @@ def values_of(lengths: bytes, data: bytes) -> list[bytes]:
 
 
 def cut_column(lengths: bytes, data: bytes, bounds: Sequence[int]) -> list[tuple[bytes, bytes]]:
-    """Return a column's lengths and data from each bound up to the next; an absent one stays absent."""
+    """Return the lengths and data of a column between consecutive bounds. An absent column stays absent."""
     if not lengths:
         return [(b"", b"")] * (len(bounds) - 1)
     sizes = sizes_of(lengths)

@@ -1,6 +1,10 @@
-"""Dead letters: copies of messages that consumers rejected too often, with what is told of them in headers.
+"""Dead letters: copies of messages that consumers rejected too often, with the facts about each in headers.
 
-They are ordinary messages of the task that a worker has as `dead_letter_task`.
+Dead letters are ordinary messages to the task that a worker has as `dead_letter_task`. Users: the worker
+creates them (worker/rejections.py); the command `dead-letters` and Spark read them. Owns no state.
+Thread-safe.
+
+Design: docs/design/acking.md ("Rejected messages").
 """
 
 from __future__ import annotations
@@ -16,16 +20,16 @@ from tuplewire.values.headers import decode_headers, encode_headers
 from tuplewire.values.message import Headers, ReadHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
-"""The header of a message that comes again: how often consumers have rejected it, in decimal digits."""
+"""The header with the number of rejections of a redelivered message, in decimal digits."""
 DEAD = "tuplewire-dead-"
-"""Headers of dead letters begin with it."""
+"""The prefix of the headers of dead letters."""
 REASON, SOURCE, TASK, COUNT, TIME = (
     f"{DEAD}{name}" for name in ("reason", "source", "task", "count", "time")
 )
 
 
 def rejections_of(headers: ReadHeaders) -> int:
-    """Return how often consumers have rejected a message, by its headers."""
+    """Return the number of rejections of a message, from its headers."""
     return _number(dict(headers).get(REJECTED)) or 0
 
 
@@ -34,7 +38,7 @@ def _number(value: bytes | None) -> int | None:
 
 
 def headers_of(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
-    """Return key and headers of a single message; what is no such thing counts as none."""
+    """Return the key and headers of a single message. Malformed headers count as no key and no headers."""
     try:
         return decode_headers(group.header_data)
     except MalformedError:
@@ -42,13 +46,13 @@ def headers_of(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
 
 
 def again(group: TaskGroup, count: int) -> TaskGroup:
-    """Return a single message as it comes again after so many rejections."""
+    """Return a single message as it is redelivered after `count` rejections."""
     key, headers = headers_of(group)
     return _with_headers(group, key, [*_others(headers), (REJECTED, str(count).encode())])
 
 
 def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros: int) -> TaskGroup:
-    """Return a single message as a dead letter to a task. now_micros: since 1970."""
+    """Return a single message as a dead letter to `task`. `now_micros` is in microseconds since 1970."""
     key, headers = headers_of(group)
     time = datetime.fromtimestamp(now_micros / 1e6, UTC).isoformat()
     source = "" if group.source is None else str(group.source)
@@ -68,11 +72,17 @@ def _with_headers(group: TaskGroup, key: bytes | None, headers: Headers) -> Task
 
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
-    """A dead letter, read.
+    """A decoded dead letter.
 
-    id: eight digits that are the same whenever it is read. task: the one to which the message was. source:
-    the task that sent it; None: no task. time: when it became a dead letter, in ISO 8601 and UTC. message: as
-    it was sent. redelivered: True if it may be a copy.
+    Attributes:
+        id: Eight hexadecimal digits, which are the same at every read.
+        task: The task that the message was sent to.
+        source: The task that sent the message; None if the sender is not a task.
+        count: The number of rejections.
+        reason: The reason of the last rejection.
+        time: The time at which the message became a dead letter, in ISO 8601 and UTC.
+        message: The original message.
+        redelivered: True if the dead letter may be a duplicate.
     """
 
     id: str
@@ -86,7 +96,7 @@ class DeadMessage:
 
     @classmethod
     def read(cls, letter: TaskMessage, *, redelivered: bool = False) -> Self | None:
-        """Read one; None for a message that is no dead letter."""
+        """Decode a dead letter. Return None if the message is not a dead letter."""
         try:
             told = {name: value or b"" for name, value in letter.headers}
         except MalformedError:

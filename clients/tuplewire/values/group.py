@@ -1,4 +1,10 @@
-"""TaskGroup: the column in which messages travel, and the checks on ids and payloads."""
+"""TaskGroup: a column of messages between two tasks, and the checks on ids and payloads.
+
+All parts that send, queue or deliver messages use TaskGroups. Owns the columns, which do not change.
+Thread-safe.
+
+Design: docs/design/sessions.md ("Frames are columns"); docs/design/moves.md for `forwarded`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +26,11 @@ from tuplewire.errors import (
 from tuplewire.values.columns import cut_column, sizes_of, to_wire, values_of
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""The types of a payload. It is copied to bytes, so later changes to a bytearray do no harm."""
+"""The types of a payload. A payload is copied to bytes, so later changes to a bytearray have no effect."""
 
 
 def check_task(task: SupportsIndex) -> int:
-    """Return a task id as an int; InvalidTaskError for anything but an integer from 0 to 2^31-1."""
+    """Return a task id as an int. Raise InvalidTaskError unless it is an integer from 0 to 2^31-1."""
     number = as_task(task)
     if not MIN_TASK <= number <= MAX_TASK:
         raise InvalidTaskError(f"task {number} is outside {MIN_TASK} to {MAX_TASK}")
@@ -32,7 +38,7 @@ def check_task(task: SupportsIndex) -> int:
 
 
 def as_task(task: SupportsIndex) -> int:
-    """Return an id as an int (numpy's too); InvalidTaskError if it is no integer."""
+    """Return an id, such as numpy's integers, as an int. Raise InvalidTaskError if it is not an integer."""
     try:
         if type(task) is not bool:
             return to_int(task)
@@ -42,7 +48,7 @@ def as_task(task: SupportsIndex) -> int:
 
 
 def as_bytes(value: Any, what: str = "a payload") -> bytes:
-    """Return a payload, or what it is called, as bytes; MessageError if it is not bytes-like."""
+    """Return a value as bytes. Raise MessageError, which names it `what`, if it is not bytes-like."""
     if type(value) is bytes:
         return value
     try:
@@ -53,21 +59,21 @@ def as_bytes(value: Any, what: str = "a payload") -> bytes:
 
 
 def payload_column(payloads: Iterable[Any]) -> list[bytes]:
-    """Return payloads as a list of bytes; MessageError if one is not bytes-like."""
+    """Return payloads as a list of bytes. Raise MessageError if one is not bytes-like."""
     column = list(payloads)
-    if set(map(type, column)) <= {bytes}:  # nearly always, and found out without a loop in Python
+    if set(map(type, column)) <= {bytes}:  # nearly always true, and checked without a loop in Python
         return column
     return [as_bytes(payload) for payload in column]
 
 
 def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, name: str) -> array[int]:
-    """Return so many ids, checked, in four bytes each."""
+    """Return `count` checked ids as an array of four bytes each. Errors call the column `name`."""
     if not isinstance(tasks, Collection):
         return array("i", [check_task(tasks)]) * count
     if len(tasks) != count:
         raise MalformedError(f"{len(tasks)} {name} and {count} payloads: the columns differ in length")
     values: list[Any] = list(tasks)
-    if bool in set(map(type, values)):  # an array takes it for 0 or 1
+    if bool in set(map(type, values)):  # an array would accept it as 0 or 1
         check_task(next(each for each in values if type(each) is bool))
     try:
         column = array("i", values)
@@ -81,59 +87,64 @@ def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, na
 
 
 _HOP = 1 << 32
-"""`forwarded` is the entry worker's number, less than this, plus this once for each hop since."""
+"""`forwarded` is the entry worker's number, which is less than this, plus this number for each hop."""
 _UNQUEUED_HOP = 1 << 56
-"""It has this added, too, for each hop since the messages last waited in the queue of their task's worker."""
+"""Also added for each hop since the messages last waited in the queue of their task's owner."""
 MAX_FRAME_GROUPS = 1000
-"""The most groups of a frame. The receiver spends about 10 us on each, and serves no other session then."""
+"""Limit for the groups of a frame. The receiver needs about 10 us for each and is blocked in that time."""
 MAX_UNQUEUED_HOPS = 16
-"""More of these have no other reason than assignments that contradict each other. A move takes a few."""
+"""Messages with more hops are refused: only contradictory assignments cause this. A move takes a few hops."""
 
 
 def flow_of(task: int, forwarded: int) -> int:
-    """Return the flow of a task's messages, or (negative) of messages that were forwarded to it.
+    """Return the flow of messages to a task. The flow of forwarded messages is negative.
 
-    Each flow has an order of its own, and is counted apart. While a task moves, messages that come back must
-    not queue behind messages that wait for them.
+    Each flow has a separate order and separate counts. While a task moves, returned messages must not queue
+    behind messages that wait for them.
     """
     route = route_of(forwarded)
     return ~(route << 31 | task) if route else task
 
 
 def route_of(forwarded: int) -> int:
-    """Return what of `forwarded` tells one order of messages from another."""
+    """Return the route in `forwarded`. Messages with different routes have separate orders."""
     return forwarded % _UNQUEUED_HOP
 
 
 def task_and_forwarded(flow: int) -> tuple[int, int]:
-    """Return the task and `forwarded` of a flow: the inverse of flow_of."""
+    """Return the task and the route of a flow: the inverse of flow_of()."""
     return (flow, 0) if flow >= 0 else (~flow & MAX_TASK, ~flow >> 31)
 
 
 def entry_worker(forwarded: int) -> int:
-    """Return the number of the worker that accepted messages from a program; 0: the one that sends them."""
+    """Return the number of the worker that accepted messages from a program; 0 is the sending worker."""
     return forwarded % _HOP
 
 
 @dataclass(slots=True, eq=False)
 class TaskGroup:
-    """A column of messages from one source task to one destination task; immutable.
+    """A column of messages from one source task to one destination task. Immutable; thread-safe.
 
-    task: the destination. source: the sending task, None when the sender is not a task.
-    lengths: the length of each payload, four little-endian bytes each. data: the payloads end to end.
-    header_lengths, header_data: the same of the keys and headers, encoded (see values/headers.py); both are
-    empty where no message has any. size_bytes: payloads, keys and headers, which limits and credit count.
-    redelivered: True when they may have been delivered before, to a process that has died.
-    forwarded: between workers. Low 32 bits: the number of the entry worker, which accepted the messages from
-    a program. The next 24: how often they, or earlier ones, were forwarded since; the upper 8: how often they
-    were since they last waited in the queue of their task's worker. 0: the sending worker is the entry
-    worker, and they have not waited in its own queue for the task.
-    entry_sequence: between workers. The number of the first message among those to the task that the entry
-    worker accepted, from 1; the others follow by one. flow: see flow_of.
-    accepted_micros: when the first of them was accepted by its sender, or by the entry worker where the
-    sender did not say it: microseconds since 1970 by the clock of that host, exact to a millisecond; 0: not
-    known. It stays the same on the way to the consumer, also through a move.
-    kept: at a worker, whether somebody before it keeps them until they are processed: they survive its death.
+    Attributes:
+        source: The sending task; None if the sender is not a task.
+        lengths: The length of each payload, in four little-endian bytes.
+        data: The concatenated payloads.
+        header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
+        size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
+        redelivered: True if the messages may have been delivered before, to a process that failed.
+        forwarded: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
+        messages
+            from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops since they
+            last waited in the queue of their task's owner. 0: the sending worker is the entry worker, and
+            they have not waited in its queue for the task.
+        entry_sequence: Set between workers. The number of the first message among all messages to the task
+            that the entry worker accepted, from 1. The numbers of later messages follow without gaps.
+        flow: See flow_of().
+        accepted_micros: The time at which the sender accepted the first message, or the entry worker if the
+            sender reported none; 0 if unknown. In microseconds since 1970 by the clock of that host, exact to
+            a millisecond. It does not change on the path to the consumer, also during a move.
+        kept: At a worker, True if an upstream process retains the messages until they are processed. They are
+            then not lost if the worker fails.
     """
 
     task: int
@@ -161,7 +172,7 @@ class TaskGroup:
     ) -> Self:
         """Build a group from payloads.
 
-        Raises InvalidTaskError for an id outside 0 to 2^31-1, MessageError for a payload that is not bytes.
+        Raises InvalidTaskError for an id outside 0 to 2^31-1, MessageError if a payload is not bytes.
         """
         sender = None if source is None else check_task(source)
         number = check_task(task)
@@ -170,7 +181,7 @@ class TaskGroup:
             sizes, data = array("I", map(len, column)), b"".join(column)
         except TypeError:
             return cls.joined(number, sender, payload_column(column))
-        if sum(sizes) != len(data):  # memoryviews of something larger than bytes
+        if sum(sizes) != len(data):  # a memoryview with elements larger than a byte
             return cls.joined(number, sender, payload_column(column))
         return cls(number, sender, to_wire(sizes), data)
 
@@ -178,7 +189,7 @@ class TaskGroup:
     def joined(
         cls, task: int, source: int | None, payloads: list[bytes], headers: list[bytes] | None = None
     ) -> Self:
-        """Build a group from checked ids and bytes. headers: each message's key and headers, encoded."""
+        """Build a group from checked ids and bytes. `headers` has each message's encoded key and headers."""
         lengths, data = to_wire(array("I", map(len, payloads))), b"".join(payloads)
         if headers is None or not any(headers):
             return cls(task, source, lengths, data)
@@ -186,9 +197,9 @@ class TaskGroup:
         return cls(task, source, lengths, data, header_lengths=header_lengths, header_data=b"".join(headers))
 
     def checked(self) -> Self:
-        """Return the group, if its columns of unknown origin are sound.
+        """Check the columns of a group of unknown origin, and return the group.
 
-        Raises MalformedError when they do not hold together or are empty, InvalidTaskError for a bad id.
+        Raises MalformedError if the columns are inconsistent or empty, InvalidTaskError for an invalid id.
         """
         check_task(self.task)
         if self.source is not None:
@@ -228,7 +239,7 @@ class TaskGroup:
 
     @property
     def end(self) -> int:
-        """The entry_sequence of the message after these; 0 if they have none."""
+        """The entry_sequence after the last message; 0 if the messages have no entry_sequence."""
         return self.entry_sequence and self.entry_sequence + len(self)
 
     def sizes(self) -> array[int]:
@@ -236,29 +247,29 @@ class TaskGroup:
         return sizes_of(self.lengths)
 
     def header_sizes(self) -> array[int]:
-        """Return the length of each message's encoded key and headers; empty if none has any."""
+        """Return the length of each message's encoded key and headers; empty without keys and headers."""
         return sizes_of(self.header_lengths)
 
     def message_sizes(self) -> array[int]:
-        """Return the bytes of each message that limits and credit count: payload, key and headers."""
+        """Return the size of each message as counted by limits and credit: payload, key and headers."""
         if not self.header_lengths:
             return self.sizes()
         return array("I", map(add, self.sizes(), self.header_sizes()))
 
     def payloads(self) -> list[bytes]:
-        """Return the payloads, one bytes object each."""
+        """Return each payload as a bytes object."""
         return values_of(self.lengths, self.data)
 
     def encoded_headers(self) -> list[bytes] | None:
-        """Return each message's key and headers, encoded (see values/headers.py); None if none has any."""
+        """Return each message's encoded key and headers (values/headers.py); None if there are none."""
         return values_of(self.header_lengths, self.header_data) if self.header_lengths else None
 
     def slice(self, start: int, stop: int) -> TaskGroup:
-        """Return the messages from start up to stop (both within the group) as a group."""
+        """Return the messages from `start` up to `stop` (both within the group) as a group."""
         return self.cut((start, stop))[0]
 
     def split(self, max_bytes: int) -> list[TaskGroup]:
-        """Cut into groups of at most so many bytes (see size_bytes), or of one larger message."""
+        """Split the group into groups of at most `max_bytes` (see size_bytes), or of one larger message."""
         bounds = [0]
         begin = end = 0
         sizes = self.message_sizes()
@@ -270,7 +281,7 @@ class TaskGroup:
         return self.cut((*bounds, len(sizes)))
 
     def cut(self, bounds: Sequence[int]) -> list[TaskGroup]:
-        """Return the messages from each of these indexes, which grow, up to the next one, as groups."""
+        """Cut the group at increasing indexes; return the messages between consecutive bounds as groups."""
         columns = cut_column(self.lengths, self.data, bounds)
         headers = cut_column(self.header_lengths, self.header_data, bounds)
         return [
@@ -287,16 +298,16 @@ class TaskGroup:
             )
         ]
 
-    # Copies are made by replace() alone: it keeps every field that the copy does not change.
+    # All copies use replace(), so a field that is added later is never lost in a copy.
 
     def with_source(self, source: int) -> TaskGroup:
-        """Return the same messages as sent by a task."""
+        """Return the same messages with this sending task."""
         return replace(self, source=source)
 
     def as_new(self) -> TaskGroup:
-        """Return the same messages, as a process sends them that is not a worker on their way.
+        """Return the same messages without the fields that only workers set, for sending them again.
 
-        Fields that only workers set are cleared. The mark and the time of acceptance stay.
+        `redelivered` and the time of acceptance stay.
         """
         if not (self.forwarded or self.entry_sequence or self.kept):
             return self
@@ -307,9 +318,10 @@ class TaskGroup:
         return replace(self, redelivered=True)
 
     def at(self, entry_sequence: int, now_micros: int, *, kept: bool = False) -> TaskGroup:
-        """Return the same messages, with the sequence at which their entry worker accepted them.
+        """Return the same messages with the entry sequence that their entry worker assigned.
 
-        now_micros: the time of acceptance, if the group has none yet. kept: whether their program keeps them.
+        `now_micros` is the time of acceptance if the group has no time yet. `kept`: the program's sender
+        retains them.
         """
         return replace(
             self,
@@ -319,28 +331,28 @@ class TaskGroup:
         )
 
     def accepted(self, micros: int) -> TaskGroup:
-        """Return the same messages, accepted at this time if they have none yet."""
+        """Return the same messages with this time of acceptance, unless the group has one."""
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
     def passed_on(self, worker: int, after: int = 0) -> TaskGroup:
-        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named.
+        """Return the same messages as forwarded once more; `worker` becomes the entry worker if none is set.
 
-        after: the route (see route_of) of earlier messages of the same entry worker. They take no lower one,
-        and so do not overtake these.
+        `after` is the route (see route_of()) of earlier messages of the same entry worker. The new route is
+        not lower, so the messages do not overtake the earlier ones.
         """
         forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
         return replace(self, forwarded=forwarded + max(0, after - route_of(forwarded)))
 
     @property
     def unqueued_hops(self) -> int:
-        """How often they were forwarded since they last waited in the queue of their task's worker."""
+        """The number of hops since the messages last waited in the queue of their task's owner."""
         return self.forwarded // _UNQUEUED_HOP
 
     def out_of_queue(self, entered: int) -> TaskGroup:
-        """Return the same messages, as they leave a queue: a task that moves again is no circle.
+        """Return the same messages as they leave a queue, without unqueued hops: repeated moves are no loop.
 
-        entered: the number of this worker if it has accepted them from a program, else 0. They then need no
-        credit elsewhere, having that of this worker.
+        `entered` is the number of this worker if it accepted the messages from a program, otherwise 0. The
+        messages then need no other credit, because they use the credit of this worker.
         """
         if self.forwarded:
             return replace(self, forwarded=route_of(self.forwarded)) if self.unqueued_hops else self
@@ -348,7 +360,7 @@ class TaskGroup:
 
     @property
     def plain(self) -> bool:
-        """Whether its payloads, task and source are all there is to say of it, as of most of what is sent."""
+        """True if only payloads, task and source are set, as for most messages that programs send."""
         return not (
             self.redelivered
             or self.forwarded
@@ -359,7 +371,7 @@ class TaskGroup:
         )
 
     def joins(self, other: TaskGroup) -> bool:
-        """Whether these messages may follow the other's in one column."""
+        """Return True if these messages may follow the messages of `other` in one column."""
         return (
             self.flow == other.flow
             and self.source == other.source
@@ -370,16 +382,15 @@ class TaskGroup:
 
 
 def same_time(micros: int, other_micros: int) -> bool:
-    """Whether two messages count as accepted at one time, and may share what is told of it.
+    """Return True if two times of acceptance may be merged because they are in the same millisecond.
 
-    They are of one whole millisecond, wherever on their way they are put together: a time that is told to the
-    millisecond is the same for everybody who asks for the message.
+    A time in milliseconds is then the same for every reader, regardless of where messages were merged.
     """
     return micros // 1000 == other_micros // 1000
 
 
 def check_sizes(groups: Iterable[TaskGroup], limit_bytes: int) -> None:
-    """Raise MessageTooLargeError when one payload is over the limit."""
+    """Raise MessageTooLargeError if a message exceeds the limit."""
     for group in groups:
         if group.size_bytes > limit_bytes and (largest := max(group.message_sizes())) > limit_bytes:
             raise MessageTooLargeError(group.task, largest, limit_bytes)

@@ -1,7 +1,7 @@
-"""What travels with a message beside its payload: a key and headers, in the shape of Kafka's.
+"""Encoding of the key and headers of a message, which have the types of Kafka's.
 
-They travel encoded, one `MessageHeaders` for each message, which no worker opens. An empty one stands for
-neither key nor headers.
+Each message has one encoded `MessageHeaders`, which workers forward without decoding. It is empty for a
+message without key and headers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tuplewire.values.group import as_bytes
 from tuplewire.wire.messaging_pb2 import MessageHeader, MessageHeaders
 
 TOMBSTONE = "tuplewire-tombstone"
-"""The header of a message that was a key and a null in Spark, as Kafka's users delete by key."""
+"""The header of a message from a Spark row with a key and a null value, which deletes a key in Kafka."""
 
 
 def encode_headers(key: Any, headers: Any) -> bytes:
-    """Return a message's key (None: it has none) and headers (pairs of a str and bytes or None), encoded.
+    """Encode a message's key (or None) and headers: pairs of a str, and bytes or None.
 
-    Raises MessageError, which says what is wrong, for a key or a value that is not bytes and the like.
+    Raises MessageError for a value of another type, such as a key that is not bytes.
     """
     if key is None and not headers:
         return b""
@@ -51,7 +51,7 @@ def _header(name: Any, value: Any) -> MessageHeader:
 
 
 def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
-    """Return key and headers; MalformedError for bytes that are none, which another program has sent."""
+    """Decode a key and headers. Raise MalformedError if another program has sent invalid bytes."""
     if not encoded:
         return None, ()
     try:
@@ -68,10 +68,10 @@ def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes
 def header_column(
     keys: Collection[Any] | None, headers: Collection[Any] | None, count: int
 ) -> list[bytes] | None:
-    """Return so many encoded entries; None if no message has a key or headers.
+    """Return an encoded entry for each of `count` messages; None if no message has a key or headers.
 
-    keys, headers: a value for each message, None where it has none. Raises MalformedError if there are not so
-    many, MessageError as encode_headers.
+    `keys` and `headers` have a value or None for each message. Raises MalformedError if their length is not
+    `count`, and MessageError like encode_headers().
     """
     for column, name in ((keys, "keys"), (headers, "headers")):
         if column is not None and len(column) != count:

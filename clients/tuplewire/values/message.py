@@ -1,4 +1,11 @@
-"""TaskMessage: one message, which exists only while you look at it. Source: Storm's `TaskMessage`."""
+"""TaskMessage: one message, created only when a program reads or builds it.
+
+Users: programs, clients and TaskMessageBatch. Owns the payload and the encoded key and headers.
+Thread-safe.
+
+Source: Storm's `TaskMessage`.
+Design: docs/design/sessions.md ("Keys and headers are one opaque column").
+"""
 
 from __future__ import annotations
 
@@ -10,19 +17,20 @@ from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError
 from tuplewire.values.group import BytesLike, as_bytes, as_task, check_task
 
 SHUTDOWN_TASK = -1
-"""The task id of Storm's shutdown notice; it ends a receive loop and never crosses a session."""
+"""The task id of Storm's shutdown notice. It ends a receive loop and is never sent over a session."""
 
 _MAX_SERIALIZED_TASK = 2**15 - 1
 Headers: TypeAlias = Iterable[tuple[str, bytes | None]]
-"""Names and values, in an order that is kept; a name may come more than once."""
+"""Names and values. The order is preserved, and names may be repeated."""
 ReadHeaders: TypeAlias = tuple[tuple[str, bytes | None], ...]
-"""The same as it was read."""
+"""Decoded headers."""
 
 
 class TaskMessage:
-    """One message: the destination task id and the payload; maybe a key and headers. Immutable.
+    """One message: the destination task id, the payload, and optionally a key and headers. Immutable.
 
-    A message that has come reads them only when you ask. Two messages are equal when all four are.
+    The key and headers of a received message are decoded on access. Two messages are equal if their task,
+    payload, key and headers are equal.
     """
 
     __slots__ = ("_encoded", "message", "task")
@@ -45,12 +53,12 @@ class TaskMessage:
         Args:
             task: The destination.
             message: The payload.
-            key: What it is about, as in Kafka; None: it has none.
-            headers: Names and values, such as `("traceparent", b"00-...")`, in an order that is kept. A name
-                may come more than once.
+            key: The key, as in Kafka, or None.
+            headers: Names and values, such as `("traceparent", b"00-...")`. The order is preserved, and names
+                may be repeated.
 
         Raises:
-            InvalidTaskError: The task is no integer from 0 to 2^31-1.
+            InvalidTaskError: The task is not an integer from 0 to 2^31-1.
             MessageError: The payload, a key or a header's value is not bytes, or headers are not pairs.
         """
         _set_task(self, task if type(task) is int and 0 <= task <= MAX_TASK else check_task(task))
@@ -62,7 +70,7 @@ class TaskMessage:
 
     @classmethod
     def received(cls, task: int, message: bytes, encoded: bytes = b"") -> Self:
-        """Make one of checked parts, with a key and headers as they travel; see tuplewire.values.headers."""
+        """Make a message from checked parts; for encoded keys and headers see tuplewire.values.headers."""
         received = cls.__new__(cls)
         _set_task(received, task)
         _set_message(received, message)
@@ -72,19 +80,19 @@ class TaskMessage:
 
     @property
     def payload(self) -> bytes:
-        """The payload, by the name that send() and a batch's `payloads` have for it; `message` is Storm's."""
+        """The payload. send() and the `payloads` of a batch use this name; `message` is Storm's name."""
         return self.message
 
     @property
     def key(self) -> bytes | None:
-        """What the message is about; None if it has no key. Raises MalformedError as `headers`."""
+        """The key, or None. Raises MalformedError like `headers`."""
         return self._decoded()[0]
 
     @property
     def headers(self) -> ReadHeaders:
-        """Pairs of name and value, as they were given.
+        """The headers, as pairs of name and value.
 
-        Raises MalformedError if its sender, another program, has sent something else in their place.
+        Raises MalformedError if another program has sent the message with invalid bytes for key and headers.
         """
         return self._decoded()[1]
 
@@ -120,10 +128,9 @@ class TaskMessage:
         return f"TaskMessage(task={self.task!r}, message={self.message!r}{more})"
 
     def serialize(self) -> bytes:
-        """Return Storm's bytes: the task id in two bytes, big-endian, then the payload.
+        """Return the message in Storm's format: the task id in two bytes, big-endian, then the payload.
 
-        They have no place for a key and headers. Raises InvalidTaskError for an id over 32767, which two
-        bytes do not hold.
+        Key and headers are omitted. Raises InvalidTaskError for an id above 32767, which exceeds two bytes.
         """
         task = as_task(self.task)
         if not SHUTDOWN_TASK <= task <= _MAX_SERIALIZED_TASK:
@@ -135,7 +142,10 @@ class TaskMessage:
 
     @classmethod
     def deserialize(cls, packet: BytesLike) -> Self:
-        """Read what serialize() wrote; MalformedError when it is too short, InvalidTaskError below -1."""
+        """Decode the bytes of serialize().
+
+        Raises MalformedError if there are fewer than two bytes, InvalidTaskError for an id below -1.
+        """
         packet = as_bytes(packet)
         if len(packet) < 2:
             raise MalformedError(
@@ -147,15 +157,15 @@ class TaskMessage:
         return cls.received(task, packet[2:])
 
 
-# A message sets its slots with these: its own __setattr__ refuses, and object's takes twice as long.
+# These set the slots of a message: its __setattr__ raises, and object.__setattr__ takes twice as long.
 _set_task, _set_message, _set_encoded = (
     vars(TaskMessage)[name].__set__ for name in ("task", "message", "_encoded")
 )
 
 SHUTDOWN = TaskMessage.received(SHUTDOWN_TASK, b"")
-"""Storm's shutdown notice. No other message has that task: TaskMessage() refuses it."""
+"""Storm's shutdown notice. No other message has its task id, because TaskMessage() does not accept it."""
 
 
 def encoded_of(message: Any) -> bytes:
-    """Return the encoded key and headers of a TaskMessage, or of what a program made like one."""
+    """Return the encoded key and headers of a TaskMessage; empty for a similar object of a program."""
     return getattr(message, "_encoded", b"")

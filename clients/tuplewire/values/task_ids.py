@@ -1,4 +1,10 @@
-"""Lists of tasks, as programs and as people write them: `[1, 2]`, `1,2,10-19`."""
+"""Lists of task ids, as programs and users write them: `[1, 2]` and `1,2,10-19`.
+
+Users: clients, settings, Spark's options, the command line and permissions. Owns no state.
+Thread-safe.
+
+Design: docs/design/identity.md for permissions by task.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ _PART = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
 
 
 def parse_tasks(text: str) -> tuple[int, ...]:
-    """Read task ids and ranges of them, `1,2,10-19`, in the order given; ConfigError for anything else."""
+    """Parse task ids and ranges such as `1,2,10-19`, in their order. Raise ConfigError for other text."""
     tasks: dict[int, None] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,10})(?:\s*-\s*(\d{1,10}))?\s*", part, re.ASCII)
@@ -30,14 +36,14 @@ def parse_tasks(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TaskRanges:
-    """Task ids, as ranges that do not touch, in order. starts, ends: both within."""
+    """Task ids as ordered ranges with gaps between them. `starts` and `ends` are inclusive."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Put ranges together."""
+        """Sort ranges, and merge ranges that overlap or are adjacent."""
         joined: list[list[int]] = []
         for start, end in sorted(ranges):
             if joined and start <= joined[-1][1] + 1:
@@ -48,7 +54,7 @@ class TaskRanges:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `1,2,10-19,100-` (all from 100 on), or `*` for every task; ConfigError for anything else."""
+        """Parse `1,2,10-19,100-` (100 and above), or `*` for all tasks. Raise ConfigError for other text."""
         if text.strip() == "*":
             return cls((0,), (MAX_TASK,))
         ranges = []
@@ -69,19 +75,19 @@ class TaskRanges:
 
     @property
     def everything(self) -> bool:
-        """Whether every task is among them."""
+        """True if the ranges contain every task id."""
         return self.ends == (MAX_TASK,) and self.starts == (0,)
 
 
 def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
-    """Read what parse_tasks() reads; with a part like `100-`, or `*`, TaskRanges."""
+    """Parse the text like parse_tasks(). Return TaskRanges if a part is `*` or open, such as `100-`."""
     parts = [part.strip() for part in text.split(",")]
     open_ = any(part == "*" or part.endswith("-") for part in parts)
     return TaskRanges.parse(text) if open_ else parse_tasks(text)
 
 
 def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
-    """Return the ids of some tasks, or of one; InvalidTaskError for what is none, and for no task at all."""
+    """Return one or several task ids as a list. Raise InvalidTaskError for an invalid id or an empty list."""
     if isinstance(tasks, str | bytes):
         raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
     several = tasks if isinstance(tasks, Iterable) else [tasks]
