@@ -1,1 +1,1 @@
-"""Groupings: which task gets a tuple or a row."""
+"""Groupings: the choice of the task that gets a tuple or a row."""

@@ -1,7 +1,11 @@
-"""Groupings: which tasks of a component a message goes to. Source: Storm's stream groupings.
+"""Groupings: the choice of tasks of a component for each message.
 
-A grouping is asked for a whole column at a time. One sending task has one object of each of its groupings,
-and asks it from one thread. `load_aware.py` has the one that looks at loads.
+A grouping chooses tasks for a whole column of messages at a time. Users: topologies and spark/row_router.py.
+Each sending task has an object for each of its groupings. `load_aware.py` has the grouping that uses loads.
+Not thread-safe.
+
+Source: Storm's stream groupings.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _REMEMBERED_KEYS = 65_536
 
 
 class Locality(IntEnum):
-    """How near a task is to the one that sends; nearer is less. Source: Storm's `Scope`."""
+    """The distance of a task from the sending task; lower is nearer. Source: Storm's `Scope`."""
 
     WORKER = 0
     HOST = 1
@@ -38,18 +42,21 @@ LoadSource = Callable[[], Mapping[int, float]]
 
 
 def nothing() -> Mapping[int, Any]:
-    """Know of no task; stands for both sources where nobody can say."""
+    """Return no values: the default if localities or loads are not available."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupingContext:
-    """What a grouping may know. Source: Storm's `WorkerTopologyContext` and `LoadMapping`.
+    """The inputs of a grouping. Source: Storm's `WorkerTopologyContext` and `LoadMapping`.
 
-    tasks: those to choose from. source: the task that sends.
-    locality: returns how near the tasks are; one that it leaves out is as far as can be.
-    loads: returns the load, from 0 to 1, that each task last reported; one left out is not heard of.
-    Both are called when a grouping is made, and by its refresh().
+    Attributes:
+        tasks: The tasks to choose from.
+        source: The sending task.
+        locality: Returns the distance of each task. A missing task has the maximum distance.
+        loads: Returns the last reported load of each task, from 0 to 1. A missing task has reported none.
+
+    A grouping calls both functions at its creation and in refresh().
     """
 
     tasks: Sequence[int]
@@ -68,13 +75,13 @@ class Grouping(ABC):
 
     @abstractmethod
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
-        """Return which messages each task gets, as their positions in the column, in order.
+        """Return the messages for each task, as ordered positions in the column.
 
-        keys: what the grouping looks at in each message; only their number counts to most groupings.
+        `keys` has a value for each message. Most groupings use only the number of keys.
         """
 
-    def refresh(self) -> None:  # noqa: B027 - most groupings look at neither
-        """Look again at loads and localities; to be called about once a second."""
+    def refresh(self) -> None:  # noqa: B027 - most groupings use no loads or localities
+        """Read the current loads and localities. Call this about once a second."""
 
 
 class SingleGrouping(Grouping):
@@ -92,7 +99,7 @@ class SingleGrouping(Grouping):
 
 
 class RingGrouping(SingleGrouping):
-    """Gives out tasks in turn, around a ring in which a task may stand more than once."""
+    """A grouping that chooses tasks round robin from a ring, which may contain a task several times."""
 
     def __init__(self, tasks: Iterable[int], start: int = 0) -> None:
         super().__init__(tasks)
@@ -100,7 +107,7 @@ class RingGrouping(SingleGrouping):
         self._next = start % len(self._ring)
 
     def choose(self, keys: Sequence[Any]) -> list[int]:
-        """Return a task for each message; the turn goes on from one column to the next."""
+        """Return a task for each message. The next column continues after the last task."""
         ring, begin, end = self._ring, self._next, self._next + len(keys)
         self._next = end % len(ring)
         if end <= len(ring):
@@ -110,13 +117,13 @@ class RingGrouping(SingleGrouping):
         return turned * rounds + turned[:rest]
 
     def _turn_to(self, ring: list[int]) -> None:
-        """Go on with another ring, about as far around it."""
+        """Replace the ring, and continue at about the same relative position."""
         self._next = self._next * len(ring) // len(self._ring)
         self._ring = ring
 
 
 class LocalOrShuffle(RingGrouping):
-    """The tasks of the sender's own worker in turn; all in turn where it has none."""
+    """A round robin over the tasks of the sender's worker, or over all tasks if that worker owns none."""
 
     def __init__(self, context: GroupingContext) -> None:
         super().__init__(context.tasks, context.source)
@@ -131,7 +138,7 @@ class LocalOrShuffle(RingGrouping):
 
 @contextmanager
 def _keys_only(keys: Iterable[Key]) -> Iterator[None]:
-    """Name what is no key, and cannot even be looked up."""
+    """Raise ConfigError with the type of the value if a key cannot be hashed."""
     try:
         yield
     except TypeError:
@@ -141,10 +148,9 @@ def _keys_only(keys: Iterable[Key]) -> Iterator[None]:
 
 
 class Fields(SingleGrouping):
-    """Equal keys, the values of the grouping's fields, go to one task, whichever process asks.
+    """A grouping that sends equal keys (values of fields) to the same task, from all processes.
 
-    It depends on the key and the order of the tasks alone. An object remembers the tasks of the keys that it
-    saw last.
+    The task depends only on the key and the order of the tasks. An object caches the tasks of recent keys.
     """
 
     def __init__(self, tasks: Iterable[int]) -> None:
@@ -160,10 +166,10 @@ class Fields(SingleGrouping):
 
 
 class PartialKey(SingleGrouping):
-    """Equal keys go to one of two tasks, whichever was sent less so far: a frequent key is shared by two.
+    """A grouping that sends equal keys to one of two tasks: the task that has received fewer messages so far.
 
-    Which two it is depends on the key and the order of the tasks alone. Source: "The Power of Both Choices",
-    Nasir et al. 2015, by way of Storm's `PartialKeyGrouping`.
+    Two tasks therefore share a frequent key. They depend only on the key and the order of the tasks. Source:
+    "The Power of Both Choices", Nasir et al. 2015, as in Storm's `PartialKeyGrouping`.
     """
 
     def __init__(self, tasks: Iterable[int]) -> None:
@@ -184,27 +190,28 @@ class PartialKey(SingleGrouping):
 
     def _hashed(self, key: Key) -> tuple[int, int]:
         count = len(self.tasks)
+        # One hash gives both choices: the remainder the first, the quotient a different second one.
         further, first = divmod(stable_hash(key), count)
         second = first if count == 1 else (first + 1 + further % (count - 1)) % count
         return self.tasks[first], self.tasks[second]
 
 
 class All(Grouping):
-    """Every message goes to every task."""
+    """A grouping that sends every message to all tasks."""
 
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
         return dict.fromkeys(self.tasks, range(len(keys))) if keys else {}
 
 
 class Global(SingleGrouping):
-    """Every message goes to one task, that of the lowest id."""
+    """A grouping that sends every message to the task with the lowest id."""
 
     def choose(self, keys: Sequence[Any]) -> list[int]:
         return [min(self.tasks)] * len(keys)
 
 
 class DeclaredStream(Protocol):
-    """What a grouping reads of a stream: its fields in order, and its name."""
+    """The part of a stream that a grouping reads: its fields in order, and its name."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -215,22 +222,22 @@ class DeclaredStream(Protocol):
         """The name of the stream, unique in its component."""
 
     def positions(self, fields: Iterable[str], /) -> tuple[int, ...]:
-        """Return where fields are among the values of a tuple; TopologyError for one that is not declared."""
+        """Return the positions of fields in a tuple. Raise TopologyError for an undeclared field."""
 
 
 class CustomStreamGrouping(ABC):
-    """A grouping of the user's own. Source: Storm's `CustomStreamGrouping`. Each sending task gets a copy."""
+    """A user-defined grouping. Each sending task gets a copy. Source: Storm's `CustomStreamGrouping`."""
 
     def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:  # noqa: B027 - a hook
-        """Learn what there is to choose from, before the first choice; by default nothing happens."""
+        """Receive the tasks and the stream before the first choice. The default does nothing."""
 
     @abstractmethod
     def choose_tasks(self, values: tuple[Any, ...]) -> Iterable[int]:
-        """Return the tasks that get a tuple of these values: any number of those in the context, or none."""
+        """Return the tasks that get a tuple with these values: any number of the context's tasks, or none."""
 
 
 class Custom(Grouping):
-    """Asks the user's object; raises TopologyError when that chooses what is no task of the component."""
+    """A grouping that calls a user-defined one. Raises TopologyError if it returns an unknown task."""
 
     def __init__(self, context: GroupingContext, chooser: CustomStreamGrouping) -> None:
         super().__init__(context.tasks)
@@ -238,7 +245,7 @@ class Custom(Grouping):
         self._known = frozenset(self.tasks)
 
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
-        """Return which messages each task gets; keys: all the values of each."""
+        """Return the messages for each task. `keys` has all values of each message."""
         positions: defaultdict[int, list[int]] = defaultdict(list)
         for position, values in enumerate(keys):
             for task in self._chooser.choose_tasks(values):
@@ -251,27 +258,27 @@ class Custom(Grouping):
 
 
 shuffle = RingGrouping
-"""The shuffle grouping: the tasks in turn, so that each gets an equal share.
+"""The shuffle grouping: round robin, so that each task gets an equal share.
 
-start: where the turn begins; senders that start at different places spread evenly from the outset.
+`start` is the first position. With different start positions, several senders spread evenly from the start.
 """
 
 fields = Fields
-"""The fields grouping: equal keys go to one task, whichever process asks."""
+"""The fields grouping: equal keys are sent to the same task, from all processes."""
 
 
-# --- a hash that every process and release agrees on, unlike Python's hash() -------------------------
+# --- a hash that is the same in every process and release, unlike Python's hash() --------------------
 
 Field = str | bytes | float | Decimal | Fraction | None
 Key = Field | tuple[Field, ...]
-"""The value of a field, or the values of several. Numbers are of any type, numpy's too."""
+"""The value of a field, or of several fields. Numbers may have any type, including numpy's."""
 
 
 def stable_hash(key: Key) -> int:
-    """Return 64 bits that are the same in every process and release, unlike Python's hash().
+    """Return a hash of 64 bits that is the same in every process and release, unlike Python's hash().
 
-    Keys that are equal have equal hashes, as with Python's: 1, 1.0 and True are one key. Others differ
-    (1 and "1"), as do tuples that only look alike once joined. Raises ConfigError for what is no key.
+    Equal keys have equal hashes, as in Python: 1, 1.0 and True are one key. Keys such as 1 and "1" differ,
+    and so do tuples with the same concatenated text. Raises ConfigError for a value of another type.
     """
     return int.from_bytes(hashlib.blake2b(_canonical(key), digest_size=8).digest(), "big")
 
@@ -290,7 +297,7 @@ def _canonical(key: Any) -> bytes:
         return b"t" + b"".join(b"%d:%b" % (len(part), part) for part in parts)
     if isinstance(key, float | Decimal | Fraction):
         return _number(key)
-    if hasattr(key, "dtype") and getattr(key, "ndim", None) == 0:  # numpy's, which nobody need have
+    if hasattr(key, "dtype") and getattr(key, "ndim", None) == 0:  # a numpy scalar; numpy is optional
         return _canonical(key.item())
     kind = type(key).__name__
     raise ConfigError(f"a grouping's key is str, bytes, a number, None or a tuple of these, not {kind}")
@@ -299,6 +306,6 @@ def _canonical(key: Any) -> bytes:
 def _number(key: float | Decimal | Fraction) -> bytes:
     try:
         numerator, denominator = key.as_integer_ratio()
-    except (OverflowError, ValueError):  # infinite, or not a number
+    except (OverflowError, ValueError):  # infinity or NaN
         return b"f%b" % str(float(key)).encode()
     return b"i%d" % numerator if denominator == 1 else b"q%d/%d" % (numerator, denominator)

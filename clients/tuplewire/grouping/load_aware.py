@@ -1,12 +1,18 @@
-"""The shuffle grouping that looks at loads and distances.
+"""The shuffle grouping that uses the loads and distances of tasks.
 
-Once a second or so it looks at the loads that tasks report and shifts shares, by two smooth rules. A task
-that is more loaded than others as near gets less, the more so the longer it lasts: what it loses at a time
-depends on the excess, and what it gets back on how much it has lost. A farther tier of tasks is let in as far
-as the average load of the nearer ones is between two bounds. Both move by small steps, so that what a sender
-learns late does not make it swing. Reasons and numbers: docs/design/topologies.md.
+About once a second, it reads the loads that tasks report and changes their shares by two gradual rules:
 
-Source: the purpose of Storm's `LoadAwareShuffleGrouping`; not its way.
+- A task with a higher load than others at its distance gets a smaller share, and less the longer this lasts.
+  Each step takes away an amount that depends on the excess, and returns an amount that depends on the loss.
+- A more distant tier of tasks is used to the degree that the average load of nearer tasks is between two
+  bounds.
+
+Both change in small steps, so that delayed reports do not cause oscillation. Users: topologies and
+spark/row_router.py. Owns the weights and the ring of one sending task.
+Not thread-safe.
+
+Source: the purpose of Storm's `LoadAwareShuffleGrouping`, with a different algorithm.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -20,32 +26,33 @@ from tuplewire.grouping.grouping import GroupingContext, Locality, RingGrouping
 
 LOWER_BOUND = 0.2
 HIGHER_BOUND = 0.8
-"""The average loads at which a farther tier begins to be let in, and is let in as a nearer one is.
+"""Average loads of nearer tasks. A more distant tier is used above the first, and fully from the second on.
 
 Source: Storm's topology.localityaware.lower.bound and .higher.bound.
 """
 
 TOLERANCE = 0.05
-"""The excess of load that begins to count. Source: Storm's 5 %."""
+"""The scale of excess load: a smaller excess has little effect. Source: Storm's 5 %."""
 
 _PULL = 0.2
 _RETURN = 0.1
-"""How strongly, at each refresh, a weight follows the load, and goes back to 1."""
+"""The strengths with which each refresh moves a weight with the load, and back to 1."""
 
 _LEAST_WEIGHT = 1e-3
 
 _ADMISSION_LAG = 0.3
-"""How much of the way to where the loads point an admission goes at each refresh."""
+"""The part of the difference to its target by which each refresh changes an admission."""
 
 _RING = 1000
 _PLACES_PER_TASK = 10
-"""The places on the ring: at least so many, and so many for each task. Shares are kept to one in so many."""
+"""The minimum number of places on the ring, in total and for each task. They set the precision of shares."""
 
 
 class LoadAwareShuffle(RingGrouping):
-    """Tasks get shares by the loads that they report: equal ones when these are equal.
+    """A shuffle with shares according to the reported loads. Equal loads give equal shares.
 
-    Where no task is heard of, all get equal shares; otherwise one that is not counts as fully loaded.
+    If no task has reported a load, all shares are equal. Otherwise a task without a report counts as fully
+    loaded.
     """
 
     def __init__(self, context: GroupingContext) -> None:
@@ -57,11 +64,11 @@ class LoadAwareShuffle(RingGrouping):
 
     @property
     def shares(self) -> dict[int, float]:
-        """The part of all messages that each task gets now."""
+        """The current share of each task in all messages."""
         return {task: self._ring.count(task) / len(self._ring) for task in self.tasks}
 
     def refresh(self) -> None:
-        """Take the loads and distances of now, and move the shares a step towards what they ask for."""
+        """Read the current loads and distances, and move the shares one step toward their targets."""
         near = self._context.locality()
         tiers = [
             (tier, members)
@@ -83,10 +90,10 @@ class LoadAwareShuffle(RingGrouping):
         return {task: load if 0 <= load <= 1 else 1.0 for task, load in loads.items()}
 
     def _admit(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
-        """Move each tier's admission, from 0 to 1, towards what the nearer tiers' average load asks for."""
+        """Move each tier's admission, from 0 to 1, toward the target for the average load of nearer tiers."""
         admission = dict.fromkeys(Locality, 0.0)
         nearer: list[float] = []
-        for tier, members in tiers:
+        for tier, members in tiers:  # nearest first; the nearest tier is always fully admitted
             wanted = (fmean(nearer) - LOWER_BOUND) / (HIGHER_BOUND - LOWER_BOUND) if nearer else 1.0
             known = self._admission[tier]
             admission[tier] = known + _ADMISSION_LAG * (min(max(wanted, 0.0), 1.0) - known) if nearer else 1.0
@@ -94,9 +101,10 @@ class LoadAwareShuffle(RingGrouping):
         self._admission = admission
 
     def _weigh(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
-        """Move each task's weight within its tier, from 0 to 1, by what its load asks for.
+        """Move each task's weight in its tier, from 0 to 1, according to its load.
 
-        A task is measured by the least loaded one as near, and by a farther one as far as that is let in.
+        The load is compared with the least loaded task at most as far away, and with more distant tasks to
+        the degree that their tier is admitted.
         """
         least = [(tier, min(loads[task] for task in members)) for tier, members in tiers]
         for tier, members in tiers:
@@ -107,14 +115,14 @@ class LoadAwareShuffle(RingGrouping):
             for task in members:
                 pull = 1 / (1 + ((loads[task] - measure) / TOLERANCE) ** 2)
                 weight = self._weight[task] ** (1 - _RETURN) * pull**_PULL
-                self._weight[task] = max(weight, _LEAST_WEIGHT)
+                self._weight[task] = max(weight, _LEAST_WEIGHT)  # a weight of 0 could never recover
 
 
 _Tier = tuple[Locality, list[int]]
 
 
 def _ring(weights: Sequence[tuple[int, float]]) -> list[int]:
-    """Return tasks in numbers in proportion to their weights, each spread evenly over the ring."""
+    """Build a ring in which each task has places in proportion to its weight, spread evenly."""
     places = len(weights) * max(ceil(_RING / len(weights)), _PLACES_PER_TASK)
     total = sum(weight for _, weight in weights)
     ends = accumulate((weight * places / total for _, weight in weights), initial=0.0)

@@ -1,1 +1,1 @@
-"""Texts that people read, and events for the log."""
+"""Escaped text for terminals, logs and notebooks, and log events."""

@@ -1,8 +1,8 @@
-"""Lines of the log: an event's name, and its facts as `key=value`.
+"""Log events: a name, and fields as `key=value`.
 
-Most formatters show a record's message and nothing else, so the facts are in it. They are in `extra` as well,
-with the name as `event`: a collector need not take the text apart. Every logger of client and worker is one
-of these.
+Most formatters show only the message of a record, so it contains the fields. `extra` contains them too, with
+the name as `event`, so that log collectors do not need to parse the message. All loggers of clients and
+workers are EventLoggers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tuplewire.text.shown import shown_value
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose messages are names of events; `extra` has their facts. A fact is never a secret."""
+    """A logger with names of events as messages, and their fields in `extra`. Fields contain no secrets."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log an event with its facts."""
+        """Log an event with its fields."""
         if not self.isEnabledFor(level):
             return
         facts = dict(kwargs.pop("extra", None) or {})
         event = str(msg) % args if args else str(msg)
         text = " ".join([event, *(f"{key}={shown_value(value)}" for key, value in facts.items())])
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the line that calls, not this one
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names the caller's line
         self.logger.log(level, text, extra={"event": event, **facts}, **kwargs)
 
 
 def event_logger(name: str) -> EventLogger:
-    """Return the logger of a module."""
+    """Return the event logger of a module."""
     return EventLogger(logging.getLogger(name))

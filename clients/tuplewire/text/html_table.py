@@ -1,4 +1,4 @@
-"""Tables for notebooks; everything in them is escaped."""
+"""HTML tables for notebooks. All values are escaped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from html import escape
 from tuplewire.text.shown import shown
 
 _MOST_SHOWN = 80
-"""Characters of a cell."""
+"""The maximum number of characters in a cell."""
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table with a title; bytes are shown as text where they are UTF-8."""
+    """Return a table with a title. Bytes are decoded as UTF-8, with escapes for other bytes."""
     head = "".join(f"<th>{_cell(each)}</th>" for each in header)
     body = "".join(f"<tr>{''.join(f'<td>{_cell(each)}</td>' for each in row)}</tr>" for row in rows)
     caption = f"<caption>{_cell(title)}</caption>"

@@ -1,4 +1,4 @@
-"""How often something may be logged that others can cause as often as they like."""
+"""Rate limiting for log events that remote peers can trigger."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST_LINES = 100
 
 
 class LogRate:
-    """Lets each kind of event through once a minute, and counts those between. Not thread-safe.
+    """Permits one line per minute for each kind of event, and counts suppressed events. Not thread-safe.
 
-    Of all kinds together, a hundred lines a minute: who makes up kinds, as with one address after another,
-    fills no log either. quiet_seconds: what a minute is to all of the process; whoever debugs may change it.
+    All kinds together have at most 100 lines per minute, so a peer cannot fill the log with new kinds, such
+    as addresses. `quiet_seconds` is the length of this minute for the whole process; change it for debugging.
     """
 
     QUIET_SECONDS: ClassVar[float] = 60.0
@@ -29,10 +29,11 @@ class LogRate:
         self._lines = 0
 
     def due(self, kind: Hashable, count: int = 1) -> int:
-        """Return how many there were since the last line of this kind; 0: write no line now."""
+        """Return the number of events since the last line of this kind; 0 if no line may be written now."""
         now = self._clock()
         total = self._since.pop(kind, 0) + count
         if now - self._logged.get(kind, -math.inf) < self.quiet_seconds or not self._has_room(now):
+            # Peers choose the kinds, so the memory for them is bounded.
             if len(self._since) >= _MOST_KINDS:
                 del self._since[next(iter(self._since))]
             self._since[kind] = total  # for the next line of this kind

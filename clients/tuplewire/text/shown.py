@@ -1,4 +1,4 @@
-"""Text from elsewhere, as a terminal or a line of a log may have it."""
+"""Escaping of untrusted text for terminals and logs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _MOST_SHOWN = 2000
 
 
 def shown(text: str, keep: str = "") -> str:
-    r"""Return a text with everything escaped that is no printable character: ESC becomes \x1b.
+    r"""Return a string with all unprintable characters escaped: ESC becomes \x1b.
 
-    keep: characters that stay as they are, such as a line's end.
+    The characters in `keep`, such as a newline, are not escaped.
     """
     if text.isprintable():
         return text
@@ -22,7 +22,7 @@ def shown(text: str, keep: str = "") -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as it stands behind `key=`: on one line, quoted where needed, the middle left out."""
+    """Return a value for a `key=value` field: on one line, quoted if necessary, long values shortened."""
     text = str(value)
     if len(text) > _MOST_SHOWN:
         half = _MOST_SHOWN // 2
