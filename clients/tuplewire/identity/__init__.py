@@ -1,1 +1,1 @@
-"""What programs show of themselves, and the names in certificates and token files."""
+"""Credentials of programs, names in certificates, and token files."""

@@ -1,4 +1,11 @@
-"""What a program shows of itself, whom it takes for a worker, and the names in certificates."""
+"""Credentials of a program, and the comparison of names in certificates.
+
+Users: clients and Spark read Credentials from settings; workers compare names in certificates and
+permissions. Owns no state: Credentials contain only file names.
+Thread-safe.
+
+Design: docs/design/identity.md.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +22,9 @@ _LABEL = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Read a list of names, comma-separated: DNS names, IP addresses, URIs such as spiffe://prod/worker.
+    """Parse a comma-separated list of names: DNS names, IP addresses, URIs such as spiffe://prod/worker.
 
-    A DNS name may begin with `*.`, which stands for one label. Raises ConfigError for any other `*`.
+    A DNS name may start with `*.`, which stands for one label. Raises ConfigError for any other `*`.
     """
     names = tuple(name for part in text.split(",") if (name := part.strip()))
     for name in names:
@@ -30,14 +37,14 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def allowed(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether one of the names in a certificate is on a list."""
+    """Return True if one of the names in a certificate matches one of the patterns."""
     patterns = tuple(patterns)
     return any(matches(name, pattern) for name in names for pattern in patterns)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name in a certificate is the one of a list, or covered by its `*.`."""
-    if "/" in name or ":" in name:  # the case of a URI matters
+    """Return True if a name in a certificate equals the pattern, or matches its `*.`."""
+    if "/" in name or ":" in name:  # URIs are case-sensitive
         return name == pattern
     name, pattern = name.lower(), pattern.lower()
     if name == pattern:
@@ -59,9 +66,9 @@ NAMES = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials(Settings):
-    """Names of files, not what is in them: safe to print and to pickle. A file is read again once it changes.
+    """The names of credential files. They contain no secrets, so they are safe to print and pickle.
 
-    A Unix socket is never TLS: who may open it is decided by its owner and mode.
+    A file is read again after it changes. Unix sockets never use TLS: their owner and mode control access.
     """
 
     tls_ca: str | None = setting(
@@ -82,11 +89,11 @@ class Credentials(Settings):
             raise ConfigError("tls_certificate, tls_key and tls_worker_names need tls_ca: name its file, too")
 
     def secures(self, address: str) -> bool:
-        """Whether a connection to an address (host:port or unix:///path) is TLS."""
+        """Return True if a connection to an address (host:port or unix:///path) uses TLS."""
         return self.tls_ca is not None and not address.startswith("unix:")
 
     def check_token_may_go_to(self, address: str) -> None:
-        """Raise ConfigError where a token would cross a network for everybody to read."""
+        """Raise ConfigError if a token would be sent over a network without TLS."""
         if self.allow_plaintext or address.startswith("unix:") or self.secures(address):
             return
         if not is_loopback(split_host_port(address)[0]):
@@ -97,6 +104,6 @@ class Credentials(Settings):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of TLS, as far as they are named."""
+        """The TLS files that are set."""
         named = (self.tls_ca, self.tls_certificate, self.tls_key)
         return tuple(Path(name) for name in named if name is not None)

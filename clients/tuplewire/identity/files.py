@@ -1,6 +1,10 @@
-"""Files that others write or read meanwhile: read again once they have changed, and replaced as a whole.
+"""Token files, atomic writes, and files that are read again after they change.
 
-The first of them are bearer tokens, which programs show or know.
+Users: clients read tokens and certificates for connections; workers read tokens, certificates and
+permissions, and write their state. Owns the last valid content of watched files.
+Thread-safe.
+
+Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -22,33 +26,34 @@ _Value = TypeVar("_Value")
 _Look = tuple[tuple[int, ...] | None, ...]
 
 AUTHORIZATION = "authorization"
-"""The key of a call's metadata under which a token is shown."""
+"""The metadata key of a call for the token."""
 MIN_LENGTH, MAX_LENGTH = 16, 4096
-"""Of a token, in characters: gRPC takes metadata of 8 KiB."""
+"""Limits for a token, in characters. gRPC accepts metadata of 8 KiB."""
 _SCHEME = "Bearer "
 _ATTEMPTS = 10
 UNREADABLE = "name a file that this process may read"
-"""What to do about a file that is not there, a folder, or somebody else's."""
+"""The advice in errors about a file that is missing, a folder, or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token, and the name that rules have for whoever shows it. The token itself is never printed."""
+    """A token, and the name of its holder in permission rules. The secret is never printed."""
 
     name: str
     secret: str = field(repr=False)
 
     @property
     def shown(self) -> str:
-        """The value of the metadata that shows it."""
+        """The metadata value with the token."""
         return _SCHEME + self.secret
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read a token file: a line `TOKEN` or `NAME TOKEN` each; empty lines and those with # are left out.
+    """Read a token file with a line `TOKEN` or `NAME TOKEN` for each token. `#` starts a comment line.
 
-    Programs show the first; a worker knows them all. Raises ConfigError, which never quotes a token, for a
-    file that is not readable, has none, or has one that is too short or not printable ASCII.
+    Programs send the first token; a worker accepts all of them. Raises ConfigError, which never contains a
+    token, if the file is not readable or has no token, or if a token has an invalid length or is not
+    printable ASCII.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -78,9 +83,9 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:
-    """Return the token that is shown (`Bearer ...`), if it is one of these.
+    """Return the token that matches the metadata value (`Bearer ...`), or None.
 
-    Takes as long for a token that is nearly right as for any other.
+    The comparison takes the same time for a nearly correct token as for any other.
     """
     found = None
     value = shown.encode()
@@ -91,23 +96,26 @@ def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file, so that whoever reads it sees the old or the new whole; OSError."""
+    """Replace a file atomically: readers get either the complete old or the complete new text.
+
+    Raises OSError.
+    """
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)
 
 
 class WatchedFiles(Generic[_Value]):
-    """Reads files when they have changed, also where a link in their path has, as in a Secret of Kubernetes.
+    """The content of files, which are read again when a file or a link in its path changes. Thread-safe.
 
-    Guarantee: what does not hold together never replaces what does; it is counted in `errors`, and logged,
-    once. Thread-safe; to ask costs one stat of each file.
+    Links change in a Secret of Kubernetes. Guarantee: invalid content never replaces valid content. It is
+    counted in `errors` and logged once. get() costs one stat of each file.
     """
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], _Value]) -> None:
-        """Read nothing yet. load: reads all of the files; raises ConfigError."""
+        """Watch files without reading them yet. `load` reads them all and raises ConfigError if invalid."""
         self.errors = 0
-        """How often changed files could not be used."""
+        """The number of times that the content was invalid, at the first read or after a change."""
         self._paths = paths
         self._load = load
         self._lock = threading.RLock()  # audit hooks run while files are opened
@@ -116,12 +124,12 @@ class WatchedFiles(Generic[_Value]):
         self._named = ", ".join(map(str, paths))
 
     def get(self) -> _Value:
-        """Return what the files hold; ConfigError when they have never held anything of use."""
+        """Return the last valid content of the files. Raise ConfigError if there has never been any."""
         problem, news = None, False
         with self._lock:
             look = self._look()
             if look != self._seen:
-                news = self._value is not None
+                news = self._value is not None  # the first read is not a change to log
                 problem = self._read(look)
             if self._value is None:
                 self._value = self._load()
@@ -143,10 +151,10 @@ class WatchedFiles(Generic[_Value]):
                 value = self._load()
             except ConfigError as error:
                 problem = error
-            except Exception as error:  # noqa: BLE001 - bytes that nobody has thought of must not end a worker
+            except Exception as error:  # noqa: BLE001 - unexpected content must not end a worker
                 problem = ConfigError(f"{self._named} cannot be read: {error!r}")
             before, look = look, self._look()
-            if look == before:  # nothing was exchanged while we read
+            if look == before:  # no file was replaced while the files were read
                 break
         self._seen = look
         if problem is None:

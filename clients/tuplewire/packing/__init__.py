@@ -1,1 +1,1 @@
-"""Values as bytes, and back."""
+"""Conversion of Python values to MessagePack bytes and back."""

@@ -1,4 +1,4 @@
-"""numpy arrays and scalars, from and to plain values. Needs numpy."""
+"""Conversion of numpy arrays and scalars to plain values and back. Requires numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# Numbers, booleans, times, fixed-size text and bytes. Never objects: they are pointers, or pickles.
+# Numbers, booleans, times, fixed-size strings and bytes. Never objects, because they are pointers or pickles.
 _DTYPE = re.compile(
     r"[|<>](?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,7}"
     r"|[mM]8(?:\[(?:[1-9][0-9]{0,3})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
@@ -19,7 +19,7 @@ _MAX_AXES = 32
 def write_array(value: np.ndarray[Any, Any]) -> list[Any]:
     """Return dtype, shape and the items in C order.
 
-    Raises TypeError for a dtype that has no form in a message, ValueError for more than 32 axes.
+    Raises TypeError for an unsupported dtype, ValueError for more than 32 axes.
     """
     if value.ndim > _MAX_AXES:
         raise ValueError(f"a numpy array of {value.ndim} axes is over the limit of {_MAX_AXES}")
@@ -27,7 +27,7 @@ def write_array(value: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def write_scalar(value: np.generic[Any]) -> list[Any]:
-    """Return dtype and item, on the same terms; text and bytes are their own item."""
+    """Return dtype and item, with the errors of write_array(). Strings and bytes are stored unchanged."""
     if isinstance(value, np.str_):
         return ["U", str(value)]
     if isinstance(value, np.bytes_):
@@ -42,9 +42,9 @@ def _dtype_text(value: np.ndarray[Any, Any] | np.generic[Any]) -> str:
 
 
 def read_array(content: list[Any]) -> np.ndarray[Any, Any]:
-    """Read what write_array() wrote, from untrusted values; ValueError when they do not hold together.
+    """Build an array from untrusted values of write_array(). Raise ValueError if they are inconsistent.
 
-    The array is the reader's own, and may be written to.
+    The array is a writable copy.
     """
     if len(content) != 3 or not isinstance(content[1], list):
         raise ValueError("a numpy array is dtype, shape and items")
@@ -52,7 +52,7 @@ def read_array(content: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def read_scalar(content: list[Any]) -> Any:
-    """Read what write_scalar() wrote, in the same way."""
+    """Build a scalar from untrusted values of write_scalar(). Raise ValueError if they are inconsistent."""
     if len(content) != 2:
         raise ValueError("a numpy scalar is dtype and item")
     dtype, item = content

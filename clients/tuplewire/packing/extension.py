@@ -1,10 +1,15 @@
-"""What MessagePack has no type for: how it is written in an extension, and read from untrusted bytes.
+"""Extension types for Python types that MessagePack lacks.
+
+Reading treats the bytes as untrusted. User: packing.py. Owns no state.
+Thread-safe.
+
+Design: docs/design/topologies.md.
 
 ============  ====  ================================================================================
 type          code  content
 ============  ====  ================================================================================
 tuple         1     a MessagePack array
-int           2     two's complement, big-endian, where 64 bits are too few
+int           2     two's complement, big-endian, for values above 64 bits
 Decimal       3     its text
 datetime      4     year (2 bytes), month, day, hour, minute, second, microsecond (4), fold, time zone
 date          5     year (2), month, day
@@ -15,8 +20,8 @@ numpy array   9     a MessagePack array: dtype, [length of each axis], the items
 numpy scalar  10    a MessagePack array: dtype, the item
 ============  ====  ================================================================================
 
-A time zone is nothing (naive), "o" and the offset from UTC in microseconds (8), or "z" and its name in the
-IANA database. Numbers are big-endian.
+A time zone is empty (naive), "o" and the offset from UTC in microseconds (8), or "z" and its name in the IANA
+database. Numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ _STRICT = Context(traps=[InvalidOperation])
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """How one type is written, and read: read raises ValueError for content that is not of the type."""
+    """The functions that write and read one type. `read` raises ValueError for invalid content."""
 
     type: type
     code: int
@@ -58,12 +63,12 @@ class Extension:
 
 
 def write_int(value: int) -> bytes:
-    """Return two's complement, in as few bytes as hold it."""
+    """Return an integer as two's complement, in at most one byte more than necessary."""
     return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
 
 
 def read_int(content: bytes) -> int:
-    """Read what write_int() wrote."""
+    """Decode the bytes of write_int()."""
     return int.from_bytes(content, "big", signed=True)
 
 
@@ -122,7 +127,7 @@ def _read_zone(content: bytes) -> tzinfo | None:
     if kind == b"o":
         return timezone(_unpack(_OFFSET, rest)[0] * _MICROSECOND)
     name = rest.decode()
-    # Looked up before it is opened: it names a file.
+    # Check the name before ZoneInfo opens it as a file: the name comes from untrusted bytes.
     if kind != b"z" or name not in _known_zones():
         raise ValueError(
             f"time zone {reprlib.repr(name)} is not known here; is the package tzdata installed and current?"
@@ -160,4 +165,4 @@ SIMPLE = (
     ),
     Extension(UUID, 8, attrgetter("bytes"), lambda content: UUID(bytes=content)),
 )
-"""The extensions whose content is no MessagePack itself."""
+"""The extensions with content that is not MessagePack."""

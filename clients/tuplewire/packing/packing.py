@@ -1,12 +1,16 @@
-"""Values to bytes and back: MessagePack, with extension types for what it lacks.
+"""Conversion of Python values to MessagePack bytes and back, with extension types (extension.py).
 
-The format is MessagePack's (https://github.com/msgpack/msgpack/blob/master/spec.md), each value in its
-shortest form. Why its library is not used: docs/design/topologies.md. The extension types
-are in `extension.py`.
-What arrives equals what was packed, type included: so a subclass, which would arrive as its base, is refused.
+The format is https://github.com/msgpack/msgpack/blob/master/spec.md, with each value in its shortest form. A
+decoded value equals the packed value and has the same type. A subclass would be decoded as its base class,
+and is therefore refused.
 
-Bytes are read as untrusted. Nothing is allocated by a size that they only claim: a list grows as its items
-are read, and what is copied is there. Containers are nested at most MAX_DEPTH deep.
+Bytes are untrusted. No memory is allocated for a size that is only claimed: a list grows with the items that
+are read, and only existing bytes are copied. Containers are nested at most MAX_DEPTH deep.
+
+Users: the serializer of topologies, their control messages, and the command `tap`. Owns no state.
+Thread-safe.
+
+Design: docs/design/topologies.md, with the reason for not using the library msgpack.
 """
 
 from __future__ import annotations
@@ -21,15 +25,15 @@ from tuplewire.packing import extension
 from tuplewire.packing.extension import Extension
 
 MAX_DEPTH = 64
-"""How deep containers may be nested, the fields themselves being at 1."""
+"""The maximum nesting of containers. The array of all values has depth 1."""
 
 MAX_BYTES = 2**32 - 1
-"""The largest text, byte string or extension, and the most items of a container."""
+"""The maximum bytes of a string, byte string or extension, and the maximum number of items in a container."""
 
 KEY_TYPES = (str, bytes, int, float, bool, type(None))
-"""What a dict's keys may be. Others could be made to collide by a sender who wants to stop a receiver."""
+"""The types of a dict's keys. With other types, a hostile sender could cause hash collisions."""
 MOST_NUMBER_KEYS = 4096
-"""Of one dict. Numbers can be chosen so that they collide, too: 80,000 of them would take 9 s to read."""
+"""Limit for the numbers among a dict's keys, which can collide too: 80,000 of them would take 9 s to read."""
 _NUMBERS = frozenset([int, float])
 
 _Out = list[bytes]
@@ -44,7 +48,7 @@ _D = Struct(">Bd")
 def pack_values(values: Sequence[Any], depth: int = 1) -> bytes:
     """Return values as a MessagePack array.
 
-    Raises ValueError or TypeError, which say what is wrong but not where, for a value that has no form.
+    Raises ValueError or TypeError for an unsupported value. The error does not contain the position.
     """
     out: _Out = []
     _write_items(values, out, depth)
@@ -69,7 +73,7 @@ def _check_depth(depth: int) -> None:
 
 
 def _header(size: int, tag8: int, tag16: int) -> bytes:
-    """Return the header of something larger than the shortest form; tag8 is 0 where there is none."""
+    """Return the header for a size above the shortest form. `tag8` is 0 if the type has no 8-bit form."""
     if tag8 and size < 0x100:
         return _B.pack(tag8, size)
     if size < 0x10000:
@@ -151,7 +155,8 @@ def _write_simple(kind: Extension) -> _Writer:
 
 
 def _write_other(value: Any, out: _Out, depth: int) -> None:
-    """Write a numpy value, if it is one; numpy is not loaded for it, since somebody made the value."""
+    """Write a numpy value, or raise TypeError for any other type."""
+    # The caller has imported numpy if the value is of numpy, so this module does not import it.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         from tuplewire.packing import arrays
@@ -200,22 +205,22 @@ _WRITERS.update((kind.type, _write_simple(kind)) for kind in extension.SIMPLE)
 # --- reading ---------------------------------------------------------------------------------------------
 
 FAULTS = (ValueError, IndexError, struct.error)
-"""What reading raises for malformed bytes; an IndexError or struct.error means that they end too early."""
+"""The exceptions for malformed bytes. IndexError and struct.error mean that the bytes end too early."""
 
 _Reader = Callable[[bytes, int, int], tuple[Any, int]]
 _SizedReader = Callable[[bytes, int, int, int], tuple[Any, int]]
 
 
 def read_value(data: bytes, at: int, depth: int = 1) -> tuple[Any, int]:
-    """Return the value that begins at a position, and the position after it; raises one of FAULTS.
+    """Return the value at a position, and the position after it. Raises one of FAULTS.
 
-    depth: how deep the container is that the value is in.
+    `depth` is the depth of the container of the value.
     """
     return _READERS[data[at]](data, at + 1, depth)
 
 
 def read_array_size(data: bytes, at: int) -> tuple[int, int]:
-    """Return how many items an array claims, and where the first begins; raises one of FAULTS."""
+    """Return the claimed number of items of an array, and the position of the first. Raises one of FAULTS."""
     tag = data[at]
     if 0x90 <= tag < 0xA0:
         return tag & 0x0F, at + 1
@@ -227,7 +232,7 @@ def read_array_size(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_items(data: bytes, at: int, size: int, depth: int) -> tuple[list[Any], int]:
-    """Return so many values, at a depth, and the position after them; raises one of FAULTS."""
+    """Return `size` values at a depth, and the position after them. Raises one of FAULTS."""
     if depth > MAX_DEPTH:
         raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
     items: list[Any] = []
@@ -236,7 +241,7 @@ def read_items(data: bytes, at: int, size: int, depth: int) -> tuple[list[Any], 
     for _ in range(size):
         tag = data[at]
         at += 1
-        if tag < 0x80:  # a small int; this and a short text, below, are most of all values
+        if tag < 0x80:  # a small int; most values are small ints or short strings (below)
             append(tag)
         elif 0xA0 <= tag < 0xC0:
             end = at + (tag & 0x1F)
@@ -245,7 +250,7 @@ def read_items(data: bytes, at: int, size: int, depth: int) -> tuple[list[Any], 
         else:
             item, at = readers[tag](data, at, depth)
             append(item)
-    if at > len(data):  # a short text went over the end; nothing was read after it
+    if at > len(data):  # a short string exceeded the end; nothing was read after it
         raise IndexError
     return items, at
 
@@ -281,7 +286,7 @@ def _read_dict(data: bytes, at: int, size: int, depth: int) -> tuple[dict[Any, A
             if numbers > MOST_NUMBER_KEYS:
                 raise ValueError(f"a dict with more than {MOST_NUMBER_KEYS} keys that are numbers")
         items[key], at = read_value(data, at, depth)
-    if len(items) != size:
+    if len(items) != size:  # keys such as 1 and True are equal, too
         raise ValueError("a dict with one key twice")
     return items, at
 
@@ -345,7 +350,7 @@ _COMPOUND: dict[int, Callable[[list[Any]], Any]] = {
     extension.SCALAR: lambda items: _arrays().read_scalar(items),
 }
 
-# By tag, from 0 to 255.
+# The reader of each tag, from 0 to 255.
 _READERS: list[_Reader] = [
     *map(_constant, range(0x80)),
     *(_fixed(size, _read_dict) for size in range(16)),
@@ -365,7 +370,7 @@ _READERS: list[_Reader] = [
     *map(_constant, range(-0x20, 0)),
 ]
 
-# Those of KEY_TYPES: all but containers and extensions.
+# The tags of KEY_TYPES: all tags except those of containers and extensions.
 _KEY_TAGS = frozenset(range(0x100)).difference(
     range(0x80, 0xA0), range(0xC7, 0xCA), range(0xD4, 0xD9), range(0xDC, 0xE0)
 )
