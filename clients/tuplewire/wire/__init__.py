@@ -1,1 +1,1 @@
-"""The wire contract in Python: generated code and the frame codec."""
+"""The wire format in Python: generated code, the frame codec, and conversions of session values."""

@@ -1,8 +1,13 @@
-"""Frames to bytes and back, a group at a time and never a message at a time.
+"""Encoding and decoding of frames, by group and never by message.
 
-Encoding joins the columns as they are, which costs one copy; the protobuf library would make four. The
-result is an ordinary `SendRequest{frame}` or `RecvResponse{frame}` (both have the frame as field 2); tests
-hold it against the generated code. Decoding is the protobuf library's, through the opaque view.
+encode_frame() joins the columns by hand with one copy; the protobuf library would make four. The result is an
+ordinary `SendRequest{frame}` or `RecvResponse{frame}`, which both have the frame as field 2. Tests compare it
+with the generated code. The protobuf library decodes frames, with the schema OpaqueFrame.
+
+Users: the streams of clients and workers, staged rows of sinks, and the local transport. Owns no state.
+Thread-safe.
+
+Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ _TELL_AT_ONCE = b"\x30\x01"
 
 
 def varint(value: int) -> bytes:
-    """Return protobuf's base-128 encoding of a number that is not negative."""
+    """Return protobuf's base-128 encoding of a non-negative number."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -63,12 +68,16 @@ def encode_frame(
     closed: Sequence[int] = (),
     tell_at_once: bool = False,
 ) -> bytes:
-    """Return a SendRequest or RecvResponse that holds one frame.
+    """Return an encoded SendRequest or RecvResponse with one frame.
 
-    runs: groups to be written as one each; the groups of a run share all but their columns.
-    first_sequences: for Recv, the sequence of each run's first message; for Send the groups have it.
-    accepted_micros: when each run's first message was accepted.
-    assignment_version, closed: for Send, those of Frame. tell_at_once: that of Frame.
+    Args:
+        sequence: The number of the frame.
+        runs: Lists of groups that are written as one group. The groups of a run differ only in their columns.
+        first_sequences: For Recv, the sequence of each run's first message. For Send, groups contain it.
+        accepted_micros: The time of acceptance of each run's first message.
+        assignment_version: The field of Frame, for Send.
+        closed: The flows for the field of Frame, for Send.
+        tell_at_once: The field of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
     if assignment_version:
@@ -82,6 +91,7 @@ def encode_frame(
         task, forwarded = task_and_forwarded(flow)
         told = Flow(task=task, forwarded=forwarded).SerializeToString()
         parts.append(_CLOSED + varint(len(told)) + told)
+    # The first run's time is a field of the frame. Other runs have a time only if it differs.
     for index, run in enumerate(runs):
         group = run[0]
         lengths = [piece.lengths for piece in run]
@@ -119,12 +129,12 @@ def encode_frame(
 
 
 def decode_send_request(data: bytes) -> SendRequest | OpaqueFrame:
-    """Read a SendRequest; one that holds a frame comes back as the opaque frame. Raises MalformedError."""
+    """Decode a SendRequest. A request with a frame is returned as OpaqueFrame. Raises MalformedError."""
     return _decode(SendRequest, data)
 
 
 def decode_recv_response(data: bytes) -> RecvResponse | OpaqueFrame:
-    """Read a RecvResponse; see decode_send_request."""
+    """Decode a RecvResponse; see decode_send_request()."""
     return _decode(RecvResponse, data)
 
 
@@ -132,6 +142,7 @@ def _decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
     try:
         if (body := _frame_body(data)) is not None:
             return OpaqueFrame.FromString(body)
+        # Not a frame, or a frame in an unusual but valid encoding.
         message = kind.FromString(data)
         if message.HasField("frame"):
             return OpaqueFrame.FromString(message.frame.SerializeToString())
@@ -141,7 +152,7 @@ def _decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
 
 
 def _frame_body(data: bytes) -> bytes | None:
-    """Return what is inside a message that is one frame and nothing else; None for any other."""
+    """Return the encoded frame of a message that contains only a frame; None for any other message."""
     if data[:1] != _FRAME:
         return None
     size = shift = 0
@@ -156,7 +167,7 @@ def _frame_body(data: bytes) -> bytes | None:
 
 
 def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
-    """Return a Frame with what a program says of its groups: for what goes through no session."""
+    """Return an encoded Frame with the fields that programs set, for groups sent outside a session."""
     columns = (
         OpaqueGroup(
             task=group.task,
@@ -172,14 +183,14 @@ def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
 
 
 def closed_flows_of(frame: OpaqueFrame) -> list[int]:
-    """Return the flows that a frame closes; MalformedError if a session cannot have so many."""
+    """Return the flows that a frame closes. Raise MalformedError for more flows than a session may have."""
     if (count := len(frame.closed)) > MAX_TASKS:
         raise MalformedError(f"a frame closes {count} flows; a session has at most {MAX_TASKS}")
     return [flow_of(each.task, each.forwarded) for each in frame.closed]
 
 
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
-    """Return the groups of a frame, checked; MalformedError or InvalidTaskError says what is wrong."""
+    """Return the checked groups of a frame. Raise MalformedError or InvalidTaskError if one is invalid."""
     if (count := len(frame.groups)) > MAX_FRAME_GROUPS:
         raise MalformedError(
             f"a frame has {count} groups, and may have {MAX_FRAME_GROUPS}: put the others into more frames"

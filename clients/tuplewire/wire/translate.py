@@ -1,4 +1,10 @@
-"""Session values to wire messages and back; no logic beyond the mapping."""
+"""Conversion of session values to wire messages and back, without other logic.
+
+Users: the streams of clients and workers, and Spark's sink. Owns no state.
+Thread-safe.
+
+Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +20,11 @@ from tuplewire.values.group import check_task, flow_of, task_and_forwarded
 from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_WORDS = 1 << 18
-"""The characters of all refusals in one message."""
+"""Limit for the characters in the texts of all refusals of one message."""
 
 
 def grant_to_wire(grant: Grant) -> pb.TaskCredit:
-    """Return a grant as credit."""
+    """Convert a grant to a TaskCredit."""
     task, forwarded = task_and_forwarded(grant.flow)
     return pb.TaskCredit(
         task=task,
@@ -30,12 +36,12 @@ def grant_to_wire(grant: Grant) -> pb.TaskCredit:
 
 
 def grant_from_wire(credit: pb.TaskCredit) -> Grant:
-    """Return credit as a grant."""
+    """Convert a TaskCredit to a grant."""
     return Grant(flow_of(credit.task, credit.forwarded), credit.messages, credit.bytes, credit.processed)
 
 
 def refusals_to_wire(refusals: Iterable[Refusal]) -> list[pb.Refusal]:
-    """Return refusals; where they are many, the later ones go without words."""
+    """Convert refusals. If their texts are too long, later refusals are sent without text."""
     room = _MOST_WORDS
     wire = []
     for refusal in refusals:
@@ -55,14 +61,14 @@ def refusals_to_wire(refusals: Iterable[Refusal]) -> list[pb.Refusal]:
 
 
 def code_name(code: pb.ErrorCode) -> str:
-    """Return an ErrorCode's name without its prefix; `UNSPECIFIED` for one that this release lacks."""
+    """Return an ErrorCode's name without its prefix, or `UNSPECIFIED` for a code unknown to this release."""
     if code not in pb.ErrorCode.values():
         return "UNSPECIFIED"
     return pb.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
 
 
 def update_to_wire(update: AckUpdate) -> pb.Ack:
-    """Return an acknowledgement with its grants and refusals."""
+    """Convert an update to an acknowledgement with its grants and refusals."""
     return pb.Ack(
         sequence=update.sequence,
         credits=[grant_to_wire(grant) for grant in update.grants],
@@ -74,7 +80,7 @@ def update_to_wire(update: AckUpdate) -> pb.Ack:
 def update_from_wire(
     sequence: int, credit: Iterable[pb.TaskCredit], refusals: Iterable[pb.Refusal], after: int = 0
 ) -> AckUpdate:
-    """Return the parts of an acknowledgement or a welcome as an update."""
+    """Build an update from the fields of an acknowledgement or a welcome."""
     return AckUpdate(
         sequence,
         [grant_from_wire(entry) for entry in credit],
@@ -87,7 +93,7 @@ def update_from_wire(
 
 
 def opened_from_wire(welcome: pb.Welcome) -> Opened:
-    """Return what a welcome says to the sender's window."""
+    """Convert a welcome to the values that the sender's window needs."""
     return Opened(
         welcome.receiver_incarnation,
         grant_from_wire(welcome.initial_credit),
@@ -100,7 +106,7 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
 
 
 def contents_to_wire(tasks: Mapping[int, TaskContent]) -> list[pb.TaskContent]:
-    """Return the content of tasks in an epoch as wire messages, in the order of the tasks."""
+    """Convert the content of tasks in an epoch, in the order of the tasks."""
     return [
         pb.TaskContent(messages=each.messages, bytes=each.size_bytes, checksum=each.checksum)
         for each in tasks.values()
@@ -114,7 +120,7 @@ def contents_from_wire(tasks: Iterable[int], contents: Iterable[pb.TaskContent])
 
 
 def departure_to_wire(departure: Departure) -> pb.Departure:
-    """Return what a worker has left behind as it travels."""
+    """Convert the final report of a worker."""
     sinks = [
         pb.SinkEpoch(
             owner=each.owner,
@@ -126,6 +132,7 @@ def departure_to_wire(departure: Departure) -> pb.Departure:
         )
         for each in departure.sinks
     ]
+    # Each successor is sent once, with all its tasks.
     found: dict[Successor, pb.Successor] = {}
     for (task, entry_worker), each in departure.successors.items():
         if each not in found:
@@ -144,7 +151,7 @@ def departure_to_wire(departure: Departure) -> pb.Departure:
 
 
 def departure_from_wire(departure: pb.Departure) -> Departure:
-    """Return what a worker says of itself, or of another, that is gone."""
+    """Convert the final report of a worker, which that worker or another one sent."""
     sinks = tuple(
         SinkEpoch(each.owner, each.sink, each.epoch, contents_from_wire(each.tasks, each.contents), each.run)
         for each in departure.sinks
@@ -158,7 +165,7 @@ def departure_from_wire(departure: pb.Departure) -> Departure:
 
 
 def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
-    """Return a consumer's place as it travels."""
+    """Convert a consumer's position in a task."""
     return pb.TaskCursor(
         task=cursor.task,
         acknowledged=cursor.acknowledged,
@@ -179,10 +186,10 @@ def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
 
 
 def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[Cursor]:
-    """Return a consumer's place in steps, each with at most `most` rejections.
+    """Yield a consumer's position in steps with at most `most` rejections each.
 
-    A step acknowledges no message whose rejection is in a later step. Raises InvalidTaskError for a task that
-    is none, MalformedError for numbers of rejections that do not grow.
+    A step does not acknowledge a message with a rejection in a later step. Raises InvalidTaskError for an
+    invalid task id, MalformedError if the numbers of rejections do not increase.
     """
     task, told = check_task(cursor.task), cursor.rejections
     number = 0
@@ -203,7 +210,7 @@ def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[Cursor]:
 
 
 def answers_to_wire(answers: Iterable[Answer]) -> pb.Rejected:
-    """Return what was done with rejections as it travels."""
+    """Convert the worker's answers to rejections."""
     return pb.Rejected(
         tasks=[
             pb.RejectedTask(task=each.task, number=each.number, received=each.received) for each in answers
@@ -212,10 +219,10 @@ def answers_to_wire(answers: Iterable[Answer]) -> pb.Rejected:
 
 
 def answers_from_wire(rejected: pb.Rejected) -> list[Answer]:
-    """Return what a worker has done with rejections."""
+    """Convert the message with the worker's answers to rejections."""
     return [Answer(each.task, each.number, each.received) for each in rejected.tasks]
 
 
 def loads_from_wire(report: pb.LoadReport) -> dict[int, float]:
-    """Return the load of each task."""
+    """Return the reported load of each task."""
     return {entry.task: entry.load for entry in report.tasks}
