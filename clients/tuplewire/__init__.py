@@ -1,6 +1,6 @@
-"""Send messages between tasks while they run, through the workers that have them.
+"""Send messages between running tasks, through the workers that own them.
 
-`Client` is imported at its first use, so that `import tuplewire` costs neither gRPC nor a thread.
+`Client` is imported at its first use, so that `import tuplewire` does not load gRPC or start a thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 
 _LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.processes.own_worker", "OwnWorker")}
 _MODULES = ("aio", "errors")
-"""Public modules that need no import of their own."""
+"""Public modules that are imported at their first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m tuplewire` is the command `tuplewire`, which is in the package of the worker."""
+"""`python -m tuplewire` runs the command `tuplewire`, which is in the package of the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The asyncio client: the same session as the blocking one, on the same thread, awaited on any event loop."""
+"""The asyncio client: uses the same sessions as the blocking client, and works on any event loop.
+
+Users: asyncio programs, through `tuplewire.aio`. Owns its sender and receivers, which run on the messaging
+loop of the process (connection/loop.py).
+Not thread-safe.
+
+Design: docs/design/forks-and-interrupts.md.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +27,15 @@ async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class Client(BaseClient):
-    """Sends to and receives from a worker; tuplewire.Client has the guarantees and the parameters.
+    """Sends messages to a worker and receives messages from it. Not thread-safe.
 
-    Its connections are on the process's messaging loop: they outlive the event loop on which you use it. It
-    does not survive a fork; asyncio itself does not.
+    See tuplewire.Client for the guarantees and the arguments.
 
-    A cancelled `send` has accepted nothing. A cancelled `flush` leaves every message pending, and they may
-    still arrive. A cancelled wait for the next batch loses no message: the next call returns it.
+    Its connections run on the process's messaging loop, so they outlive the event loop that you use. Like
+    asyncio, it does not support forks.
+
+    A cancelled `send` accepts no messages. After a cancelled `flush`, messages stay pending and may still
+    arrive. A cancelled wait for the next batch loses no message: the next call returns the batch.
     """
 
     @overload
@@ -54,9 +63,9 @@ class Client(BaseClient):
         headers: Headers | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Hand over messages, and wait for room; see tuplewire.Client.send.
+        """Send messages, and wait for free space if necessary; see tuplewire.Client.send.
 
-        If it is cancelled, nothing is accepted.
+        If the call is cancelled, no message is accepted.
         """
         buffer = self._connected()
         if self._observer is not None and self._observer.samples():
@@ -69,19 +78,20 @@ class Client(BaseClient):
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
 
-        If it is cancelled, messages stay pending, and may still arrive.
+        If the call is cancelled, messages stay pending and may still arrive.
         """
         if self._sender is not None:
             await self._sender.buffer.flush_async(self._settings.flush_patience(timeout))
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
-        """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
+        """Subscribe to tasks. Iterate over the result to get batches; see tuplewire.Client.recv."""
         return Subscription(*self._receive(tasks, timeout))
 
     async def close(self, timeout: float | None = None) -> None:
-        """Wait for acknowledgements, then end; see tuplewire.Client.close, for the default and errors, too.
+        """Wait for acknowledgements, then close; see tuplewire.Client.close for the default and the errors.
 
-        If it is cancelled, nothing more is accepted, and pending messages go on. Close again to end it.
+        If the call is cancelled, no more messages are accepted, and pending messages are still sent. Close
+        again to end the session.
         """
         patience = self._settings.flush_patience(timeout)
         self._closed = True
@@ -95,9 +105,9 @@ class Client(BaseClient):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Flush and close, in at most flush_seconds; after an error only close.
+        """Flush and close within flush_seconds; after an error only close.
 
-        If it is cancelled while it waits, the client is closed, and what is not acknowledged is given up.
+        If the flush is cancelled, the client is closed, and unacknowledged messages are dropped.
         """
         if kind is None:
             try:
@@ -116,10 +126,10 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     """
 
     async def __anext__(self) -> TaskMessageBatch:
-        """Return the next batch; raises what tuplewire.subscription.Subscription raises.
+        """Return the next batch. Raises the errors of tuplewire.subscription.Subscription.
 
-        If it is cancelled, no message is lost: the next call returns the batch. The batch before is
-        acknowledged all the same.
+        If the call is cancelled, no message is lost: the next call returns the batch. The previous batch is
+        acknowledged even then.
         """
         self._settle()
         return self._batch_of(await self._receiver.take_async(self._timeout))
@@ -127,10 +137,10 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     async def messages(
         self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
     ) -> AsyncIterator[TaskMessage]:
-        """Iterate over single messages, to an end; see tuplewire.subscription.Subscription.messages.
+        """Iterate over single messages, up to a limit; see tuplewire.subscription.Subscription.messages.
 
-        If you leave it early, by `break` or a cancellation, what you have seen before the last message is
-        acknowledged with the next call, or with close().
+        If you leave the iteration early, by `break` or a cancellation, the messages before the last one are
+        acknowledged at the next call or by close().
         """
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0:
@@ -149,7 +159,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         self._settle()
 
     async def close(self) -> None:
-        """End the subscription; a second call does nothing."""
+        """End the subscription. A second call does nothing."""
         self._end_processing()
         if self._seen is not None:
             self._settle()

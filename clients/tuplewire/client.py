@@ -1,4 +1,12 @@
-"""The blocking client, for PySpark tasks and other threads."""
+"""The blocking client: sends messages to tasks and receives messages of tasks, through one worker.
+
+Users: programs, PySpark tasks, and tuplewire.spark. Owns one sender (connection/sending_end.py), opened by
+the first send, and a receiver (connection/receiver.py) for each subscription. They do their I/O on the
+messaging loop of the process; callers submit messages and wait.
+Thread-safe.
+
+Design: docs/design/forks-and-interrupts.md; docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +41,7 @@ from tuplewire.values.task_ids import check_tasks
 from tuplewire.variables import check_variables
 
 _process = object()
-"""Stands for this process: another one after a fork. To ask the system for each message would take longer."""
+"""Identifies this process and is replaced after a fork. Calling os.getpid() for each message is slower."""
 
 
 def _forked() -> None:
@@ -45,10 +53,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class BaseClient(Live):
-    """What the blocking and the asyncio client share: their arguments, and what they open."""
+    """The common part of the blocking and the asyncio client: arguments, sender and receivers."""
 
     traced = True
-    """Whether it makes spans of what it sends and receives, where the process makes any."""
+    """True if the client creates spans for its messages when tracing is on in the process."""
 
     @naming_settings
     def __init__(
@@ -63,23 +71,25 @@ class BaseClient(Live):
         credentials: Credentials | None = None,
         **settings: Unpack[SessionKeywords],
     ) -> None:
-        """Describe a client; nothing is connected yet.
+        """Create a client, which connects at its first call.
 
         Args:
-            address: The worker's, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
+            address: The worker's address, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
-            worker_id: The worker that you mean, where you know it, as from an assignment. While another one
-                answers at the address, messages wait. Default: whoever answers.
-            client_id: Your name across restarts. Default: a new one for each client.
-            incarnation: Grows with each restart under one `client_id`; a newer one shuts the older out. In
-                Spark, use the taskAttemptId. Default: the time.
-            source: The task that sends, if this client is one.
-            credentials: The files of TLS and of a token. Default: TUPLEWIRE_TLS_CA and the like, read where
-                the client connects.
+            worker_id: The expected worker, for example from an assignment. While another worker answers at
+            the
+                address, messages wait. Default: any worker.
+            client_id: The client's name, which is the same after a restart. Default: a new one for each
+            client. incarnation: Must increase with each restart of a `client_id`. A client with a higher one
+            replaces
+                older clients. In Spark, use the taskAttemptId. Default: the time.
+            source: The sending task, if the client sends for a task.
+            credentials: The files of TLS and of a token. Default: variables such as TUPLEWIRE_TLS_CA, read by
+                the process that connects.
             settings: The fields of tuplewire.settings.config.SessionSettings.
 
         Raises:
-            ConfigError: A setting is unknown or wrong; the message names it.
+            ConfigError: A setting is unknown or invalid; the error names it.
         """
         check_variables()
         self.address = resolve_address(address)
@@ -93,10 +103,10 @@ class BaseClient(Live):
         self._forget()
 
     def _forget(self) -> None:
-        """Be a client that has not connected yet, in this process."""
+        """Reset the state to a client that has not connected in this process."""
         self._process = _process
         self._unobserved: SendBuffer | None = None
-        """The sender's buffer if tracing is off: send() need not look for an observer then."""
+        """The sender's buffer if tracing is off. send() then does not need to check for an observer."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._id = self._client_id or str(uuid.uuid4())
         self._sender: SendingEnd | None = None
@@ -115,7 +125,7 @@ class BaseClient(Live):
         return Identity(self.topology, self._id, self._incarnation or time.time_ns())
 
     def _new_sender(self) -> SendingEnd:
-        """Return a sender that has not begun to connect."""
+        """Return a sender that has not started to connect."""
         self._observer = self._observing()
         return SendingEnd(
             self.address, self._identity(), self._settings, messaging_loop(), self._dial(), self._worker_id
@@ -124,7 +134,7 @@ class BaseClient(Live):
     def _receive(
         self, tasks: int | Iterable[int], timeout: float | None
     ) -> tuple[Receiver, float | None, Observer | None]:
-        """Start to receive from tasks; return the arguments of a subscription."""
+        """Start receiving messages of tasks; return the arguments of a subscription."""
         if self._process is not _process:
             self._forget()
         timeout, named, thread = checked_timeout(timeout), check_tasks(tasks), messaging_loop()
@@ -143,7 +153,7 @@ class BaseClient(Live):
 
     @staticmethod
     def _tell_given_up(sender: SendingEnd, patience: float) -> None:
-        """Raise FlushTimeoutError where a close has given messages up that it has waited for."""
+        """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
         if messages and patience:
             raise FlushTimeoutError(
@@ -152,9 +162,9 @@ class BaseClient(Live):
             )
 
     def _patience_after(self, error: type[BaseException]) -> float:
-        """Return how long the end of a block waits after an error.
+        """Return the time in seconds that the end of a `with` block waits after an error.
 
-        It does not wait for a worker out of reach once more, after a flush has done so in vain.
+        The time is zero if a flush has already timed out waiting for an unreachable worker.
         """
         waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble()
         return 0.0 if waited else self._settings.patience_after_error
@@ -174,16 +184,16 @@ class BaseClient(Live):
         key: bytes | None = None,
         headers: Headers | None = None,
     ) -> bool:
-        """Hand over as `send` does, but never wait; return False if `send` would wait.
+        """Send messages as `send` does, but return False instead of waiting.
 
-        tuplewire.aio.Client needs a running loop for it.
+        tuplewire.aio.Client needs a running event loop for this call.
         """
         buffer = self._connected()
         if self._observer is not None and self._observer.samples():
             groups = as_groups(messages, payload, self.source, key, headers)
             sending = self._observer.sending(groups, self.address, buffer.window.max_message_bytes)
             accepted = buffer.offer(sending.groups)
-            if accepted:  # otherwise nothing was done; what does not end is never seen
+            if accepted:  # a span that does not end is never exported
                 sending.end(None)
             return accepted
         if key is None and not headers and buffer.send_one(messages, payload, self.source):
@@ -191,11 +201,11 @@ class BaseClient(Live):
         return buffer.offer(as_groups(messages, payload, self.source, key, headers))
 
     def _connected(self) -> SendBuffer:
-        """Return the buffer of the sender, which has begun to connect; ClosedError after close()."""
+        """Return the buffer of the sender, which is started if necessary. Raise ClosedError after close()."""
         if self._process is not _process:
             self._forget()
         if self._sender is None or self._closed:
-            # Without the lock: a logging handler may send with this client.
+            # Create the sender without the lock, because a logging handler may send with this client.
             made = self._made = self._made or self._new_sender()
             with self._lock:
                 if self._closed:
@@ -203,37 +213,38 @@ class BaseClient(Live):
                 if self._sender is None:
                     messaging_loop().begin(made)
                     owe_goodbye(self, made)
-                    self._sender = made  # after an interrupt before it, the same one is begun again
+                    self._sender = made  # after an interrupt before this line, the next call reuses it
                     self._unobserved = made.buffer if self._observer is None else None
         return self._sender.buffer
 
     def ledger(self) -> LedgerSnapshot:
-        """Return what became of every sent message; a forked child has sent none yet."""
+        """Return the balance of all sent messages. It is empty in a forked child that has sent none."""
         if self._sender is None or self._process is not _process:
             return LedgerSnapshot()
         return self._sender.buffer.ledger()
 
     @property
     def perhaps_lost(self) -> int:
-        """How many acknowledged messages may have died with a worker: at most so many.
+        """An upper bound on the acknowledged messages that were lost because a worker failed.
 
-        They count among the acknowledged. It rises, with a line in the log, once a worker answers again that
-        has died; never with ack_mode="processed".
+        The ledger counts them as acknowledged. The number increases, with a log entry, when the client has
+        reconnected after a failure. It stays 0 with ack_mode="processed".
         """
         return 0 if self._sender is None else self._sender.receipts.perhaps_lost
 
 
 class Client(BaseClient):
-    """Sends to and receives from a worker.
+    """Sends messages to a worker and receives messages from it. Thread-safe.
 
-    Once `send` has returned, its messages arrive exactly once, in order per (source, task), through any
-    number of broken connections, as long as this process and the workers live.
+    Messages that `send` has accepted are delivered exactly once, in order per (source, task), regardless of
+    broken connections, while this process and the workers live.
 
-    The client connects at its first call. It is thread-safe. In a forked child it is a new sender that
-    connects at its own first call. It does not pickle; for Spark's functions there is ClientHandle.
+    The client connects at its first call. In a forked child it is a new sender, which connects at the child's
+    first call. It cannot be pickled; use ClientHandle in functions that Spark runs.
 
-    Close it, or use it in `with`. One that is dropped, or left at the interpreter's exit, gives a
-    ResourceWarning, says goodbye for a short while, and logs how many messages were not acknowledged.
+    Close the client, or use it in `with`. A client that is garbage-collected, or still open at the
+    interpreter's exit, issues a ResourceWarning. It then waits briefly for acknowledgements, closes, and logs
+    the number of unacknowledged messages.
     """
 
     @overload
@@ -261,25 +272,25 @@ class Client(BaseClient):
         headers: Headers | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Hand over a batch, an iterable of TaskMessages, or a task id and a payload.
+        """Send a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Returns once all of it is accepted; after an error, nothing of it is. Waits for room if there is none.
-        With overflow="fail" it does not wait. With overflow="drop_oldest" it first gives up the oldest
-        messages that were never sent, which the ledger counts, and waits only if that is not enough.
+        Returns once all messages are accepted; after an error, none is accepted. Waits while the buffer is
+        full. With overflow="fail" it does not wait. With overflow="drop_oldest" it first drops the oldest
+        messages that were never sent, which the ledger counts, and waits only if that is not sufficient.
 
         Args:
-            messages: What to send, or the task id of one message.
-            payload: The payload of that message.
-            key, headers: What goes with that message; see TaskMessage. They count in all limits as the
-                payload does.
-            timeout: The longest wait for room, in seconds. None: max_block_seconds.
+            messages: The messages, or the task id of one message.
+            payload: The payload of the message.
+            key, headers: The key and headers of the message; see TaskMessage. All limits count them like
+                the payload.
+            timeout: The maximum wait in seconds. None: max_block_seconds.
 
         Raises:
-            BufferFullError: There was no room in time.
-            MessageTooLargeError: A message is over max_message_bytes.
+            BufferFullError: The buffer was full until the timeout.
+            MessageTooLargeError: A message exceeds max_message_bytes.
             MessageError: A payload or key is not bytes, or headers are not pairs of a str and bytes.
             ClosedError: The client is closed.
-            RefusedError: The session has ended for this reason.
+            RefusedError: The worker has refused the session, for this reason.
         """
         buffer = self._unobserved
         if buffer is None or self._process is not _process:
@@ -293,40 +304,41 @@ class Client(BaseClient):
             buffer.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every sent message is acknowledged, or was given up as `overflow` says.
+        """Wait until every sent message is acknowledged, or was dropped according to `overflow`.
 
         Args:
-            timeout: The longest wait, in seconds. None: flush_seconds, which is 30; math.inf: for ever.
+            timeout: The maximum wait in seconds. None: flush_seconds (default 30). math.inf: no limit.
 
         Raises:
-            FlushTimeoutError: The timeout passed first. Messages stay pending, and may still arrive.
+            FlushTimeoutError: The timeout has passed. Messages stay pending and may still arrive.
             RefusedMessagesError: The worker has refused messages since the last flush.
-            RefusedError: The session has ended for this reason.
+            RefusedError: The worker has refused the session, for this reason.
         """
         if self._sender is not None and self._process is _process:
             self._sender.buffer.flush(self._settings.flush_patience(timeout))
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
-        """Subscribe to tasks of the worker; iterate over the result to get batches.
+        """Subscribe to tasks of the worker. Iterate over the result to get batches.
 
-        timeout: the longest wait for each batch, in seconds. None: for ever, once the worker has let us in;
-        until then connect_seconds, which are 30. math.inf: for ever in any case. Raises InvalidTaskError for
-        what is no task, and where there is none.
+        `timeout` is the maximum wait for each batch in seconds. None: connect_seconds (default 30) until the
+        worker has accepted the subscription, and then no limit. math.inf: no limit. Raises InvalidTaskError
+        for an invalid task id, or if there are no tasks.
         """
         return Subscription(*self._receive(tasks, timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait for acknowledgements, then end.
+        """Wait for acknowledgements, then close.
 
-        A second call does nothing. A forked child closes nothing of its parent's.
+        A second call does nothing. In a forked child, the connections of the parent stay open.
 
         Args:
-            timeout: The longest wait, in seconds. None: flush_seconds, which is 30; math.inf: for ever; 0:
-                give up at once what is not acknowledged, without an error.
+            timeout: The maximum wait in seconds. None: flush_seconds (default 30). math.inf: no limit. 0:
+            drop
+                unacknowledged messages immediately, without an error.
 
         Raises:
-            FlushTimeoutError: The timeout passed first. The client is closed all the same; messages without
-                an acknowledgement count as dropped{closed}.
+            FlushTimeoutError: The timeout has passed. The client is closed nevertheless; unacknowledged
+                messages count as dropped{closed}.
         """
         if self._process is not _process:
             self._forget()
@@ -344,7 +356,7 @@ class Client(BaseClient):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Flush and close, in at most flush_seconds; after an error only close: it is what is to be seen."""
+        """Flush and close within flush_seconds. After an error only close, and raise that error."""
         if kind is None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close, 0)

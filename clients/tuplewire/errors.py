@@ -1,22 +1,22 @@
-"""Every error that Tuplewire raises; the name says whose fault it is.
+"""All errors that Tuplewire raises.
 
 ::
 
     TuplewireError
-    ├── ConfigError             a setting is wrong (also a ValueError)
-    │   └── TopologyError           a topology does not hold together
-    ├── MessageError            what you hand over is wrong (also a ValueError)
+    ├── ConfigError             an invalid setting (also a ValueError)
+    │   └── TopologyError           an inconsistent topology
+    ├── MessageError            an invalid message, batch or column (also a ValueError)
     │   ├── InvalidTaskError        a task id outside its range
-    │   ├── MessageTooLargeError    one payload over the limit
-    │   ├── UnsupportedValueError   a tuple's value that the serializer cannot write
-    │   └── MalformedError          bytes or columns that do not hold together
-    │       └── MalformedTupleError     bytes that are no tuple of the topology
-    ├── ClosedError             you closed it, or its process was forked
-    ├── BufferFullError         it would block: the bound on pending messages is reached
-    ├── FlushTimeoutError       not everything was acknowledged in time; it is still pending
-    ├── BindError               an address to listen on is in use or not ours
-    ├── UnreachableError        nobody answers at the address, or the peer broke off
-    └── RefusedError            the peer answered, and said no; `code` names the reason
+    │   ├── MessageTooLargeError    a message above the limit
+    │   ├── UnsupportedValueError   a value in a tuple that the serializer cannot write
+    │   └── MalformedError          inconsistent bytes or columns
+    │       └── MalformedTupleError     bytes that are not a tuple of the topology
+    ├── ClosedError             a closed object, or one of another process
+    ├── BufferFullError         the bound on pending messages is reached
+    ├── FlushTimeoutError       messages without acknowledgement at the timeout; still pending
+    ├── BindError               an address to listen on is in use or not local
+    ├── UnreachableError        no answer at the address, or a broken connection
+    └── RefusedError            the peer refused the request; `code` names the reason
         ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
         ├── StaleAssignmentError    UnknownTaskError        NotLocalError
         ├── SequenceGapError        CreditExceededError     DrainingError
@@ -24,6 +24,12 @@
         ├── TooManyHopsError        StaleEpochError         StageGoneError
         ├── EpochTooLargeError      UnknownRunError
         └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
+
+Users: all parts, and programs that handle errors. RefusedError and its subclasses correspond to the wire's
+ErrorCode. Owns the table of error codes.
+Thread-safe.
+
+Design: docs/design/sessions.md ("Refusals and the ledger").
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ MAX_TASK = 2**31 - 1
 
 
 class TuplewireError(Exception):
-    """The root of every error that Tuplewire raises on purpose.
+    """The base class of all errors that Tuplewire raises deliberately.
 
     All errors pickle with their attributes and their cause, regardless of the constructor's arguments.
     """
@@ -47,9 +53,9 @@ class TuplewireError(Exception):
 
 
 def _travelling(value: Any) -> Any:
-    """Return the value if it pickles, or its text: an unpicklable error would break a process pool."""
+    """Return the value, or its text if it cannot be pickled: such an error would break a process pool."""
     try:
-        pickle.loads(pickle.dumps(value))  # noqa: S301 - our own bytes
+        pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes from this process
     except Exception:  # noqa: BLE001 - the user's objects may raise anything
         text = f"{type(value).__name__}: {value}"
         return TuplewireError(text) if isinstance(value, BaseException) else text
@@ -70,7 +76,7 @@ def _restored(
 
 
 def as_tuplewire(error: BaseException) -> TuplewireError:
-    """Return the error that ended a thread as a TuplewireError."""
+    """Convert the error that ended a thread to a TuplewireError."""
     if isinstance(error, TuplewireError):
         return error
     found = TuplewireError(f"a thread of Tuplewire ended by a defect: {error!r}; please report it")
@@ -87,7 +93,7 @@ class TopologyError(ConfigError):
 
 
 class MessageError(TuplewireError, ValueError):
-    """A message, batch or column is wrong; nothing of it was sent."""
+    """A message, batch or column is invalid; none of its messages was sent."""
 
 
 class InvalidTaskError(MessageError):
@@ -95,7 +101,7 @@ class InvalidTaskError(MessageError):
 
 
 class MessageTooLargeError(MessageError):
-    """One payload is over the limit; it alone is refused."""
+    """A message exceeds the limit."""
 
     def __init__(self, task: int, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -108,23 +114,23 @@ class MessageTooLargeError(MessageError):
 
 
 class UnsupportedValueError(MessageError):
-    """A value in a tuple has no form in a message; the error names its field."""
+    """The serializer does not support a value in a tuple; the error names its field."""
 
 
 class MalformedError(MessageError):
-    """Bytes or columns that do not hold together."""
+    """Bytes or columns are inconsistent."""
 
 
 class MalformedTupleError(MalformedError):
-    """Bytes that are no tuple of this topology; the error names the field if it was reached."""
+    """Bytes are not a tuple of this topology; the error names the field if one was reached."""
 
 
 class ClosedError(TuplewireError):
-    """You have closed the object, or it belongs to another process."""
+    """The object is closed, or belongs to another process."""
 
 
 class BufferFullError(TuplewireError):
-    """The bound on pending messages is reached, and the timeout (if any) has passed."""
+    """The bound on pending messages is reached, and the timeout, if any, has passed."""
 
 
 class FlushTimeoutError(TuplewireError, TimeoutError):
@@ -132,20 +138,20 @@ class FlushTimeoutError(TuplewireError, TimeoutError):
 
 
 class BindError(TuplewireError):
-    """An address to listen on is in use, or not one of this machine."""
+    """An address to listen on is in use, or is not an address of this machine."""
 
 
 class UnreachableError(TuplewireError):
-    """Nobody answers at the address, or the peer broke off."""
+    """No process answers at the address, or the connection was broken."""
 
 
 _BY_CODE: dict[str, type[RefusedError]] = {}
 
 
 class RefusedError(TuplewireError):
-    """The peer answered and refused; `code` is the name of the wire's ErrorCode.
+    """The peer refused a request. `code` is the name of the wire's ErrorCode.
 
-    owner: where to go instead (a worker's address), empty when nobody knows.
+    `owner` is the address of the worker to use instead; empty if unknown.
     """
 
     code: ClassVar[str] = "UNSPECIFIED"
@@ -161,11 +167,11 @@ class RefusedError(TuplewireError):
 
 
 class ProtocolVersionError(RefusedError, code="PROTOCOL_VERSION"):
-    """The two sides have no protocol version in common: bring them to the same release."""
+    """The two sides have no protocol version in common. Update both to the same release."""
 
 
 class ProtocolError(RefusedError, code="MALFORMED"):
-    """The peer says that this side broke the protocol: a defect, or two releases that do not match."""
+    """The protocol was violated, because of a defect or incompatible releases."""
 
 
 class WrongTopologyError(RefusedError, code="WRONG_TOPOLOGY"):
@@ -173,11 +179,11 @@ class WrongTopologyError(RefusedError, code="WRONG_TOPOLOGY"):
 
 
 class StaleIncarnationError(RefusedError, code="STALE_INCARNATION"):
-    """A newer process with the same sender or consumer id has taken over; this one must stop."""
+    """A newer process with the same sender or consumer id has taken over. This process must stop."""
 
 
 class StaleAssignmentError(RefusedError, code="STALE_ASSIGNMENT"):
-    """The sender routes by an older assignment than the receiver."""
+    """The sender uses an older assignment than the receiver."""
 
 
 class UnknownTaskError(RefusedError, code="UNKNOWN_TASK"):
@@ -185,7 +191,7 @@ class UnknownTaskError(RefusedError, code="UNKNOWN_TASK"):
 
 
 class PayloadRefusedError(RefusedError, code="MESSAGE_TOO_LARGE"):
-    """A payload is larger than the receiver takes."""
+    """A payload exceeds the receiver's limit."""
 
 
 class SequenceGapError(RefusedError, code="SEQUENCE_GAP"):
@@ -197,19 +203,19 @@ class CreditExceededError(RefusedError, code="CREDIT_EXCEEDED"):
 
 
 class DrainingError(RefusedError, code="DRAINING"):
-    """The worker is about to stop and takes nothing new; try again later or elsewhere."""
+    """The worker is shutting down and accepts no new messages. Retry later, or at another worker."""
 
 
 class NotReadyError(RefusedError, code="NOT_READY"):
-    """The worker has no assignment yet; the same request is taken later."""
+    """The worker has no assignment yet. Retry the same request later."""
 
 
 class UnauthenticatedError(RefusedError, code="UNAUTHENTICATED"):
-    """The worker does not know the client: it showed no token, or none of the worker's."""
+    """The worker cannot authenticate the client: it sent no token, or an unknown one."""
 
 
 class PermissionDeniedError(RefusedError, code="PERMISSION_DENIED"):
-    """The worker knows the client, and does not permit the call."""
+    """The worker has authenticated the client, but does not permit the call."""
 
 
 class SupersededError(RefusedError, code="SUPERSEDED"):
@@ -217,35 +223,35 @@ class SupersededError(RefusedError, code="SUPERSEDED"):
 
 
 class NotLocalError(RefusedError, code="NOT_LOCAL"):
-    """The task lives on another worker; the message says where."""
+    """The worker does not own the task. `owner` has the address of the owner, if known."""
 
 
 class WrongWorkerError(RefusedError, code="WRONG_WORKER"):
-    """Another worker answers at the address than the one that was meant."""
+    """The worker at the address is not the expected one."""
 
 
 class TooManyHopsError(RefusedError, code="TOO_MANY_HOPS"):
-    """Workers have passed messages on to each other too often: their assignments contradict each other."""
+    """Workers have forwarded messages too often, because their assignments contradict each other."""
 
 
 class StaleEpochError(RefusedError, code="STALE_EPOCH"):
-    """A sink's epoch is older than one that it has published, or too far ahead of it."""
+    """A sink's epoch is older than its last published epoch, or too far ahead of it."""
 
 
 class StageGoneError(RefusedError, code="STAGE_GONE"):
-    """What an attempt of a sink has staged is gone: its worker has died, or it was not chosen in time."""
+    """The staged messages of a sink's attempt are lost: its worker failed, or it was not chosen in time."""
 
 
 class EpochTooLargeError(RefusedError, code="EPOCH_TOO_LARGE"):
-    """A sink's epoch is more than a worker can stage, whatever goes out of the way."""
+    """A sink's epoch exceeds the space for staged messages, even if all other attempts are removed."""
 
 
 class UnknownRunError(RefusedError, code="UNKNOWN_RUN"):
-    """A run of a sink's query has not begun at the worker: an earlier run may have published the epoch."""
+    """A run of a sink's query has not started at the worker. An earlier run may have published the epoch."""
 
 
 class ResourceLimitError(RefusedError, code="RESOURCE_LIMIT"):
-    """A bound of the receiver's configuration is reached."""
+    """A limit in the receiver's configuration is reached."""
 
 
 class RefusedMessagesError(RefusedError):
@@ -258,5 +264,5 @@ class RefusedMessagesError(RefusedError):
 
 
 def refused(code: str, detail: str) -> RefusedError:
-    """Return the error for a wire code's name (`UNKNOWN_TASK`); an unknown name gives RefusedError."""
+    """Return the error for the name of a wire code (`UNKNOWN_TASK`), or RefusedError for an unknown name."""
     return _BY_CODE.get(code, RefusedError)(detail)

@@ -1,4 +1,4 @@
-"""The events of messages that tracing makes spans of. Where tracing is off, there is no observer."""
+"""The message events that tracing converts to spans. Without tracing there is no observer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ Groups = Sequence[TaskGroup]
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """One call that sends messages. groups: the messages, perhaps with one more header.
+    """One call that sends messages.
 
-    end: called with the error of the call, or None. Without it, the call is not recorded.
+    Attributes:
+        groups: The messages, possibly with an additional header.
+        end: Must be called with the error of the call, or None. Otherwise the call is not recorded.
     """
 
     groups: Groups
@@ -40,35 +42,35 @@ class Observer:
         return False
 
     def sending(self, groups: Groups, address: str, max_message_bytes: int) -> Sending:
-        """Note that a client sends messages to a worker. A header must not make one exceed the limit."""
+        """Record that a client sends messages to a worker. An added header must not exceed the limit."""
         del address, max_message_bytes
         return Sending(groups, lambda _: None)
 
     def received(self, arrived: Arrived, address: str) -> Callable[[], object] | None:
-        """Note that a consumer gets messages; return a function to call when it has processed them."""
+        """Record that a consumer gets messages; return a function to call when it has processed them."""
 
     def queued(self, group: TaskGroup, log: DeliveryLog) -> None:
-        """Note that messages were added to the log of their task."""
+        """Record that messages were added to the log of their task."""
 
     def delivered(self, task: int, last: int, into: Durations) -> None:
-        """Note that a consumer got the messages up to a sequence. into: the times that messages wait."""
+        """Record that a consumer got the messages up to the sequence `last`. `into` counts waiting times."""
 
     def processed(self, task: int, into: Durations) -> None:
-        """Note that a consumer acknowledged messages. into: the times from end to end."""
+        """Record that a consumer acknowledged messages. `into` counts end-to-end times."""
 
     def left(self, task: int) -> None:
-        """Note that the messages of a task have moved from its queue to another worker."""
+        """Record that the messages of a task have moved from its queue to another worker."""
 
     def forwarded(self, group: TaskGroup, token: Any, place_of: Callable[[int], str]) -> Any:
-        """Note that messages are routed; return the token to pass to settled().
+        """Record that messages are routed; return the token to pass to settled().
 
-        place_of: returns the worker that has a task.
+        `place_of` returns the worker that owns a task.
         """
         del group, place_of
         return token
 
     def settled(self, settled: Sequence[Settled]) -> None:
-        """Note that another worker accepted messages, or that they were dropped."""
+        """Record that another worker accepted messages, or that they were dropped."""
 
     def example(self, runs: Sequence[Groups]) -> tuple[str, str] | None:
-        """Return the ids of the trace and span of a message in a frame; None if it has none."""
+        """Return the ids of the trace and span of a message in a frame; None if no message is traced."""

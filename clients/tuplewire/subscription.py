@@ -1,4 +1,11 @@
-"""What `recv` returns: an iterator over the batches, or the messages, that arrive for some tasks."""
+"""Subscriptions: iterators over the batches or messages that arrive for some tasks.
+
+Users: programs, through Client.recv() and aio.Client.recv(). Owns the last batch until it is acknowledged,
+with its rejections. The receiver (connection/receiver.py) does the I/O on the messaging loop.
+Not thread-safe.
+
+Design: docs/design/credit.md ("Receive queues are logs"); docs/design/acking.md for rejections.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +30,11 @@ from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
 
 _MOST_SHOWN = 10
-"""Tasks that a subscription shows of itself."""
+"""The number of tasks in the repr() of a subscription."""
 
 
 class Live:
-    """An object with a connection of this process. A copy in another process would lose messages silently."""
+    """An object with a connection, which cannot be pickled: a copy in another process would lose messages."""
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         raise TypeError(
@@ -37,23 +44,23 @@ class Live:
 
 
 class BaseSubscription(Live):
-    """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
+    """The common part of the subscriptions of both clients: the batch that is not acknowledged yet."""
 
     def __init__(self, receiver: Receiver, timeout: float | None, observer: Observer | None = None) -> None:
         self._receiver = receiver
         self._observer = observer
         self._processed: Callable[[], object] | None = None
-        """Called when the last batch is processed, if an observer asked for it."""
+        """Called when the last batch is processed, if the observer returned a function."""
         self._thread = messaging_loop()
         self._timeout = timeout
         self._pid = os.getpid()
         self._current: Arrived | None = None
         self._seen: int | None = None
-        """Of that batch, while messages() goes through it: those before the one that is out."""
+        """The number of messages that messages() has finished in this batch; None outside messages()."""
         self._rejected: dict[int, Rejected] = {}
-        """Of that batch, by index."""
+        """The rejections in the current batch, by index."""
         self._void: set[int] = set()
-        """Tasks whose later messages in that batch come again."""
+        """Tasks with a rejection that causes later messages of the batch to be redelivered."""
 
     def __repr__(self) -> str:
         tasks = self._receiver.tasks
@@ -61,14 +68,14 @@ class BaseSubscription(Live):
         return f"<Subscription {self._receiver.address} tasks=[{named}] {self._receiver.state}>"
 
     def __del__(self) -> None:
-        """End a subscription that nobody closed, in the background: a finaliser must not wait."""
+        """End an unclosed subscription in the background, because a finalizer must not wait."""
         if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
             self._thread.submit(self._receiver.close())
 
     def acknowledge(self, messages: int | None = None) -> None:
-        """Acknowledge every batch so far; or, of the last batch, no more than its first `messages`.
+        """Acknowledge all batches so far, or only the first `messages` messages of the last batch.
 
-        What is left of that batch goes to the next subscriber.
+        The remaining messages of the batch are delivered to the next subscriber.
         """
         self._end_processing()
         arrived, self._current, self._seen = self._current, None, None
@@ -78,22 +85,23 @@ class BaseSubscription(Live):
             self._receiver.acknowledge(arrived if messages is None else arrived.first(messages), told)
 
     def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
-        """Say that you cannot process a message; it comes again, or goes to the dead-letter task.
+        """Reject a message that you cannot process. It is redelivered, or sent to the dead-letter task.
 
-        It takes effect with the acknowledgement of the batch. With reject_order="go_on", it comes again
-        behind other messages of its task. With "wait", the later messages of its task come again behind it:
-        leave those of the batch, as messages() does by itself.
+        The rejection takes effect when the batch is acknowledged. With reject_order="go_on", the message is
+        redelivered behind other messages of its task. With "wait", later messages of its task are redelivered
+        behind it: do not process them in this batch. messages() skips them automatically.
 
-        Each time, the header `tuplewire-rejected` says how often it was rejected. Beyond the worker's
-        reject_limit, the worker sends it to its dead_letter_task, or drops it if there is none.
+        The header `tuplewire-rejected` of a redelivered message has the number of rejections. Beyond the
+        worker's reject_limit, the worker sends the message to its dead_letter_task, or drops it if it has no
+        such task.
 
         Args:
-            index: The message, by its place in the last batch. None: the one that messages() has given last.
-            after: It comes again after so many seconds at the earliest.
-            reason: Why, for people. The worker keeps 1,000 characters.
+            index: The index of the message in the last batch. None: the message that messages() has returned last.
+            after: The minimum delay before the message is redelivered, in seconds.
+            reason: The reason, for operators. The worker stores 1,000 characters.
 
         Raises:
-            MessageError: There is no such message that is not acknowledged, or `after` is no such time.
+            MessageError: There is no such unacknowledged message, or `after` is out of range.
         """
         place = self._seen if index is None else index
         groups = [] if self._current is None else self._current.groups
@@ -111,7 +119,7 @@ class BaseSubscription(Live):
             self._void.add(groups[bisect_right(ends, place)].task)
 
     def _settle(self) -> None:
-        """Acknowledge the batch before; of one that messages() has left in the middle, what was seen."""
+        """Acknowledge the previous batch, or its processed part if messages() was left early."""
         self.acknowledge(self._seen)
 
     def _end_processing(self) -> None:
@@ -120,7 +128,7 @@ class BaseSubscription(Live):
             processed()
 
     def _begin(self, arrived: Arrived, most: int) -> TaskMessageBatch:
-        """Return what messages() goes through next, and no more of it than `most`."""
+        """Return at most the first `most` messages of the batch for messages()."""
         self._seen = 0
         return self._batch_of(arrived)[:most]
 
@@ -134,7 +142,7 @@ class BaseSubscription(Live):
 
 
 class Bounds:
-    """When an iteration over messages ends; see Subscription.messages(). left: messages until then."""
+    """The limits of an iteration; see Subscription.messages(). `left` is the remaining number of messages."""
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
         self.left = sys.maxsize if count is None else count
@@ -143,27 +151,28 @@ class Bounds:
         self._deadline = time.monotonic() + left
 
     def wait(self) -> float | None:
-        """Return how long to wait for the next batch; None: as long as it takes."""
+        """Return the maximum wait for the next batch in seconds; None for no limit."""
         wait = min(self._quiet, max(0.0, self._deadline - time.monotonic()))
         return None if wait == math.inf else wait
 
 
 class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
-    """An iterator over the batches that arrive for some tasks.
+    """An iterator over the batches that arrive for some tasks. Not thread-safe.
 
-    Asking for the next batch acknowledges the one before; acknowledge() does so at once. If you end the
-    iteration in any other way, or call close(), unacknowledged messages go, in order, to the next subscriber.
+    Each call for the next batch acknowledges the previous one; acknowledge() acknowledges it immediately. If
+    you end the iteration in any other way, or call close(), unacknowledged messages are delivered to the next
+    subscriber, in order.
     """
 
     def __next__(self) -> TaskMessageBatch:
-        """Return the next batch, and acknowledge the one before.
+        """Acknowledge the previous batch, and return the next one.
 
         Raises:
-            TimeoutError: Nothing arrived for the timeout.
-            UnreachableError: The worker was out of reach for as long.
+            TimeoutError: No message arrived within the timeout.
+            UnreachableError: The worker was unreachable for that time.
             SupersededError: Another consumer has subscribed to one of the tasks.
-            UnknownTaskError: A task is not on this worker.
-            ClosedError: After close().
+            UnknownTaskError, NotLocalError: The worker does not own a task.
+            ClosedError: The subscription is closed.
         """
         return self._batch_of(self._take(self._timeout))
 
@@ -176,18 +185,18 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
     def messages(
         self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
     ) -> Iterator[TaskMessage]:
-        """Iterate over single messages; the iteration ends by itself, and raises no TimeoutError.
+        """Iterate over single messages up to a limit, without a TimeoutError.
 
-        A message is acknowledged after you have asked for the one behind it, or with the end.
+        A message counts as processed when you request the next one, or when the iteration has finished.
 
         Args:
-            count: End after so many messages. The others go to the next subscriber.
-            quiet: End once nothing has come for so long, in seconds.
-            seconds: End after so long in all.
+            count: The maximum number of messages. Further messages are delivered to the next subscriber.
+            quiet: The time in seconds without a message after which the iteration ends.
+            seconds: The maximum duration of the iteration in seconds.
 
         Raises:
-            UnreachableError: The worker was out of reach for all of `quiet` or `seconds`.
-            SupersededError, UnknownTaskError, ClosedError: See __next__.
+            UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
+            SupersededError, UnknownTaskError, NotLocalError, ClosedError: See __next__.
         """
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
@@ -204,7 +213,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             bounds.left -= given
 
     def close(self) -> None:
-        """End the subscription; a second call does nothing."""
+        """End the subscription. A second call does nothing."""
         self._end_processing()
         if self._pid == os.getpid():
             if self._seen is not None:

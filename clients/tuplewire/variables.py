@@ -1,4 +1,4 @@
-"""The rule for unknown TUPLEWIRE_* variables, the same for programs and workers."""
+"""The check of unknown TUPLEWIRE_* variables, for programs and workers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OF_PROGRAMS = frozenset(
 def refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:
     """Raise ConfigError for an unknown variable whose name is close to a known one.
 
-    Other unknown variables are ignored: images and Kubernetes set some of their own, such as
-    TUPLEWIRE_VERSION and TUPLEWIRE_SERVICE_HOST.
+    Other unknown variables are ignored, because images and Kubernetes set variables such as TUPLEWIRE_VERSION
+    and TUPLEWIRE_SERVICE_HOST.
     """
     names = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in known}
     for variable in environment:
@@ -39,5 +39,5 @@ def refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> N
 
 @functools.cache
 def check_variables() -> None:
-    """Check the variables of this process, once. Raises ConfigError; see refuse_misspelled."""
+    """Check the variables of this process once. Raises ConfigError; see refuse_misspelled()."""
     refuse_misspelled(os.environ, OF_PROGRAMS)
