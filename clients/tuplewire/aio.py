@@ -112,7 +112,7 @@ class Client(BaseClient):
         if kind is None:
             try:
                 await self.flush()
-            finally:
+            finally:  # drops messages only if the flush failed or was cancelled
                 await self.close(0)
         else:
             with contextlib.suppress(FlushTimeoutError):

@@ -155,7 +155,7 @@ class BaseClient(Live):
     def _tell_given_up(sender: SendingEnd, patience: float) -> None:
         """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
-        if messages and patience:
+        if messages and patience:  # close(0) drops messages without an error
             raise FlushTimeoutError(
                 f"{messages} messages were not acknowledged after {patience:g} s{sender.trouble()}; they are "
                 "given up, and may still arrive"
@@ -293,7 +293,7 @@ class Client(BaseClient):
             RefusedError: The worker has refused the session, for this reason.
         """
         buffer = self._unobserved
-        if buffer is None or self._process is not _process:
+        if buffer is None or self._process is not _process:  # the first call, a forked child, or tracing
             buffer = self._connected()
             if self._observer is not None and self._observer.samples():
                 groups = as_groups(messages, payload, self.source, key, headers)
@@ -345,7 +345,7 @@ class Client(BaseClient):
         patience = self._settings.flush_patience(timeout)
         with self._lock:
             self._closed = True
-            sender = self._sender or self._made
+            sender = self._sender or self._made  # an interrupt may have left only _made; see _connected()
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.buffer.ended:
@@ -358,6 +358,7 @@ class Client(BaseClient):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush and close within flush_seconds. After an error only close, and raise that error."""
         if kind is None:
+            # close(0) runs even if flush() raises; it then drops the unacknowledged messages.
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close, 0)
                 self.flush()

@@ -96,9 +96,9 @@ class BaseSubscription(Live):
         such task.
 
         Args:
-            index: The index of the message in the last batch. None: the message that messages() has returned last.
-            after: The minimum delay before the message is redelivered, in seconds.
-            reason: The reason, for operators. The worker stores 1,000 characters.
+            index: The index of the message in the last batch. None: the last message that messages()
+            returned. after: The minimum delay before the message is redelivered, in seconds. reason: The
+            reason, for operators. The worker stores 1,000 characters.
 
         Raises:
             MessageError: There is no such unacknowledged message, or `after` is out of range.
@@ -114,7 +114,7 @@ class BaseSubscription(Live):
             raise MessageError(f"after is {after}: it is a time from 0 to {MAX_AFTER_SECONDS} seconds")
         wait = self._receiver.rejects_wait
         self._rejected[place] = Rejected(place, after, reason, wait)
-        if wait:
+        if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))
             self._void.add(groups[bisect_right(ends, place)].task)
 
@@ -177,6 +177,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         return self._batch_of(self._take(self._timeout))
 
     def _take(self, timeout: float | None) -> Arrived | None:
+        # The receiver runs on the event loop of the parent, which a forked child does not have.
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
         self._settle()
@@ -208,7 +209,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
                         given += 1
                         yield message
                 self._seen = len(batch)
-            finally:
+            finally:  # after `break` or an error, acknowledges the messages before the current one
                 self._settle()
             bounds.left -= given
 

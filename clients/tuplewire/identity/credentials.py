@@ -96,6 +96,7 @@ class Credentials(Settings):
         """Raise ConfigError if a token would be sent over a network without TLS."""
         if self.allow_plaintext or address.startswith("unix:") or self.secures(address):
             return
+        # A token may be sent without TLS if it does not leave this machine.
         if not is_loopback(split_host_port(address)[0]):
             raise ConfigError(
                 f"the token of {self.token_file} would go to {address} in the clear: name a tls_ca "

@@ -147,7 +147,7 @@ class CreditBook:
                 counted.append(group)
                 self._check(group.flow, account)
         except RefusedError:
-            for group in counted:
+            for group in counted:  # also subtracts from the totals, which `finally` adds to
                 self.refused(group)
             raise
         finally:
@@ -190,6 +190,7 @@ class CreditBook:
         if flow < 0 or account.has_room:
             return
         self._take_stock(flow, account)
+        # The last message may start within the granted bytes and exceed them.
         if (
             account.received_messages > account.granted_messages
             or account.received_bytes >= account.granted_bytes + self._max_message_bytes

@@ -86,7 +86,9 @@ class DeliveryLog:
     _waiting: EntryQueue = field(default_factory=EntryQueue)
     _delivered: EntryQueue = field(default_factory=EntryQueue)
     _marks: deque[tuple[int, int]] = field(default_factory=deque)
+    """The last sequence and the size of each delivery that the consumer has not reported as received."""
     _taken_bytes: int = 0
+    """Payload bytes of these deliveries."""
 
     @classmethod
     def after(cls, sequence: int) -> Self:
@@ -203,7 +205,7 @@ class DeliveryLog:
         acknowledged = min(acknowledged, self.taken)
         done: list[Done] = []
         while self._delivered and (entry := self._delivered.first).first <= acknowledged:
-            if len(done) >= most:
+            if len(done) >= most:  # the next call continues here
                 acknowledged = entry.first - 1
                 break
             if entry.last > acknowledged:

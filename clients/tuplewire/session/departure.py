@@ -112,7 +112,7 @@ class Departures:
     def add(self, departure: Departure) -> None:
         """Store a departure."""
         self._known[departure.incarnation] = departure
-        if len(self._known) > _MOST_REMEMBERED:
+        if len(self._known) > _MOST_REMEMBERED:  # the first key was added first
             del self._known[next(iter(self._known))]
 
     def hear(self, departures: Iterable[Departure]) -> list[Departure]:

@@ -125,7 +125,7 @@ class Flow:
             allowed_bytes = self.limit_bytes - self.sent_bytes
             if allowed <= 0 or allowed_bytes <= 0:
                 return room
-            if count > allowed or size > allowed_bytes:
+            if count > allowed or size > allowed_bytes:  # send only the part with credit
                 allowed = min(allowed, starting_within(group, allowed_bytes))
                 if allowed < count:
                     pieces = [entry.having(piece) for piece in cut(group, allowed)]
@@ -137,7 +137,7 @@ class Flow:
             entries.append(entry)
             self.sent_messages += count
             self.sent_bytes += size
-            if entry.age:
+            if entry.age:  # the first write: the messages may have arrived, and drop_oldest must keep them
                 entry.age = 0
                 self.written += count
                 self.written_bytes += size
@@ -198,6 +198,7 @@ class InFlight:
             messages += len(group)
             size += group.size_bytes
             micros = entry.accepted_micros
+            # A frame contains the time of its first message once, and a run only a different time.
             if same_time(micros, first_micros):
                 micros = first_micros
             if (

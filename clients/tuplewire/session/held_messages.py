@@ -170,6 +170,7 @@ class HeldMessages:
         Messages retained until they are processed are not released: their sender has not been notified yet.
         """
         for flow in self._flows.values():
+            # A flow with pending or retained messages is not finished by the receiver's shutdown.
             if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
                 continue
             _, released = flow.unsettled()
@@ -254,6 +255,7 @@ class HeldMessages:
         return sorted(self._flows.items(), key=place)
 
     def _remove_all(self) -> list[Entry]:
+        # The order of sending: retained messages, then frames in flight, then waiting messages.
         entries: list[Entry] = []
         for _, flow in self._forwarded_first():
             kept, released = flow.unsettled()
@@ -357,6 +359,7 @@ class HeldMessages:
         """Drop a flow's oldest unwritten entry, or only its head if that is sufficient."""
         flow = self._flows[number]
         first = flow.first_unwritten
+        # Entries that were written before are in front and must stay: rotate them away, and back below.
         flow.pending.rotate(-first)
         entry = flow.pending.popleft()
         gone, *rest = cut_off(entry.group, messages, size_bytes)

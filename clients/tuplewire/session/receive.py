@@ -142,6 +142,7 @@ class ReceiveSession:
             sequence, group.task, len(group), error.code, str(error), error.owner, route_of(group.forwarded)
         )
         self._refusals.append(refusal)
+        # At most 64 frames are in flight, so the sender knows the outcome of all older frames.
         while self._refusals[0].sequence <= self.last_sequence - REMEMBERED_FRAMES:
             self._refusals.popleft()
         self._new_refusals.append(refusal)
@@ -178,7 +179,7 @@ class ReceiveSession:
         if stop > MOST_REFUSALS:
             next_frame = refusals[MOST_REFUSALS].sequence
             stop = bisect_left(refusals, next_frame, key=attrgetter("sequence"))
-            if not stop:
+            if not stop:  # one frame has more refusals than the limit
                 stop = bisect_right(refusals, next_frame, key=attrgetter("sequence"))
         self._new_refusals = refusals[stop:]
         # Acknowledging a frame without its refusals would count its refused messages as delivered.

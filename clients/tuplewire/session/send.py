@@ -31,7 +31,7 @@ MAX_FRAMES_IN_FLIGHT = 8
 """The maximum number of unacknowledged frames while frames follow each other quickly. A stream would queue
 any number of frames; held back here, messages are merged into few large frames. Rare frames do not request an
 immediate acknowledgement, and up to 64 of them may be unacknowledged."""
-_MAX_ASKED = 2
+_MAX_ASKED = 2  # requests for an acknowledgement in flight; see docs/design/credit.md
 
 
 class SendWindow(HeldMessages):

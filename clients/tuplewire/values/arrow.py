@@ -197,7 +197,7 @@ def _too_large(name: str) -> MalformedError:
 def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:
     lengths, data = _column(payloads)
     header_lengths, header_data = (b"", b"") if encoded is None else _column(encoded)
-    if not header_data:
+    if not header_data:  # no message to this task has a key or headers, so the group has no such column
         return TaskGroup(task, source, lengths, data)
     return TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
 

@@ -62,6 +62,7 @@ def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros
 
 
 def _others(headers: ReadHeaders) -> list[tuple[str, bytes | None]]:
+    # A dead letter can be rejected or sent again: its earlier facts are replaced, not repeated.
     return [each for each in headers if each[0] != REJECTED and not each[0].startswith(DEAD)]
 
 

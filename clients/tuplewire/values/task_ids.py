@@ -28,6 +28,7 @@ def parse_tasks(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,10})(?:\s*-\s*(\d{1,10}))?\s*", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        # A range is expanded to all its ids, so its length is bounded.
         if not first <= last <= MAX_TASK or last - first >= _MAX_TASKS:
             raise ConfigError(f"task ids are written like 1,2,10-19, from 0 to {MAX_TASK}, not {text!r}")
         tasks.update(dict.fromkeys(range(first, last + 1)))
