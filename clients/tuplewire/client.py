@@ -77,11 +77,9 @@ class BaseClient(Live):
             address: The worker's address, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
             worker_id: The expected worker, for example from an assignment. While another worker answers at
-            the
-                address, messages wait. Default: any worker.
-            client_id: The client's name, which is the same after a restart. Default: a new one for each
-            client. incarnation: Must increase with each restart of a `client_id`. A client with a higher one
-            replaces
+                the address, messages wait. Default: any worker.
+            client_id: A name that is the same after a restart. Default: a new one for each client.
+            incarnation: Must increase with each restart of a `client_id`. A client with a higher one replaces
                 older clients. In Spark, use the taskAttemptId. Default: the time.
             source: The sending task, if the client sends for a task.
             credentials: The files of TLS and of a token. Default: variables such as TUPLEWIRE_TLS_CA, read by
@@ -333,8 +331,7 @@ class Client(BaseClient):
 
         Args:
             timeout: The maximum wait in seconds. None: flush_seconds (default 30). math.inf: no limit. 0:
-            drop
-                unacknowledged messages immediately, without an error.
+                drop unacknowledged messages immediately, without an error.
 
         Raises:
             FlushTimeoutError: The timeout has passed. The client is closed nevertheless; unacknowledged

@@ -96,9 +96,9 @@ class BaseSubscription(Live):
         such task.
 
         Args:
-            index: The index of the message in the last batch. None: the last message that messages()
-            returned. after: The minimum delay before the message is redelivered, in seconds. reason: The
-            reason, for operators. The worker stores 1,000 characters.
+            index: The index of the message in the last batch. None: the last message of messages().
+            after: The minimum delay before the message is redelivered, in seconds.
+            reason: The reason, for operators. The worker stores 1,000 characters.
 
         Raises:
             MessageError: There is no such unacknowledged message, or `after` is out of range.

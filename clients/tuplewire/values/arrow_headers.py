@@ -35,8 +35,7 @@ def encode_columns(
     Args:
         keys: Binary or strings, null for a message without a key. None without such a column.
         headers: Lists of structs of a name and a value, in this order with any field names; null for a
-        message
-            without headers. None without such a column.
+            message without headers. None without such a column.
         count: The number of messages.
         tombstones: True for each message that gets the header TOMBSTONE.
 

@@ -133,10 +133,9 @@ class TaskGroup:
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
         redelivered: True if the messages may have been delivered before, to a process that failed.
         forwarded: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
-        messages
-            from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops since they
-            last waited in the queue of their task's owner. 0: the sending worker is the entry worker, and
-            they have not waited in its queue for the task.
+            messages from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops
+            since they last waited in the queue of their task's owner. 0: the sending worker is the entry
+            worker, and they have not waited in its queue for the task.
         entry_sequence: Set between workers. The number of the first message among all messages to the task
             that the entry worker accepted, from 1. The numbers of later messages follow without gaps.
         flow: See flow_of().
