@@ -1,7 +1,8 @@
 """Dead letters: copies of messages that consumers rejected too often, with the facts about each in headers.
 
 Dead letters are ordinary messages to the task that a worker has as `dead_letter_task`. Users: the worker
-creates them (worker/rejections.py); the command `dead-letters` and Spark read them. Owns no state.
+creates them (worker/rejections.py), the command `dead-letters` reads them, and spark/rejected_rows.py uses
+the same headers. Owns no state.
 Thread-safe.
 
 Design: docs/design/acking.md ("Rejected messages").
@@ -62,7 +63,7 @@ def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros
 
 
 def _others(headers: ReadHeaders) -> list[tuple[str, bytes | None]]:
-    # A dead letter can be rejected or sent again: its earlier facts are replaced, not repeated.
+    # The sender's headers, without the facts about earlier rejections.
     return [each for each in headers if each[0] != REJECTED and not each[0].startswith(DEAD)]
 
 
