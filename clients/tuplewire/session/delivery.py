@@ -231,6 +231,7 @@ class DeliveryLog:
         )
         self._delivered.move_after(position, self._waiting, redelivered=received is None)
         self.taken = self.received = position
+        # Deliveries to the previous stream no longer count as in flight.
         self._marks.clear()
         self._taken_bytes = 0
 
@@ -258,7 +259,7 @@ class DeliveryLog:
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
         """Remove and return the unacknowledged messages, in order, each with its token."""
-        self.rewind()
+        self.rewind()  # marks delivered messages as redelivered: the consumer may have processed them
         left = [(entry.group, entry.token) for entry in self._waiting]
         self._waiting.clear()
         self.acknowledged = self.received = self.taken = self.tail

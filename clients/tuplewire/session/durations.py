@@ -82,7 +82,7 @@ class QueueTimes:
             until, since = came[0]
             if until <= last:
                 came.popleft()
-            else:
+            else:  # a part of the messages with this time has left
                 until = last
             into.add(now - since, until - self._gone)
             self._gone = until

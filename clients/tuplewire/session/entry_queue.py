@@ -117,7 +117,7 @@ class EntryQueue:
         if not self._head:
             if self._runs:
                 self._head.extend(_entries([self._runs.popleft()]))
-            else:
+            else:  # all entries are in the tail: exchange the ends instead of copying
                 self._head, self._tail = self._tail, self._head
         return self._head[0]
 

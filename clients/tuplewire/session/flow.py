@@ -89,7 +89,7 @@ class Flow:
         """The number of sent messages that were not released and are not retained here until processed."""
         count, before = max(0, self.sent_messages - self.released), self.processed
         for each in self.unprocessed:
-            if isinstance(each, Entry):
+            if isinstance(each, Entry):  # retained here, so it is not lost if the receiver fails
                 count -= min(each.messages, max(0, before + each.messages - self.released))
             before += each.messages
         return count
@@ -103,6 +103,7 @@ class Flow:
     def first_unwritten(self) -> int:
         """The index in `pending` of the first entry that was never written."""
         pending = self.pending
+        # Written entries (age 0) are in front of the others.
         return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
 
     @property

@@ -61,7 +61,7 @@ class OldestTask:
             age = age_of(task)
             if age == known:
                 return task
-            if age:
+            if age:  # the first message has changed: correct the entry, and check the new minimum
                 heapreplace(heap, (age, task))
             else:
                 heappop(heap)

@@ -118,6 +118,7 @@ class ReceiveSession:
         # Close before counting: the frame may use a closed flow again, with new counts.
         for flow in closed:
             credit.close(flow)
+        # Refuse only these groups, so that the stream and the other tasks continue.
         if over := credit.too_many(groups):
             error: RefusedError = ResourceLimitError(
                 f"one session sends to at most {MAX_TASKS} tasks at a time"
@@ -126,7 +127,7 @@ class ReceiveSession:
         if denied:
             without = {id(group) for group, _ in denied}
             groups = [group for group in groups if id(group) not in without]
-        credit.received(groups)
+        credit.received(groups)  # may raise, and the frame is then not accepted
         self.last_sequence = sequence
         for group, error in denied:
             self._tell_refused(sequence, group, error)
@@ -210,7 +211,7 @@ class ReceiveSession:
         later frames, and accept() recognizes them as duplicates.
         """
         self._asked = None
-        self.credit.take_changes()
+        self.credit.take_changes()  # credit.all() below contains these grants
         refusals, self._reported = self._next(
             [each for each in self._refusals if each.sequence > acknowledged]
         )

@@ -51,7 +51,7 @@ class QueueShares:
 
     def window(self, task: int) -> Share:
         """Return the current share of each session in a task's queue."""
-        if task not in self._announced:
+        if task not in self._announced:  # less than a quarter of the queue is used by closed sessions
             return self.initial
         left = self._left.get(task, _NOTHING)
         room = Share(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
