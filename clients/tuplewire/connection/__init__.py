@@ -1,1 +1,1 @@
-"""Sessions kept up over streams that come and go, and the event loop that carries them."""
+"""Sessions that continue over replaced streams, and the event loop that runs them."""

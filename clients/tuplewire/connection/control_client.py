@@ -1,4 +1,9 @@
-"""A blocking client of a worker's control service: status, load, assignment, drain, publishing, taps."""
+"""A blocking client of a worker's control service: status, load, assignment, drain, taps, debug files.
+
+Used by the commands, the membership program, worker processes, the topology programs and, as WorkerClient, by
+Spark's readers and writers. Owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
+Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +31,12 @@ _LOOK_SECONDS = 1.0
 
 
 class ControlClient:
-    """Talks to the worker at `address` (host:port, or unix:///path); use it as a context manager.
+    """A client of the worker at `address` (host:port, or unix:///path); use it as a context manager.
 
-    address: None takes TUPLEWIRE_ADDRESS. timeout: of each call, in seconds. credentials: None takes those of
-    TUPLEWIRE_TLS_CA and so on. dialler: makes the channel in place of them, for who has one. Safe to use from
-    several threads. Every call raises UnreachableError when nobody answers in that time, and RefusedError
-    (the subclass for the worker's error code) when it says no.
+    address: default: TUPLEWIRE_ADDRESS. timeout: the limit of each call, in seconds. credentials: default:
+    the environment (TUPLEWIRE_TLS_CA and so on). `dialler`: an existing channel factory, used instead of
+    credentials. Thread-safe. Every call raises UnreachableError if the worker does not answer in time, and
+    RefusedError (the subclass for the worker's error code) if the worker refuses it.
     """
 
     channel_options: Sequence[tuple[str, Any]] = DIRECT
@@ -47,9 +52,9 @@ class ControlClient:
         self.address = resolve_address(address)
         self.timeout = timeout
         self.max_message_bytes = 0
-        """The largest payload that the worker takes, as it said with its assignment; 0: it has not."""
+        """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
         self._dialler = dialler or dialler_for(credentials)
-        self._lock = threading.RLock()  # a logging handler may use it, too
+        self._lock = threading.RLock()  # a logging handler may call this client in a thread that holds it
         self._connection: _Connection | None = None
         self._closed = False
 
@@ -70,7 +75,7 @@ class ControlClient:
                 self._connection.channel.close()
 
     def _connected(self, timeout: float) -> _Connection:
-        """Return the connection; a new one where the files of the credentials have changed."""
+        """Return the connection; open a new one if the files of the credentials have changed."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the control client of {self.address} is closed; make another one")
@@ -78,45 +83,46 @@ class ControlClient:
             connection = self._connection
             if connection is None or connection.identity is not identity:
                 channel = self._dialler.blocking_channel(self.address, self.channel_options, timeout)
-                # Other threads' calls may be under way on the one before, which goes with the last of them.
+                # The old channel is not closed: calls of other threads may still run on it. It is freed with
+                # the last of these calls.
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
     def status(self, most_clients: int = 0, most_tasks: int | None = None) -> control_pb2.GetStatusResponse:
-        """Return identity, state, ledger and counts; the parts were read together.
+        """Return identity, state, ledger and counts, as one consistent snapshot.
 
-        most_clients: how many senders, and how many consumers, to list at most; 0: none. most_tasks: how many
-        tasks, those first that hold others up, wait, or have most to do; None: all.
+        most_clients: the maximum number of senders, and of consumers, to list. most_tasks: the maximum number
+        of tasks; tasks that block others, wait, or have the most messages are first. None: all.
         """
         request = control_pb2.GetStatusRequest(most_clients=most_clients, most_tasks=most_tasks)
         response: control_pb2.GetStatusResponse = self._call("GetStatus", request)
         return response
 
     def load(self, tasks: Iterable[int] = ()) -> dict[int, float]:
-        """Return the load, 0 (idle) to 1 (full), of those tasks that the worker knows; none named: of all."""
+        """Return the load of each task that the worker knows, 0 (idle) to 1 (full). No tasks: all."""
         return dict(self._call("GetLoad", control_pb2.GetLoadRequest(tasks=tasks)).loads)
 
     def assignment(self) -> control_pb2.Assignment | None:
-        """Return the assignment in force; None when there is none yet."""
+        """Return the current assignment; None if there is none yet."""
         response = self._call("GetAssignment", control_pb2.GetAssignmentRequest())
         self.max_message_bytes = response.max_message_bytes
         return response.assignment if response.HasField("assignment") else None
 
     def update_assignment(self, assignment: control_pb2.Assignment, *, force: bool = False) -> bool:
-        """Put an assignment in force; False when that version was in force already.
+        """Apply an assignment; return False if the worker already has that version.
 
-        force: also where its version is so far ahead that it may be a slip.
+        force: accept a version so far ahead that it may be a mistake.
 
-        Raises StaleAssignmentError for an older version, WrongTopologyError, and ProtocolError for one that
-        does not hold together; the old one then stays.
+        Raises StaleAssignmentError for an older version, WrongTopologyError, and ProtocolError for an
+        inconsistent assignment; the worker then keeps its assignment.
         """
         request = control_pb2.UpdateAssignmentRequest(assignment=assignment, force=force)
         return bool(self._call("UpdateAssignment", request).changed)
 
     def drain(self, deadline: float | None = None) -> bool:
-        """Make the worker finish what it holds and exit; returns at once, False when it was draining already.
+        """Start to drain the worker, and return immediately; False if it was already draining.
 
-        deadline: seconds; None: as the worker is configured.
+        The worker finishes with the messages it holds, and exits. deadline: in seconds; None: its setting.
         """
         millis = 0 if deadline is None else max(1, round(deadline * 1000))
         return bool(self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started)
@@ -129,13 +135,13 @@ class ControlClient:
         most_per_second: int = 0,
         most_bytes: int = 0,
     ) -> Generator[control_pb2.TapResponse]:
-        """Yield copies of messages to tasks as they pass, without an end; close() ends it.
+        """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 
-        tasks: none: all. sample: the share of their messages. most_per_second, most_bytes (of a payload):
-        0: as the worker has it. The first response, without messages, comes once the tap is in place.
+        tasks: empty: all. sample: the share of messages to copy. most_per_second, most_bytes (of a payload):
+        0: the worker's limit. The first response has no messages; it means that the tap is active.
 
-        Raises PermissionDeniedError, ResourceLimitError while too many others tap, DrainingError when the
-        worker drains, and UnreachableError when it goes.
+        Raises PermissionDeniedError, ResourceLimitError while too many taps are open, DrainingError if the
+        worker drains, and UnreachableError if the connection to it fails.
         """
         request = control_pb2.TapRequest(
             tasks=tasks, sample=sample, most_per_second=most_per_second, most_bytes=most_bytes
@@ -150,9 +156,9 @@ class ControlClient:
                 call.cancel()
 
     def debug(self, timeout: float = 60.0) -> dict[str, bytes]:
-        """Return files that help to find a fault at the worker, by name; they hold no secrets.
+        """Return the worker's debug files by name, without secrets.
 
-        timeout: for all of them, in seconds. Raises ResourceLimitError while another bundle is being made.
+        timeout: for all files, in seconds. Raises ResourceLimitError while the worker makes another bundle.
         """
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
@@ -165,10 +171,10 @@ class ControlClient:
         return {name: bytes(content) for name, content in files.items()}
 
     def set_logging(self, level: str = "", *, seconds: float, every_seconds: float = 0.0) -> None:
-        """Change what the worker logs for so many seconds, at most a day; then it is as configured again.
+        """Change the worker's logging for `seconds`, at most a day; then its settings apply again.
 
-        level: debug, info, warning or error; empty: as configured. every_seconds: how often it writes each
-        kind of event that others can cause; 0: once a minute. Raises ProtocolError for anything else.
+        level: debug, info, warning or error; empty: the configured one. every_seconds: the minimum time
+        between log entries for the same peer-triggered event; 0: a minute. Raises ProtocolError otherwise.
         """
         self._call(
             "SetLogging",
@@ -176,17 +182,17 @@ class ControlClient:
         )
 
     def report_program(self, report: control_pb2.ReportProgramRequest) -> None:
-        """Report what this program runs and measures, in place of its last report; once a second.
+        """Replace this program's report on its executors and metrics; at most once a second.
 
-        Raises StaleAssignmentError where another assignment is in force, ResourceLimitError for reports that
-        come too fast or are too large, and ProtocolError for metrics that cannot be shown.
+        Raises StaleAssignmentError if the worker has another assignment, ResourceLimitError for reports that
+        are too frequent or too large, and ProtocolError for metrics that cannot be shown.
         """
         self._call("ReportProgram", report)
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 
-        Raises UnreachableError when it is not ready after `timeout` seconds, or stops meanwhile.
+        Raises UnreachableError if it is not ready after `timeout` seconds, or if it stops.
         """
         deadline = time.monotonic() + timeout
         seen = ""
@@ -208,7 +214,7 @@ class ControlClient:
                 raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
 
     def _silence(self) -> str:
-        """Return why nobody answers."""
+        """Return the reason for a missing answer, from one short call."""
         try:
             self._call("GetStatus", control_pb2.GetStatusRequest(), _LOOK_SECONDS)
         except TuplewireError as error:
@@ -216,7 +222,7 @@ class ControlClient:
         return "it answers only now"
 
     def _connected_by(self, deadline: float) -> _Connection:
-        """Return the connection, waiting for the worker where its certificate has to be seen first."""
+        """Return the connection. Try again until the deadline: a list of names needs a handshake first."""
         while True:
             try:
                 return self._connected(max(_POLL_SECONDS, deadline - time.monotonic()))
@@ -237,12 +243,12 @@ class ControlClient:
         except UnreachableError:
             with self._lock:
                 if self._connection is connection and connection.identity is not None:
-                    self._connection = None  # the worker's certificate may be another one by then
+                    self._connection = None  # the worker may return with another certificate
             raise
 
 
 class _Connection:
-    """A channel, what it was made of, and the services behind it."""
+    """A channel, the identity that it was made with, and the stubs of its services."""
 
     def __init__(self, channel: grpc.Channel, identity: object) -> None:
         self.channel = channel
@@ -255,7 +261,7 @@ class _Connection:
 
 @contextmanager
 def mapped_errors(address: str, on_deadline: Callable[[], str], hint: str = "") -> Iterator[None]:
-    """Turn gRPC's errors into ours; on_deadline: what a passed deadline means here. hint: see error_of."""
+    """Raise Tuplewire's errors for gRPC's. on_deadline: describes a timeout. hint: see error_of."""
     try:
         yield
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""One control client for each of several workers, and calls to all of them at once."""
+"""One control client for each of several workers, and parallel calls to all of them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _Answer = TypeVar("_Answer")
 
 
 class ControlClients(Generic[_Client]):
-    """The clients of several workers by address, each kept while its worker answers. Not thread-safe.
+    """The clients of several workers by address. A client is dropped if its worker does not answer.
 
-    connect: makes the client of an address, with the timeout of each call.
+    connect: creates the client of an address, with its timeout. Not thread-safe.
     """
 
     def __init__(self, connect: Callable[[str], _Client]) -> None:
         self._connect = connect
         self._clients: dict[str, _Client] = {}
-        self._pool: ThreadPoolExecutor | None = None  # only once it is needed: Spark pickles these
+        self._pool: ThreadPoolExecutor | None = None  # created by the first call: Spark pickles this
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +32,7 @@ class ControlClients(Generic[_Client]):
         self.close()
 
     def __getitem__(self, address: str) -> _Client:
-        """Return the client of a worker."""
+        """Return the client of a worker; create it at the first call."""
         if address not in self._clients:
             self._clients[address] = self._connect(address)
         return self._clients[address]
@@ -40,7 +40,7 @@ class ControlClients(Generic[_Client]):
     def each(
         self, addresses: Iterable[str], call: Callable[[_Client], _Answer]
     ) -> dict[str, _Answer | TuplewireError]:
-        """Make a call to each worker, in parallel; return its result or its error by address."""
+        """Call each worker in parallel; return the results or errors by address."""
 
         def outcome(address: str) -> _Answer | TuplewireError:
             try:
@@ -57,7 +57,7 @@ class ControlClients(Generic[_Client]):
         return answers
 
     def drop(self, address: str) -> None:
-        """Close the client of a worker, so that the next call connects at once: gRPC would wait longer."""
+        """Close the client of a worker. A new channel connects immediately; gRPC's old one would wait."""
         if address in self._clients:
             self._clients.pop(address).close()
 
@@ -67,7 +67,7 @@ class ControlClients(Generic[_Client]):
             self.drop(address)
 
     def close(self) -> None:
-        """Close all clients, which ends the calls that still run, and the threads."""
+        """Close all clients and the threads. Calls in progress end."""
         self.keep(())
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

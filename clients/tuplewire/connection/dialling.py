@@ -1,9 +1,10 @@
-"""Channels as credentials want them: in the clear, or TLS to a worker whose certificate is on our list.
+"""Channels for credentials: plain text, or TLS to a worker that has an allowed certificate.
 
-gRPC for Python compares a certificate with one DNS name or IP address. Workers are dialled at addresses that
-their certificates do not have (a pod's IP), and may be known by one of several names or by a URI. So where
-names are listed, a handshake of our own comes first: it checks the signature and finds the names; the channel
-then takes this very certificate, and no other.
+gRPC for Python compares a certificate with one DNS name or IP address. Workers are reached at addresses that
+are not in their certificates (a pod's IP), and may have one of several names or a URI. With a list of names,
+a handshake with Python's ssl checks the signature and the names first; the channel then trusts only that
+certificate. Used by the control client, the gRPC channels and the worker's transports. Owns the TLS files and
+tokens of one set of credentials. Thread-safe. Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NOT_TRUSTED = (
     "; has one of tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and has that a name of "
     "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host that is dialled)?"
 )
-"""What to look at where this side does not take a worker's certificate."""
+"""The hint of an error if this side refuses a worker's certificate."""
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -39,7 +40,7 @@ _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What the files of Credentials hold; never printed. context: ready for a handshake of our own."""
+    """The contents of the files of Credentials; never printed. context: for the handshake with ssl."""
 
     ca: bytes = field(repr=False)
     certificate: bytes | None = field(repr=False)
@@ -48,9 +49,9 @@ class TlsMaterial:
 
 
 class Dialler:
-    """Makes channels for credentials. Thread-safe.
+    """Opens channels for credentials. Thread-safe.
 
-    Whatever is wrong with a file is a ConfigError at the first use; later, what was read before stays.
+    A file that cannot be used raises ConfigError at the first use. Later, the previous contents stay valid.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Dialler:
         tls: Callable[[], TlsMaterial] | None = None,
         worker_names: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """Read nothing yet. tls, worker_names: those of the moment, in place of the credentials' own."""
+        """Read no file yet. tls, worker_names: return the current values; default: from the credentials."""
         self.credentials = credentials
         self._names = worker_names or (lambda: credentials.tls_worker_names)
         self._tls = tls or WatchedFiles(credentials.files, lambda: read_tls(credentials)).get
@@ -70,14 +71,14 @@ class Dialler:
             self._tokens = WatchedFiles([path], lambda: read_tokens(path))
 
     def metadata(self, address: str) -> Metadata:
-        """Return what a call to an address shows of us; ConfigError where that should not go there."""
+        """Return the token as metadata of a call; raise ConfigError if it must not be sent to the address."""
         if self._tokens is None:
             return ()
         self.credentials.check_token_may_go_to(address)
         return ((AUTHORIZATION, self._tokens.get()[0].shown),)
 
     def hint(self, address: str) -> str:
-        """Return what to look at where a connection to an address is broken off at once."""
+        """Return the hint of an error if the peer closes a new connection immediately."""
         if self.credentials.secures(address):
             shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
             return (
@@ -86,11 +87,11 @@ class Dialler:
         return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
 
     def identity(self) -> object:
-        """Return what differs once the files have changed, so that a channel should be made anew."""
+        """Return an object that changes with the TLS files: then a new channel is needed."""
         return self._tls() if self.credentials.tls_ca is not None else None
 
     async def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """Return a channel to an address; UnreachableError when no worker of ours is there."""
+        """Return a channel to an address; raise UnreachableError if no allowed worker answers there."""
         if not self.credentials.secures(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
         tls, names = self._tls(), self._names()
@@ -100,7 +101,7 @@ class Dialler:
     def blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
-        """Do the same for a thread, in at most so many seconds."""
+        """Do the same as channel, for a blocking caller. timeout: at most 5 seconds are used."""
         if not self.credentials.secures(address):
             return grpc.insecure_channel(grpc_target(address), options=options)
         tls, names = self._tls(), self._names()
@@ -109,11 +110,11 @@ class Dialler:
 
 
 def read_tls(credentials: Credentials) -> TlsMaterial:
-    """Read the files of TLS; ConfigError, naming the file, when one is missing or two do not fit."""
+    """Read the TLS files; raise ConfigError with the file's name if one is missing or two do not match."""
     ca = _read(credentials.tls_ca)
-    assert ca is not None  # noqa: S101 - Credentials has seen to it
+    assert ca is not None  # noqa: S101 - callers check that TLS is configured
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the names are compared with a list
+    context.check_hostname = False  # _secured() compares the names with a list
     context.set_alpn_protocols(["h2"])
     try:
         context.load_verify_locations(cadata=ca.decode("ascii"))
@@ -126,10 +127,10 @@ def read_tls(credentials: Credentials) -> TlsMaterial:
 
 
 def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
-    """Let a context show the certificate; ConfigError, naming both files, when the key does not fit it."""
-    assert credentials.tls_certificate is not None  # noqa: S101 - the caller has seen to it
+    """Load the certificate and its key; raise ConfigError with both names if they do not match."""
+    assert credentials.tls_certificate is not None  # noqa: S101 - the caller has checked it
     try:
-        # An empty password, so that nobody is asked for one where the key has one.
+        # With an empty password, an encrypted key is an error instead of a prompt on the terminal.
         context.load_cert_chain(credentials.tls_certificate, credentials.tls_key, password="")
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
@@ -145,7 +146,7 @@ def _read(name: str | None) -> bytes | None:
         content = Path(name).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}; {UNREADABLE}") from error
-    # Bundles have comments, in any encoding, and byte order marks.
+    # Keep the PEM blocks only: bundles contain comments in any encoding, and byte order marks.
     return b"\n".join(each[0] for each in _PEM.finditer(content)) + b"\n"
 
 
@@ -155,7 +156,7 @@ def names_in(certificate: dict[str, Any]) -> list[str]:
 
 
 _Certificate = tuple[dict[str, Any], bytes]
-"""As ssl decodes it, and in DER."""
+"""A certificate as decoded by ssl, and in DER."""
 
 
 def _secured(
@@ -167,7 +168,7 @@ def _secured(
 ) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
     """Return a channel's credentials and options.
 
-    seen: the certificate of whoever answers, where a list of names says which will do.
+    seen: the peer's certificate; None without a list of names.
     """
     if seen is None:
         return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
@@ -184,7 +185,8 @@ def _secured(
             f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
             f"({', '.join(own)}); have a DNS name signed in as well"
         )
-    # That certificate and no other, by a name in it that gRPC can compare.
+    # Trust only this certificate, and let gRPC compare a name that is in it: a server with another
+    # certificate of the same CA is refused.
     pem = ssl.DER_cert_to_PEM_cert(der).encode()
     credentials = grpc.ssl_channel_credentials(pem, tls.key, tls.certificate)
     return credentials, [*options, ("grpc.ssl_target_name_override", comparable[0].replace("*", "worker"))]
@@ -197,7 +199,7 @@ async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate
             transport, _ = await asyncio.get_running_loop().create_connection(
                 asyncio.Protocol, host, port, ssl=context, server_hostname=host
             )
-    except (OSError, ValueError) as error:  # a ValueError: the host is no name that could be looked up
+    except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
         raise _no_handshake(address, error) from error
     try:
         return _certificate_of(transport.get_extra_info("ssl_object"))

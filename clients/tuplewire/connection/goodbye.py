@@ -1,6 +1,7 @@
-"""A goodbye for senders whose program drops their client, or ends, without close().
+"""Closes senders if a program drops their client, or exits, without close().
 
-It spares the worker the time in which it keeps a session for a resume; the worker never depends on it.
+The worker can then forget the session immediately, without waiting for a resume. It never depends on this.
+Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _DROPPED_SECONDS = 10.0
-"""How long a dropped client's messages are still sent, in the background; what close() waits by default."""
+"""The time in which a dropped client's messages are still sent in the background; as in close()."""
 _EXIT_SECONDS = 2.0
-"""How long the end of a program waits for acknowledgements, all its clients together."""
+"""The time for acknowledgements at the end of a program, for all its clients together."""
 
 _open: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
 _closing: set[asyncio.Task[None]] = set()
 
 
 def owe_goodbye(client: object, sender: SendingEnd) -> None:
-    """Let a sender say goodbye when its client is dropped, or the program ends, before it is closed."""
+    """Close a sender if its client is dropped, or the program exits, without close()."""
     _open.add(sender)
     weakref.finalize(client, _dropped, sender, os.getpid()).atexit = False
 
 
 def _dropped(sender: SendingEnd, pid: int) -> None:
-    """Close in the background: a finaliser may run on any thread, the loop's included."""
+    """Close in the background: a finalizer may run on any thread, also the event loop's."""
     if pid != os.getpid() or sender.buffer.closing:
         return
     sender.thread.loop.call_soon_threadsafe(_begin_to_close, sender)

@@ -1,4 +1,4 @@
-"""Detects gevent and eventlet: gRPC's threads cannot wake their greenlets."""
+"""Detects gevent and eventlet: gRPC's threads cannot wake greenlets."""
 
 from __future__ import annotations
 

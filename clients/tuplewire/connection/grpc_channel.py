@@ -1,4 +1,9 @@
-"""The gRPC channels and streams to addresses."""
+"""gRPC channels and streams to addresses, their options, and the errors for gRPC's status codes.
+
+Used by clients, the control client, receivers and the worker's gRPC transport. Owns no state except its open
+streams. Call only from the event loop, except error_of() and the functions that return options or channels.
+Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,11 @@ from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
 DIRECT = (
     ("grpc.enable_retries", 0),
-    # Workers are reached directly; a proxy of the environment would only stand in between.
+    # Workers are reached directly, not through a proxy from the environment.
     ("grpc.enable_http_proxy", 0),
-    # How long it may take to connect: each of our attempts makes a channel of its own.
+    # The timeout of a connection: each attempt of a session opens a new channel.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # The worker's limits apply in both directions: Welcome has them for senders, and responses obey them.
+    # The worker's limits apply instead: Welcome contains them for senders, and its responses keep to them.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
@@ -33,28 +38,28 @@ DIRECT = (
 ANY_SIZE = 2**63 - 1
 """The response limit that a consumer with these options reports."""
 ERROR_KEY = "tuplewire-error"
-"""The trailing metadata that names the wire's ErrorCode of a refusal."""
+"""The trailing metadata with the ErrorCode of a refusal."""
 _REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
-"""What gRPC says of a server whose certificate this side does not take."""
+"""gRPC's errors if this side refuses a server's certificate."""
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: \w+: [^ ]+: "
     r"(?:Failed to connect to remote host: )?(.+)",
     re.DOTALL,
 )
-"""What gRPC says around the one thing that counts."""
+"""gRPC's error for a failed connection; the group is the reason."""
 _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
-"""What gRPC says of a server that ends a connection during the handshake."""
+"""gRPC's error if a server closes a connection during the handshake."""
 _TOO_LARGE = re.compile("larger than max|metadata size exceeds")
 """gRPC's errors for a message or metadata over a limit. A retry would fail in the same way."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
-"""What gRPC raises on a call that has ended."""
+"""gRPC's exceptions for a call that is finished."""
 
 
 def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     """Return the options of a channel that carries a session.
 
-    Three options together find a hung peer: without the ping timeout gRPC waits a minute for it. gRPC's own
-    retries would send a stream's frames again, behind the session's back.
+    Three options together detect a hung peer; without the ping timeout, gRPC waits for a minute. gRPC's own
+    retries are off: they would resend frames without the session's knowledge.
     """
     return [
         *_common_options(settings),
@@ -65,13 +70,13 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
 
 
 def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
-    """Return the options of a server to which sessions come: it finds a hung client as the client does it."""
+    """Return the options of a server of sessions. It detects a hung client as a client detects a server."""
     return [
         *_common_options(settings),
         ("grpc.max_send_message_length", settings.max_request_bytes),
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.so_reuseport", 0),
-        # The clients ping to find a hung server; this is what lets them.
+        # Permit the pings with which clients detect a hung server.
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
     ]
@@ -88,7 +93,7 @@ def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
 
 
 def bytes_channel(channel: Any) -> Any:
-    """Return a channel for a generated stub whose streams carry bytes: our codec encodes and decodes them."""
+    """Return a channel for a generated stub with streams of bytes; wire/codec.py encodes and decodes them."""
     return SimpleNamespace(
         unary_unary=channel.unary_unary,
         unary_stream=lambda path, request_serializer, **_: channel.unary_stream(path, request_serializer),
@@ -97,7 +102,7 @@ def bytes_channel(channel: Any) -> Any:
 
 
 def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
-    """Return what opens streams to the worker at an address, each on a connection of its own."""
+    """Return a function that opens streams to the worker at an address, each on a separate connection."""
 
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
@@ -115,7 +120,7 @@ def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial
 
 
 def dialler_for(credentials: Credentials | None) -> Dialler:
-    """Return what makes channels for credentials; None: those of the environment, as it is now."""
+    """Return the channel factory for credentials; None: the current environment's."""
     return Dialler(Credentials.from_environment() if credentials is None else credentials)
 
 
@@ -153,11 +158,10 @@ class _GrpcClientStream(GrpcStream, ClientStream):
             raise StreamBroken from error
 
     def close(self) -> None:
-        """End the call in gRPC's core, too, where it may have gone on.
+        """Cancel the call in gRPC's core too, where it may still be open.
 
-        In grpc.aio a call of which a write has failed is done, and cannot be cancelled (grpc/grpc issue
-        36066). If messages have arrived that nobody reads, the core keeps the status behind them, and with it
-        the call, for ever.
+        After a failed write, grpc.aio treats a call as done and cannot cancel it (grpc/grpc issue 36066). If
+        messages have arrived and are not read, the core keeps the status, and so the call, indefinitely.
         """
         self._call._cython_call.cancel("the stream is over")
 
@@ -178,9 +182,9 @@ class _GrpcClientStream(GrpcStream, ClientStream):
 def error_of(
     code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str, hint: str = ""
 ) -> TuplewireError:
-    """Return our error for a status: the named refusal, or that the peer cannot be reached.
+    """Return the error for a status: the refusal in the metadata, or that the peer is unreachable.
 
-    hint: what may be the reason where the peer breaks off before a word is said.
+    hint: added if the peer closes the connection during the handshake; see Dialler.hint.
     """
     for key, value in trailing or ():
         if key == ERROR_KEY:

@@ -1,7 +1,9 @@
-"""What callers have handed over and the loop has not taken in yet: one step, whoever interrupts it.
+"""The queue between callers and the event loop, and the condition on which callers wait.
 
-A caller appends; the loop does the rest, in columns. So an interrupt or a signal handler in the middle of a
-`send` leaves nothing half done, and a message costs its caller an append and a few comparisons.
+A caller submits messages in one step: it appends one entry. The loop groups the entries by task. So an
+interrupt or a signal handler in the middle of a `send` leaves no work half done, and a message costs its
+caller an append and a few comparisons. Used by SendBuffer and Receiver. Owns the entries and the free space
+published for them. Not thread-safe: hold the send buffer's lock, except to append a small single message.
 Design: docs/design/forks-and-interrupts.md.
 """
 
@@ -27,7 +29,7 @@ _Found = TypeVar("_Found")
 _LOOK_AGAIN_SECONDS = 0.5
 
 SMALL_BYTES = 4096
-"""Handing over a payload of at most so many bytes is an append; a larger one is counted first."""
+"""A payload of at most this size is appended without the lock; a larger one is counted first."""
 
 Single = tuple[int, int | None, bytes]
 """Task, source and payload of one message."""
@@ -35,7 +37,7 @@ Single = tuple[int, int | None, bytes]
 
 @dataclass(slots=True)
 class Batch:
-    """Messages that were handed over together. token, retain: see SendingEnd.offer."""
+    """Messages that were submitted together. token, retain: see SendBuffer.offer."""
 
     groups: Sequence[TaskGroup]
     token: Any = None
@@ -44,44 +46,44 @@ class Batch:
 
 @dataclass(slots=True)
 class Offer(Batch):
-    """Messages of which the loop is to say whether there is room for them."""
+    """Messages that the loop accepts or rejects, for lack of free space."""
 
     accepted: bool | None = None
 
 
 class HandOver:
-    """Batches and single messages in the order in which they came, and how many more may just be appended.
+    """The submitted batches and single messages in order, and the number that may be appended without a lock.
 
-    Any thread may append a small single message while there is room; everything else is done with the lock of
-    a sending end. Bounds are kept without a lock on that way, as each read and each write here is one step.
-    Room falls before the entries that it was counted with are gone. Whoever appends reads the number of
-    entries before the room. A thread may be late with one message, which may be one too many.
+    Any thread may append a small single message while there is room. Everything else needs the send buffer's
+    lock. The bounds hold without a lock because each read and each write here is one step. The loop lowers
+    the room before it removes the entries that were counted. A caller reads the number of entries before the
+    room. Each thread may be late with one message, and so exceed a bound by one message.
     """
 
     def __init__(self) -> None:
         self.entries: list[Single | Batch] = []
         self.room = 0
-        """While there are fewer entries, there is room for a small message to any task."""
+        """With fewer entries than this, a small message to any task fits."""
         self.room_elsewhere = 0
-        """While there are fewer entries, there is room for a small message if its task has room."""
+        """With fewer entries than this, a small message fits if its task is below its limit."""
         self.beyond_entries = 0
-        """At least how many more messages there are than entries."""
+        """A lower bound for the number of messages minus the number of entries."""
         self.small_bytes = 0
         """The largest payload of a small message."""
         self.look = 0
-        """How often the loop has begun to take in; it sees everything that was appended before."""
+        """The number of passes that the loop has started. A pass includes all entries appended before it."""
         self.told = -1
-        """What `look` was when somebody told the loop to take in."""
+        """The value of `look` at the last notification of the loop; if equal, no other one is needed."""
         self.start_count()
 
     def start_count(self) -> None:
-        """Count nothing, for the loop has seen everything that was counted."""
+        """Reset the counts, because the loop has moved all counted messages to the window."""
         self._counted = self.messages = self.size_bytes = 0
         self.of_flow: dict[int, int] = {}
-        """How many messages of each flow there are; as `messages` and `size_bytes`, see count()."""
+        """The number of messages of each flow, at the last count(); as `messages` and `size_bytes`."""
 
     def count(self) -> None:
-        """Bring the counts up to date, and keep them too high where an interrupt comes in between."""
+        """Bring the counts up to date. An interrupt in between leaves them too high, never too low."""
         of_flow = self.of_flow
         for entry in self.entries[self._counted :]:
             if isinstance(entry, Batch):
@@ -97,38 +99,38 @@ class HandOver:
                 of_flow[task] = of_flow.get(task, 0) + 1
             self.messages += messages
             self.size_bytes += size
-            self._counted += 1
+            self._counted += 1  # last: after an interrupt before this line, the entry is counted again
 
     def make_room(self, messages: int, size_bytes: int, task_messages: int, max_message_bytes: int) -> None:
-        """Say how much there is room for beside the counted entries. task_messages: for any one task."""
-        more = min(messages, size_bytes // SMALL_BYTES)
+        """Publish the free space after the counted entries. task_messages: the space for any one task."""
+        more = min(messages, size_bytes // SMALL_BYTES)  # as if every message had the largest small size
         self.small_bytes = min(SMALL_BYTES, max_message_bytes)
         self.room_elsewhere = self._counted + more
         self.room = self._counted + min(more, task_messages)
 
     def shut(self) -> None:
-        """Say that there is no room, or that nobody knows: whoever comes next counts."""
+        """Publish that there is no free space, or that it is unknown: the next caller must count."""
         self.room = self.room_elsewhere = 0
 
     def add(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> None:
-        """Append a batch, in one step; with the lock."""
+        """Append a batch in one step; with the lock."""
         self.shut()
         self.entries.append(Batch(groups, token, retain))
 
     def forget(self, entries: int) -> None:
-        """Forget the oldest, which count elsewhere by now; room was made without them."""
+        """Remove the oldest entries. The window counts them now, and the published room excludes them."""
         self.beyond_entries = 0
         del self.entries[:entries]
 
     @property
     def pending(self) -> int:
-        """How many messages there are, entry by entry."""
+        """The number of submitted messages, counted entry by entry."""
         entries = list(self.entries)
         return sum(sum(map(len, each.groups)) if isinstance(each, Batch) else 1 for each in entries)
 
 
 def batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
-    """Return what was handed over; single messages in a row become a group for each task and source."""
+    """Yield entries as batches. Consecutive single messages become one group for each task and source."""
     if Batch not in set(map(type, entries)):
         if entries:
             yield Batch(_groups_of(entries))  # type: ignore[arg-type]
@@ -148,7 +150,7 @@ def batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
 
 def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:
     tasks, sources = set(map(_TASK, singles)), set(map(_SOURCE, singles))
-    if len(tasks) == len(sources) == 1:  # nearly always, and found out without a loop in Python
+    if len(tasks) == len(sources) == 1:  # the usual case, detected without a loop in Python
         return [TaskGroup.joined(tasks.pop(), sources.pop(), list(map(_PAYLOAD, singles)))]
     columns: defaultdict[tuple[int, int | None], list[bytes]] = defaultdict(list)
     for task, source, payload in singles:
@@ -160,10 +162,11 @@ _TASK, _SOURCE, _PAYLOAD = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class HandOverCondition(threading.Condition):
-    """Waits with a lock that its caller still has after an interrupt, which may end a wait without it.
+    """A condition with a lock that the caller still holds after an interrupt.
 
-    A signal handler that waits lets the lock go, maybe when this thread has looked and does not wait yet:
-    what was told then is seen at the next look.
+    In threading.Condition, an interrupt may end a wait without the lock. A signal handler that waits releases
+    the lock, perhaps between this thread's check and its wait. A notification in that moment is missed, so a
+    wait checks again after half a second.
     """
 
     def __init__(self, lock: Any = None) -> None:
@@ -177,9 +180,9 @@ class HandOverCondition(threading.Condition):
                 told()
 
     async def wait_for_async(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
-        """Do as wait_for, on any event loop, and with the lock only while it looks; called without it.
+        """Do the same as wait_for, on any event loop. Call it without the lock; it is held for each check.
 
-        A cancelled call has looked, and no more: what a predicate does when it holds is done once.
+        A cancelled call has changed nothing: a predicate takes effect only in the check that makes it true.
         """
         with self:
             if found := predicate():
@@ -203,7 +206,7 @@ class HandOverCondition(threading.Condition):
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         until = math.inf if timeout is None else time.monotonic() + timeout
         refuse_green_threads()
-        if on_messaging_loop():  # in a logging handler, say; nothing that it waits for could happen
+        if on_messaging_loop():  # for example in a logging handler; a wait would stop the loop
             until = 0.0
         try:
             while not (found := predicate()) and (left := until - time.monotonic()) > 0:

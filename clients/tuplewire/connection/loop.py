@@ -1,8 +1,9 @@
-"""The one event-loop thread of a process, and what happens to it at a fork.
+"""The event-loop thread of a process, and its suspension at a fork.
 
-gRPC's asyncio stack does not survive a fork: a child that inherits it hangs (measured: grpcio 1.85, with
-GRPC_ENABLE_FORK_SUPPORT unset, 0 and 1 alike). Connections here can be resumed, so before a fork every one is
-closed down, gRPC with them; afterwards the parent's go on where they were, and the child starts with nothing.
+gRPC's asyncio stack does not survive a fork: a child that inherits it hangs (grpcio 1.85, measured with
+GRPC_ENABLE_FORK_SUPPORT unset, 0 and 1). So all connections and gRPC are closed before a fork; then the
+parent's connections resume, and the child starts without any. Used by clients, connections and the worker.
+Owns the loop and its thread. Thread-safe. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations
@@ -34,35 +35,35 @@ _Result = TypeVar("_Result")
 _SIGNAL_SECONDS = 0.25
 _SUSPEND_SECONDS = 5.0
 _GRPC_THREADS = ("event_engine", "grpc_", "lifeguard")
-"""How the names of gRPC's own threads begin (grpcio 1.74 to 1.85)."""
+"""The prefixes of the names of gRPC's threads (grpcio 1.74 to 1.85)."""
 
 
 class Suspendable(Protocol):
-    """A connection that can be closed down for a fork and go on after it; called on the loop."""
+    """A connection that can be closed for a fork and resumed after it; called on the loop."""
 
     async def suspend(self) -> None:
-        """Give up everything that does not survive a fork: what belongs to gRPC, or to ZeroMQ."""
+        """Release the objects of gRPC and ZeroMQ, which do not survive a fork."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Connect again."""
 
 
 class Connecting(Suspendable, Protocol):
-    """One that can be started; called on the loop."""
+    """A connection that can be started; called on the loop."""
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start to connect."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where a loop waits; says how long it did."""
+    """The selector of a loop; reports the start and end of each wait."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_wait: Callable[[float, float], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        on_wait = self.on_wait  # another thread may take it away while we wait
+        on_wait = self.on_wait  # another thread may reset it during the wait
         if on_wait is None or (timeout is not None and timeout <= 0):
             return super().select(timeout)
         began = time.monotonic()
@@ -73,10 +74,8 @@ class _Selector(selectors.DefaultSelector):
 
 class _Loop(asyncio.SelectorEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Pass over news of gRPC for a loop that is closed: one loop hears what is for all of a process.
-
-        An asyncio program in this process may end its loop before gRPC has said that a call is over.
-        """
+        """Ignore gRPC's events for a closed loop: another asyncio loop here may close during a call."""
+        # gRPC delivers the events of all loops of a process on one of them.
         closed = "PollerCompletionQueue" in context["message"] and "loop is closed" in repr(
             context.get("exception")
         )
@@ -87,10 +86,9 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Outcome(Generic[_Result]):
-    """What another thread returns or raises.
+    """The result or the exception of another thread; the wait uses a bare lock.
 
-    It waits with a bare lock. An interrupt may leave that of a Future, or of a Condition, taken: the other
-    thread would wait for it for ever.
+    An interrupt can leave the lock of a Future or a Condition acquired; the other thread would then hang.
     """
 
     def __init__(self) -> None:
@@ -99,16 +97,14 @@ class _Outcome(Generic[_Result]):
         self._result: Callable[[], _Result]
 
     def tell(self, result: Callable[[], _Result]) -> None:
-        """Say what returns or raises it; once, from any thread."""
+        """Set the function that returns or raises the outcome; once, from any thread."""
         self._result = result
         self._known.release()
 
     def wait(self, timeout: float | None = None) -> _Result:
-        """Wait for it, at most so many seconds; TimeoutError after that.
-
-        It looks up now and then: a signal that comes just before Python begins to wait does not wake it.
-        """
+        """Wait for the outcome; raise TimeoutError after `timeout` seconds."""
         until = math.inf if timeout is None else time.monotonic() + timeout
+        # Wake periodically: a signal just before the wait starts does not end it.
         while not self._known.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
             if time.monotonic() >= until:
                 raise TimeoutError(f"not within {timeout} s")
@@ -116,14 +112,14 @@ class _Outcome(Generic[_Result]):
 
 
 class EventLoopThread:
-    """An asyncio loop in a daemon thread of its own."""
+    """An asyncio loop in its own daemon thread."""
 
     def __init__(self) -> None:
         self._selector = _Selector()
         self.loop: asyncio.AbstractEventLoop = _Loop(self._selector)
         self.suspendables: WeakSet[Suspendable] = WeakSet()
         self.pinned = 0
-        """How many things (bound servers) cannot be suspended."""
+        """The number of bound servers, which cannot be suspended."""
         self._ended = self._suspended = False
         self._suspending: asyncio.Future[list[None]] | None = None
         self._thread = threading.Thread(target=self._main, name="tuplewire-loop", daemon=True)
@@ -134,7 +130,7 @@ class EventLoopThread:
         while not self._ended:
             try:
                 self.loop.run_forever()
-            except BaseException as error:  # noqa: BLE001 - asyncio lets SystemExit and KeyboardInterrupt out
+            except BaseException as error:  # noqa: BLE001 - asyncio re-raises SystemExit, KeyboardInterrupt
                 with contextlib.suppress(BaseException):  # a logging handler may raise, too
                     self.loop.call_exception_handler(
                         {"message": "a callback left the loop", "exception": error}
@@ -142,20 +138,20 @@ class EventLoopThread:
         self.loop.close()
 
     def end(self) -> None:
-        """End the thread of an unused loop, and close the loop."""
+        """Stop the thread of an unused loop, and close the loop."""
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
     def on_wait(self, listener: Callable[[float, float], None] | None) -> None:
-        """Tell of each wait of the loop when it began and ended, by the loop's clock; None: no more.
+        """Report start and end of each wait by the loop's clock; None: stop.
 
-        Called on the loop, between the wait and what it waited for; must not raise.
+        The loop calls the listener after the wait, before the callbacks that are due. It must not raise.
         """
         self._selector.on_wait = listener
 
     @property
     def inside(self) -> bool:
-        """Whether the caller runs on this loop's thread."""
+        """True if the caller runs on this loop's thread."""
         return threading.current_thread() is self._thread
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
@@ -163,7 +159,7 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
-        """Run a coroutine on the loop and return its result; from any thread but the loop's own."""
+        """Run a coroutine on the loop and return its result; from any thread except the loop's."""
         outcome = _Outcome[_Result]()
         running = self.start(coroutine, lambda task: outcome.tell(task.result))
 
@@ -180,10 +176,7 @@ class EventLoopThread:
     def start(
         self, coroutine: Coroutine[Any, Any, _Result], ended: Callable[[asyncio.Task[_Result]], object]
     ) -> set[asyncio.Task[_Result]]:
-        """Start a coroutine on the loop, from any other thread; call `ended` with its task at the end.
-
-        The returned set has the task while it runs.
-        """
+        """Start a coroutine from another thread, and call `ended` at its end. Return the running task."""
         if self.inside:
             coroutine.close()
             raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
@@ -209,7 +202,7 @@ class EventLoopThread:
         return self.run(wrapped(), timeout)
 
     def begin(self, connection: Connecting) -> None:
-        """Start a connection, from any thread; one that comes while the process forks starts after that."""
+        """Start a connection, from any thread; during a fork, start it after the fork."""
         begin = partial(self._begin, connection)
         if self.inside:
             begin()
@@ -218,20 +211,20 @@ class EventLoopThread:
 
     def _begin(self, connection: Connecting) -> None:
         if connection in self.suspendables:
-            return  # its caller was interrupted, and begins it again
+            return  # the caller was interrupted, and starts it again
         self.suspendables.add(connection)
         if not self._suspended:
             connection.start()
 
     async def suspend(self) -> None:
-        """Close every connection down, for a fork."""
+        """Close every connection for a fork."""
         self._suspended = True
         if self._suspending is None:
             self._suspending = asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
         await asyncio.shield(self._suspending)
 
     async def resume(self) -> None:
-        """Resume after a fork, also if suspend() still runs or was never called."""
+        """Resume after a fork, also if suspend() is still running or was never called."""
         if self._suspending is not None:
             await asyncio.wait([self._suspending])
         if self._suspended:
@@ -241,20 +234,20 @@ class EventLoopThread:
 
 
 async def in_own_thread(function: Callable[[], _Result]) -> _Result:
-    """Await a function that blocks, in a thread of its own: a pool may be full of others that wait."""
+    """Await a blocking function in a new thread: a pool may be full of functions that wait."""
     return await asyncio.wrap_future(_begun(function))
 
 
 def uninterrupted(function: Callable[[], _Result]) -> _Result:
-    """Return what a function does that calls gRPC and blocks: Ctrl-C ends the wait, and not the function.
+    """Return the result of a function that blocks in gRPC: Ctrl-C ends the wait, not the function.
 
-    Where KeyboardInterrupt is raised while a call is made, nobody polls for it, and gRPC waits for its end
-    for ever when its channel is closed. It is raised in the main thread only.
+    If KeyboardInterrupt is raised while a call starts, no thread polls the call, and gRPC waits for it
+    indefinitely when the channel is closed. Python raises it in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
     outcome = _Outcome[_Result]()
-    _thread.start_new_thread(_tell, (function, outcome))  # that of `threading` waits for its beginning
+    _thread.start_new_thread(_tell, (function, outcome))  # threading waits until it runs
     return outcome.wait()
 
 
@@ -262,20 +255,20 @@ def _tell(function: Callable[[], _Result], outcome: _Outcome[_Result]) -> None:
     returned: Future[_Result] = Future()
     try:
         returned.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - for whoever waits
+    except BaseException as error:  # noqa: BLE001 - for the thread that waits
         returned.set_exception(error)
     outcome.tell(returned.result)
 
 
 def _begun(function: Callable[[], _Result]) -> Future[_Result]:
-    """Begin a function in a thread of its own."""
+    """Start a function in a new thread."""
     outcome: Future[_Result] = Future()
-    outcome.set_running_or_notify_cancel()  # whoever no longer awaits it does not stop it
+    outcome.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
 
     def run() -> None:
         try:
             outcome.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - for whoever awaits it
+        except BaseException as error:  # noqa: BLE001 - for the coroutine that waits
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
@@ -283,7 +276,7 @@ def _begun(function: Callable[[], _Result]) -> Future[_Result]:
 
 
 def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:
-    """Report a background task's defect to its loop's exception handler, which nobody else would see."""
+    """Report a background task's exception to its loop's exception handler; otherwise it would be lost."""
     task.add_done_callback(_report)
     return task
 
@@ -298,17 +291,17 @@ _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended: EventLoopThread | None = None
 _survives = False
-"""True after gRPC was shut down for a fork: only then may the child use gRPC."""
+"""True if gRPC was shut down for a fork: only then may the child use gRPC."""
 _unusable = ""
 _interrupted = False
 """True if Ctrl-C arrived during the shutdown of gRPC. The main thread is interrupted after the fork."""
 
 
 def messaging_loop() -> EventLoopThread:
-    """Return the process's loop thread; started at the first call.
+    """Return the process's loop thread; start it at the first call.
 
-    Raises ClosedError in a child that was forked while gRPC could not be closed down: it would hang. Raises
-    ConfigError where gevent or eventlet has replaced threads or select.
+    Raises ClosedError in a child that would hang, as it was forked while gRPC could not be shut down. Raises
+    ConfigError if gevent or eventlet has replaced threads or select.
     """
     global _current
     if _unusable:
@@ -341,13 +334,13 @@ def on_messaging_loop() -> bool:
 
 
 def _grpc_is_running() -> bool:
-    """Whether any thread of gRPC's core is alive; it ends some milliseconds after its last object."""
+    """Return True if a thread of gRPC's core is alive; it exits milliseconds after the last gRPC object."""
     for thread in Path("/proc/self/task").iterdir():
         try:
             if (thread / "comm").read_text().startswith(_GRPC_THREADS):
                 return True
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended between the two looks
+            continue  # the thread exited after it was listed
     return False
 
 
@@ -363,7 +356,7 @@ def _before_fork() -> None:
     while not _survives and time.monotonic() < deadline:
         try:
             current.run(current.suspend(), _SUSPEND_SECONDS)
-            gc.collect()  # gRPC ends with the last of its objects
+            gc.collect()  # gRPC's threads exit after its last object
             while (running := _grpc_is_running()) and time.monotonic() < deadline:
                 time.sleep(0.001)
             _survives = not running

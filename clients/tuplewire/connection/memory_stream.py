@@ -1,4 +1,8 @@
-"""A stream within one event loop: two queues, one for each direction, bounded in size."""
+"""A stream within one event loop: two bounded queues, one for each direction.
+
+Used by the worker's local transport and its Send service. Owns the messages that are written but not read.
+Call only from the event loop. Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,12 @@ from tuplewire.session.flow import OutFrame
 from tuplewire.values.group import TaskGroup
 
 _ROOM_BYTES = 4 << 20
-"""A writer waits while this much waits to be read, as with gRPC's flow control."""
+"""A writer waits while this many bytes are not read yet, as with gRPC's flow control."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedFrame:
-    """A frame of a Send stream whose groups are not copied; the fields are those of Frame."""
+    """A frame of a Send stream that passes its groups without a copy; has the fields of Frame."""
 
     sequence: int
     groups: Sequence[TaskGroup]
@@ -42,10 +46,10 @@ class MemoryStream(MessageStream):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self.broken: TuplewireError | None = None
-        """The reason for the end of the stream."""
+        """The reason why the stream ended."""
 
     def join(self, other: MemoryStream) -> None:
-        """Make this and another one the two sides of a stream."""
+        """Connect this side with another one as a stream."""
         self._other, other._other = other, self
 
     async def write(self, data: bytes) -> None:
@@ -70,7 +74,7 @@ class MemoryStream(MessageStream):
         return data
 
     async def take(self) -> bytes | PassedFrame | None:
-        """Do as read, on a Send stream."""
+        """Return the next message of a Send stream; see MessageStream.read."""
         while not self._arrived:
             if self._done:
                 return None
@@ -78,7 +82,7 @@ class MemoryStream(MessageStream):
                 raise StreamBroken from self.broken
             self._news.clear()
             await self._news.wait()
-        await asyncio.sleep(0)  # one message a turn: other streams are served in between, as over a socket
+        await asyncio.sleep(0)  # one message each turn: other streams run in between, as over a socket
         data = self._arrived.popleft()
         self._size -= len(data)
         self._room.set()
@@ -98,7 +102,7 @@ class MemoryStream(MessageStream):
 
 
 class MemoryClientStream(MemoryStream, ClientStream):
-    """The connecting side."""
+    """The connecting side of a stream."""
 
     async def write_frame(self, frame: OutFrame, assignment_version: int) -> None:
         """See ClientStream."""

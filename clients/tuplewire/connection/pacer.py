@@ -1,4 +1,4 @@
-"""Holds a writer up after a small frame, while others are on the way, so that the next one is larger."""
+"""Delays a writer after a small frame while others are in flight, so that the next one is larger."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tuplewire.session.pacing import Pacing
 
 
 class Pacer:
-    """Paces one writer of frames. Belongs to its loop."""
+    """Paces one writer of frames. Call only from the event loop."""
 
     def __init__(self, interval: float) -> None:
-        """interval: see Pacing."""
+        """Start without a delay. interval: see Pacing."""
         self._pacing = Pacing(interval)
         self._pressed = asyncio.Event()
         self.gathers = False
-        """Whether the writer is held up: it will look for what has come meanwhile."""
+        """True while the writer is delayed: the next frame includes messages that arrive in that time."""
 
     def wrote(self, size_bytes: int) -> float:
-        """Return in how many seconds a frame may follow the one of so many bytes that was written."""
+        """Record a written frame; return the number of seconds until the next one may be written."""
         return self._pacing.wrote(time.monotonic(), size_bytes)
 
     async def gather(self, seconds: float) -> None:
-        """Wait so long, or until press() is called."""
+        """Wait for this time, or until press() is called."""
         self._pressed.clear()
         self.gathers = True
         try:
@@ -35,5 +35,5 @@ class Pacer:
             self.gathers = False
 
     def press(self) -> None:
-        """Let the next frame go: there is an answer to the ones before, or somebody waits for it."""
+        """Release the next frame: the previous ones are acknowledged, or a caller waits for it."""
         self._pressed.set()

@@ -1,4 +1,9 @@
-"""The receiver's reports on the messages of a send buffer: accepted, refused, released or lost."""
+"""The receiver's reports on the messages of a send buffer: accepted, refused, released or lost.
+
+Used by the sending end, which reads the reports from its stream. Owns the list of watched tasks and the
+number of possibly lost messages. Call only from the event loop, except watch().
+Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.values.group import TaskGroup
 
 CLOSE_UNUSED_SECONDS = 10.0
-"""An unused flow is closed on both sides after this time, or up to twice as long."""
+"""An unused flow is closed on both sides after this time, or at most twice this time."""
 
 
 class Receipts:
@@ -30,15 +35,15 @@ class Receipts:
         self.receiver_lost = False
         """True if the last connection broke, and there is no new one."""
         self.perhaps_lost = 0
-        """The most messages that may have been lost with a receiver that had acknowledged them."""
+        """An upper bound on the messages that were acknowledged by a receiver and then lost with it."""
         self.assignment_version = 0
-        """The version in the receiver's last welcome; 0: it has no assignment."""
+        """The assignment version in the receiver's last Welcome; 0: it has no assignment."""
 
     def opened(self, opened: Opened) -> None:
-        """Continue over a new connection, as the receiver's welcome says."""
+        """Continue over a new connection from the state in the receiver's Welcome."""
         buffer, window = self._buffer, self._window
         with self._lock:
-            if buffer.ended:
+            if buffer.ended:  # its messages were dropped or taken back already
                 return
             known = window.acknowledged
             settled = window.opened(opened)
@@ -60,15 +65,15 @@ class Receipts:
         self._buffer.refused.log()
 
     def _take_outcome(self, settled: list[Settled], update: AckUpdate, known: int) -> None:
-        """Note settled messages, and refusals in frames after the known one: earlier ones were reported."""
+        """Add settled messages, and refusals in frames after `known`: earlier ones were reported."""
         self._buffer.settled += settled
         self._buffer.refused.add(each for each in update.refusals if each.sequence > known)
         self._buffer.notify()
 
     def lost(self, *, answers: bool) -> None:
-        """Note that the connection has broken.
+        """Record that the connection broke.
 
-        answers: True if the receiver said that it would end, and so accounts for its messages itself.
+        answers: True if the stream ended by agreement, so that the receiver accounts for its messages.
         """
         with self._lock:
             self.receiver_lost = True
@@ -86,8 +91,8 @@ class Receipts:
         return time.monotonic() >= self._close_unused_at
 
     def close_unused(self) -> None:
-        """Close unused flows with the next frame, if it is time to; with the lock."""
-        if self.close_unused_due:  # the receiver then forgets the flows, and that their tasks are watched
+        """Close unused flows with the next frame, if it is time; with the lock."""
+        if self.close_unused_due:  # the receiver then forgets the flows, and the watch on their tasks
             self._watched.difference_update(self._window.close_unused())
             self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
 
@@ -105,7 +110,7 @@ class Receipts:
         with self._lock:
             if not self._buffer.end():
                 return []
-            if self.receiver_lost:
+            if self.receiver_lost:  # messages that it had acknowledged may be lost: count them
                 self._window.receiver_gone()
                 lost = self._take_perhaps_lost()
             left = self._window.take_back()
@@ -114,7 +119,7 @@ class Receipts:
         return left
 
     def watch(self, tasks: Collection[int]) -> None:
-        """Request every release of these tasks' messages. Otherwise some are sent with later credit only."""
+        """Request a report of every release for these tasks. Otherwise some arrive only with later credit."""
         with self._lock:
             if self._watched.issuperset(tasks):
                 return

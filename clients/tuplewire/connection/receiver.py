@@ -1,7 +1,9 @@
-"""The driver of a consuming session: keeps a Recv stream up and the cursor moving.
+"""A consuming session with one worker: it reads messages, acknowledges them, and reconnects.
 
-The loop reads frames into a buffer that the prefetch bounds; any one thread (or coroutine) takes batches out
-and acknowledges them.
+The loop reads frames into a buffer that the prefetch settings bound. One thread (or coroutine) at a time
+takes batches from it and acknowledges them. Used by clients, their subscriptions and the dead-letter command.
+Owns the buffer, the consume window and the stream. Thread-safe, except the methods for the loop.
+Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from tuplewire.wire.translate import answers_from_wire, code_name, cursor_to_wir
 logger = event_logger(__name__)
 
 _FAREWELL_SECONDS = 3.0
-"""How long a subscription that is closed tries to tell what is acknowledged."""
+"""The time in which a closed subscription tries to report its last acknowledgements."""
 
 
 class Receiver(Resumable):
-    """One subscription to tasks of one worker. Thread-safe unless a method belongs to the loop."""
+    """One subscription to tasks of one worker. Thread-safe, except the methods below "on the loop"."""
 
     method = "Recv"
     fatal = FATAL | {"UNKNOWN_TASK", "NOT_LOCAL"}
@@ -63,18 +65,18 @@ class Receiver(Resumable):
         self._progress = asyncio.Event()
         self._acknowledgements = Gathering(self._progress, loop)
         self._telling = False
-        """Whether the loop is about to tell what is acknowledged: it need not be woken for more."""
+        """True if the loop is about to report acknowledgements: it does not need another wake-up."""
         self._acknowledged = self._known = 0
-        """How often something was acknowledged, and up to which of these the worker surely knows it."""
+        """The number of acknowledgements, and the number that the worker has certainly received."""
         self._said_goodbye = False
         self._broken_since = time.monotonic()
         self._not_let_in = False
-        """Whether the worker has never let us in, and connect_seconds are over."""
+        """True if the worker has not accepted this consumer within connect_seconds."""
         self._patience: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> str:
-        """What it is doing, in a few words."""
+        """The state of the subscription, as text."""
         if self.over:
             return "closed"
         if self.failed is not None:
@@ -84,23 +86,22 @@ class Receiver(Resumable):
     def __repr__(self) -> str:
         return f"<Receiver {self.address} buffered={len(self._buffer)} {self.state}>"
 
-    # --- for whoever consumes ----------------------------------------------------------------
+    # --- for consumers -----------------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> Arrived | None:
-        """Return the next batch, waiting at most so long; None when there is none. Not on the loop.
+        """Return the next batch, or None after `timeout` seconds. Do not call this on the event loop.
 
-        Without a timeout it waits for ever, once the worker has let us in.
-
-        Raises ClosedError when closed, or the error for which the subscription has ended. Raises
-        UnreachableError when there is none and the worker has been out of reach for all of the timeout;
-        without one: when it has not let us in for connect_seconds.
+        Without a timeout, wait indefinitely once the worker has accepted this consumer. Raises ClosedError if
+        closed, or the error that ended the subscription. Raises UnreachableError if the worker was
+        unreachable for the whole timeout; without a timeout, if it has not accepted this consumer within
+        connect_seconds.
         """
         with self._lock:
             self._moved.wait_for(partial(self._has_news, timeout), timeout)
             return self._next(timeout)
 
     async def take_async(self, timeout: float | None = None) -> Arrived | None:
-        """Do the same as take, on any event loop. A cancelled call has taken nothing."""
+        """Do the same as take, on any event loop. A cancelled call takes no batch."""
         await self._moved.wait_for_async(partial(self._has_news, timeout), timeout)
         with self._lock:
             return self._next(timeout)
@@ -129,13 +130,13 @@ class Receiver(Resumable):
 
     @property
     def rejects_wait(self) -> bool:
-        """Whether later messages of a task wait for one that is rejected."""
+        """True if later messages of a task wait for a rejected one."""
         return self._settings.reject_order is RejectOrder.WAIT
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
-        """Say that a batch is done with; a batch of a worker that has died since is ignored.
+        """Acknowledge a batch; ignore it if its worker has failed since.
 
-        rejected: of its messages, in order; see ConsumeWindow.acknowledge.
+        rejected: the rejected messages of the batch, in order; see ConsumeWindow.acknowledge.
         """
         with self._lock:
             counts = self._window.acknowledge(arrived, rejected)
@@ -144,13 +145,13 @@ class Receiver(Resumable):
             if not counts or self.over:
                 return
             self._acknowledged += 1
-            if self._telling and not arrived.asks:
+            if self._telling and not arrived.asks:  # the report in progress includes it
                 return
             self._telling = True
         self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.asks))
 
     def _throw_away(self, tasks: Container[int]) -> None:
-        """Forget what is buffered of tasks whose messages come again."""
+        """Remove the buffered messages of these tasks: the worker delivers them again."""
         kept = (arrived.without(tasks) for arrived in self._buffer)
         self._buffer = deque(arrived for arrived in kept if arrived.deliveries)
 
@@ -162,7 +163,7 @@ class Receiver(Resumable):
             self._patience = self._loop.call_later(seconds, self._give_up_waiting)
 
     def _give_up_waiting(self) -> None:
-        """Tell whoever waits without a timeout that the worker has never let us in."""
+        """Wake callers without a timeout: the worker has not accepted this consumer."""
         with self._lock:
             self._not_let_in = True
             self._moved.notify_all()
@@ -174,10 +175,10 @@ class Receiver(Resumable):
             self._patience = None
 
     async def close(self) -> None:
-        """End the subscription, once the worker knows what is acknowledged; that may take three seconds.
+        """Close the subscription after reporting all acknowledgements, in at most three seconds.
 
-        If the stream breaks meanwhile, another one is opened. After a cancelled call it is closed, and its
-        stream ends by itself. A call during another one waits as that does.
+        If the stream breaks in that time, another one is opened. After a cancelled call, the subscription is
+        closed and its stream ends automatically. A second call at the same time waits in the same way.
         """
         with self._lock:
             self.over = True
@@ -189,10 +190,11 @@ class Receiver(Resumable):
 
     @property
     def _wanted(self) -> bool:
+        # A closed subscription still needs a stream while acknowledgements are not reported.
         return not self.over or self._known < self._acknowledged
 
     def resume(self) -> None:
-        """Go on after a fork."""
+        """Connect again after a fork."""
         if not self.over and self.failed is None:
             self.start()
 
@@ -210,7 +212,7 @@ class Receiver(Resumable):
     def _failed(self, error: TuplewireError) -> None:
         with self._lock:
             self.failed = error
-            # It cannot be acknowledged any more, and comes to whoever has the task now.
+            # These messages can no longer be acknowledged; the worker delivers them to the task's consumer.
             self._buffer.clear()
             self._moved.notify_all()
 
@@ -220,6 +222,7 @@ class Receiver(Resumable):
     async def _open(self, stream: ClientStream) -> None:
         with self._lock:
             cursors = self._window.all()
+            # The cursors in this request report every acknowledgement, unless some need a later request.
             told = self._known if self._window.has_moved else self._acknowledged
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
@@ -278,7 +281,7 @@ class Receiver(Resumable):
             self._acknowledgements.told()
             with self._lock:
                 self._telling = False
-                closed = self.over  # before the cursors: what is acknowledged by then still goes out
+                closed = self.over  # read before the cursors: earlier acknowledgements are still sent
                 cursors = self._window.take_moved()
                 more = self._window.has_moved
             if cursors:
@@ -287,7 +290,7 @@ class Receiver(Resumable):
             if more:
                 self._progress.set()
             elif closed:
-                self._said_goodbye = True  # before: the worker may end the stream while we still write
+                self._said_goodbye = True  # before the write: the worker may end the stream during it
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await stream.done_writing()
                 return

@@ -1,4 +1,8 @@
-"""What a receiver says beside its acknowledgements: what it has refused, and the load of its tasks."""
+"""A receiver's reports other than acknowledgements: refused messages, and the load of its tasks.
+
+Used by the sending end, its buffer and its receipts. Owns the refusals that no call to flush() has reported,
+and the last loads. Not thread-safe. Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,16 @@ _MOST_KEPT = 1000
 
 
 def warn_of_lost(address: str, messages: int) -> None:
-    """Log how many messages may have died with a receiver."""
+    """Log an upper bound on the number of messages that were lost with a receiver."""
     if messages:
         reason = "at most so many messages have died with it"
         logger.warning("receiver.died", extra={"peer": address, "messages": messages, "reason": reason})
 
 
 class RefusedMessages:
-    """Those of one session, in words. Not thread-safe.
+    """The refused messages of one session, as text. Not thread-safe.
 
-    Keeps a thousand texts at most; the log has one line a minute for each reason. address: the receiver's.
+    Stores at most 1,000 texts, and logs at most one line a minute for each reason. address: the receiver's.
     """
 
     def __init__(self, address: str) -> None:
@@ -37,7 +41,7 @@ class RefusedMessages:
         self._log_rate = LogRate()
 
     def add(self, refusals: Iterable[Refusal]) -> None:
-        """Note what the receiver has refused."""
+        """Add the receiver's refusals."""
         counts: Counter[str] = Counter()
         examples: dict[str, Refusal] = {}
         for refusal in refusals:
@@ -54,7 +58,7 @@ class RefusedMessages:
             logger.warning("messages.refused", extra={"peer": self._address, **self._to_log.popleft()})
 
     def add_too_large(self, settled: Iterable[Settled], limit_bytes: int) -> None:
-        """Note those of the settled messages that are larger than the receiver takes."""
+        """Add the settled messages that exceed the receiver's size limit."""
         for each in settled:
             if each.dropped is DropReason.TOO_LARGE:
                 self._keep(
@@ -67,7 +71,7 @@ class RefusedMessages:
             self._texts.append(text)
 
     def take(self) -> list[str]:
-        """Return what was noted since the last call."""
+        """Return the texts added since the last call."""
         texts, self._texts = self._texts, []
         return texts
 
@@ -78,26 +82,26 @@ def _text(refusal: Refusal) -> str:
 
 
 class ReceiverReports:
-    """What a sending end has heard of its receiver's tasks. A report holds for load_expires_seconds."""
+    """The receiver's last reports on its tasks. A report expires after load_expires_seconds."""
 
     def __init__(self, load_expires_seconds: float) -> None:
         self._loads = ReportedLoads(load_expires_seconds)
         self._congestion = ReportedLoads(load_expires_seconds)
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        """Return the last reported load of those tasks of which the worker has reported lately."""
+        """Return the last reported load of each task that has a report which is not expired."""
         return self._loads.of(tasks, time.monotonic())
 
     @property
     def congested(self) -> frozenset[int]:
-        """The tasks that the receiver has called congested lately; for display only, credits decide."""
+        """The tasks that the receiver recently reported as congested; for display only, as credit decides."""
         return self._congestion.tasks(time.monotonic())
 
     def take_load(self, loads: Mapping[int, float]) -> None:
-        """Take account of what the receiver says."""
+        """Store the receiver's loads."""
         self._loads.take(loads, time.monotonic())
 
     def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
-        """Take account of the receiver's backpressure status."""
+        """Store the receiver's backpressure status."""
         self._congestion.take(dict.fromkeys(congested, 1.0), time.monotonic())
         self._congestion.forget(relieved)

@@ -1,4 +1,9 @@
-"""What Sender and Receiver have in common: a stream that is opened again whenever it breaks."""
+"""The common base of SendingEnd and Receiver: a stream that is replaced whenever it breaks.
+
+Subclasses say hello, read and write. This class connects, backs off after failures, logs an unreachable
+worker, and decides which errors are final. Owns the task that runs the stream. Call only from the event loop.
+Design: docs/design/sessions.md.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +28,9 @@ from tuplewire.text.log_rate import LogRate
 logger = event_logger(__name__)
 
 CREDENTIALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
-"""Refusals for what a side shows of itself. Two sides whose files are exchanged do not change at once."""
+"""Refusals of credentials. They may be temporary: two sides do not replace their files at the same time."""
 _QUIET_SECONDS = 1.0
-"""How long nobody is told that a worker is out of reach: it may be about to start, or to come again."""
+"""The time before an unreachable worker is logged: it may be starting, or the connection may return."""
 FATAL = CREDENTIALS | {
     "MESSAGE_TOO_LARGE",
     "PROTOCOL_VERSION",
@@ -33,14 +38,14 @@ FATAL = CREDENTIALS | {
     "SUPERSEDED",
     "WRONG_TOPOLOGY",
 }
-"""Refusals that the same request would meet again, however often it is made."""
+"""Refusals that every retry of the same request would receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends, or consumes: fences and resumes sessions.
+    """The sender or consumer of a session; fences and resumes sessions.
 
-    incarnation: grows with every start of the same sender id. worker: whether it is a worker.
+    incarnation: increases with every start of the same sender id. worker: True for a worker.
     """
 
     topology: str
@@ -50,11 +55,11 @@ class Identity:
 
 
 class Resumable(ABC):
-    """Keeps one stream up until it is over. Belongs to the loop."""
+    """Keeps one stream open until the session ends. Call only from the event loop."""
 
     method: ClassVar[str]
     fatal: ClassVar[frozenset[str]] = FATAL
-    """The codes of refusals after which it is of no use to try again."""
+    """The codes of refusals after which a retry is useless."""
 
     def __init__(
         self,
@@ -67,7 +72,7 @@ class Resumable(ABC):
     ) -> None:
         """Describe a session; dial opens its streams.
 
-        receiver_id: the worker that is meant; empty: whoever answers at the address.
+        receiver_id: the worker to reach; empty: any worker that answers at the address.
         """
         self.address = address
         self.identity = identity
@@ -77,9 +82,9 @@ class Resumable(ABC):
         self._loop = loop
         self._dial = dial
         self.over = False
-        """Whether no further stream is wanted."""
+        """True if no further stream must be opened."""
         self._admitted = False
-        """Whether the worker has let us in before, or others may exchange their files before we do ours."""
+        """True if refused credentials are retried: the worker accepted them before, or this is a worker."""
         self._last_problem = "no answer yet"
         self._task: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -90,15 +95,15 @@ class Resumable(ABC):
         """The state of the connection, as text."""
         return "connected" if self.connected else f"not connected: {self._last_problem}"
 
-    # --- what a session does with its stream ---------------------------------------------------------
+    # --- for subclasses ------------------------------------------------------------------------------
 
     @abstractmethod
     async def _open(self, stream: ClientStream) -> None:
-        """Say hello, and take the answer in."""
+        """Send the first request of a stream, and apply the answer."""
 
     @staticmethod
     async def _exchange(stream: ClientStream, request: Message) -> bytes:
-        """Write a request, and return what comes next; StreamBroken where the other side ends the stream."""
+        """Write a request and return the next message; raise StreamBroken if the peer ends the stream."""
         await stream.write(request.SerializeToString())
         data = await stream.read()
         if data is None:
@@ -107,34 +112,34 @@ class Resumable(ABC):
 
     @abstractmethod
     def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return what runs while the stream is read, such as what writes to it."""
+        """Return the coroutines that run while the stream is read, such as the writer."""
 
     @abstractmethod
     async def _read(self, stream: ClientStream) -> None:
-        """Read until the other side has ended the stream."""
+        """Read until the peer ends the stream."""
 
     @abstractmethod
     def _lost(self, error: TuplewireError) -> None:
-        """Take account of a stream that is over, or could not be opened."""
+        """Handle a stream that ended or could not be opened."""
 
     @abstractmethod
     def _failed(self, error: TuplewireError) -> None:
-        """Give up for good."""
+        """Handle an error after which no further stream is opened."""
 
     def _dismissed_because(self) -> TuplewireError | None:
-        """Return why the stream was to end, where that is known better here than there."""
+        """Return the reason for the end of the stream if this side knows it; None: use the stream's error."""
         return None
 
     # --- life ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to connect; on the loop."""
+        """Start to connect."""
         name = f"{self.method.lower()} at {self.address}"
         self._task = watched(self._loop.create_task(self._run(), name=name))
         self._out_of_reach_from_now()
 
     def _out_of_reach_from_now(self) -> None:
-        """Have it said if nothing is mended within a second."""
+        """Log a warning in one second, unless a stream is open by then."""
         if self._alarm is None and not self.over:
             self._alarm = self._loop.call_later(_QUIET_SECONDS, self._say_out_of_reach)
 
@@ -144,22 +149,22 @@ class Resumable(ABC):
             logger.warning("worker.unreachable", extra={"peer": self.address, "reason": reason})
 
     def _in_reach(self) -> None:
-        """Take back what _out_of_reach_from_now() has begun: there is a connection, or none is wanted."""
+        """Cancel the warning: there is a connection, or none is needed."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
     async def suspend(self) -> None:
-        """Give the stream up, at the end or for a fork; see tuplewire.connection.loop."""
+        """Close the stream, at the end or for a fork; see tuplewire.connection.loop."""
         self._in_reach()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])  # what it raised, if anything, was reported
+            await asyncio.wait([task])  # its exception, if any, was reported by watched()
 
     @property
     def _wanted(self) -> bool:
-        """Whether a stream that breaks is opened again."""
+        """True if a stream that breaks is replaced."""
         return not self.over
 
     async def _run(self) -> None:
@@ -185,14 +190,14 @@ class Resumable(ABC):
                 await asyncio.sleep(backoff.next())
 
     def _may_try_again(self, error: TuplewireError) -> bool:
-        if isinstance(error, RefusedError):
+        if isinstance(error, RefusedError):  # refused credentials are final only before the first admission
             return error.code not in self.fatal or (error.code in CREDENTIALS and self._admitted)
         return isinstance(error, UnreachableError)
 
     async def _stream(self, backoff: Backoff) -> None:
-        """Keep one stream up until it ends; always raises what ended it."""
+        """Run one stream until it ends; always raise the error that ended it."""
         async with self._dial(self.method) as stream:
-            with contextlib.suppress(StreamBroken):  # the stream itself says why
+            with contextlib.suppress(StreamBroken):  # stream.end() returns the reason
                 try:
                     await self._open(stream)
                     backoff.succeeded()
@@ -212,7 +217,7 @@ class Resumable(ABC):
         finally:
             for task in beside:
                 task.cancel()
-            # A cancellation that comes now is ours; it must not be taken for that of one of them.
+            # With return_exceptions, only a cancellation of this task is raised here, not the tasks' own.
             ended = await asyncio.gather(*beside, return_exceptions=True)
             for error in ended:
                 if error is not None and not isinstance(error, StreamBroken | asyncio.CancelledError):
@@ -220,9 +225,9 @@ class Resumable(ABC):
 
 
 def _without_frames(error: TuplewireError) -> TuplewireError:
-    """Return an error that keeps no frame alive: in those that it came through are objects of gRPC.
+    """Return the error without its tracebacks, because their frames refer to objects of gRPC.
 
-    As long as one of them is there, so are gRPC's threads, and the child of a fork cannot use it.
+    While one of these objects exists, gRPC's threads run, and the child of a fork cannot use gRPC.
     """
     link: BaseException | None = error
     while link is not None:

@@ -1,7 +1,9 @@
 """The messages of a sending end: a send window behind a lock. Only the event loop changes the window.
 
 Callers on other threads submit messages in one step. So an interrupt, or a signal handler that sends, in
-the middle of a call leaves no work half done.
+the middle of a call leaves no work half done. Used by the clients, the sending end and its receipts. Owns the
+send window and the queue of submitted messages. Thread-safe, unless a method needs the lock or the loop.
+Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _ANSWER_SECONDS = 10.0
 
 
 class SendBuffer:
-    """Keeps messages until they are settled. Thread-safe, unless a method needs the lock or the loop."""
+    """Stores messages until they are settled. Thread-safe, unless a method needs the lock or the loop."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class SendBuffer:
         self.wake = wake
         self._trouble = trouble
         self.closing = self.ended = False
-        """True if nothing more is accepted; true if the messages left were also dropped or taken back."""
+        """True if no more messages are accepted; true if pending ones were also dropped or taken back."""
         self.closed_because = ""
         """Why it is closed, as the end of a sentence; empty if its owner has closed it."""
         self.failed: TuplewireError | None = None
@@ -70,7 +72,7 @@ class SendBuffer:
         self.handed = HandOver()
         self.offers: list[Offer] = []
         self.settled: list[Settled] = []
-        """Messages that tell() has not reported yet."""
+        """The settled messages that are not reported yet."""
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "closing" if self.closing else "open"
@@ -79,11 +81,11 @@ class SendBuffer:
     # --- for callers ----------------------------------------------------------------------------
 
     def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
-        """Accept all messages, or return False if there is no room and the setting `overflow` makes none.
+        """Accept all messages; return False if they do not fit and the setting `overflow` drops none.
 
-        token: comes back in the callbacks of SendEvents. retain: keep the messages until they are processed,
-        in every mode of the session. Raises ClosedError, MessageTooLargeError, or the error for which the
-        session is closed.
+        token: is passed to the callbacks of SendEvents. retain: keep the messages until they are processed,
+        in every mode of the session. Raises ClosedError, MessageTooLargeError, or the error that closed the
+        session.
         """
         with self.lock:
             accepted = self._accept(groups, token, retain=retain)
@@ -92,11 +94,11 @@ class SendBuffer:
         return accepted
 
     def send(self, groups: Sequence[TaskGroup], /, *, timeout: float | None = None) -> None:
-        """Accept all messages, waiting for room as the setting `overflow` says; not on the loop.
+        """Accept all messages; the setting `overflow` decides whether to wait for free space.
 
-        Raises BufferFullError, and the errors of offer().
+        Do not call this on the event loop. Raises BufferFullError, and the errors of offer().
         """
-        if len(groups) == 1 and self._sent_as_one(groups[0]):
+        if len(groups) == 1 and self._sent_as_one(groups[0]):  # this way needs no lock
             return
         patience = self._settings.patience(timeout)
         with self.lock:
@@ -108,7 +110,7 @@ class SendBuffer:
         return len(group) == 1 and group.plain and self.send_one(group.task, group.data, group.source)
 
     async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
-        """Do the same as send, on any event loop. A cancelled call has accepted nothing."""
+        """Do the same as send, on any event loop. A cancelled call accepts no messages."""
         patience = self._settings.patience(timeout)
         if not await self.moved.wait_for_async(lambda: self._accept(groups), patience):
             with self.lock:
@@ -128,7 +130,7 @@ class SendBuffer:
     def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
         """Accept one message if an append and a few comparisons are enough; otherwise return False.
 
-        It also returns False for an invalid task or payload. offer() decides then. Raises the same errors.
+        Also return False for an invalid task or payload: then call offer(). Raises the errors of offer().
         """
         handed = self.handed
         entries = handed.entries
@@ -181,7 +183,7 @@ class SendBuffer:
     def _make_room(self) -> None:
         """Set how many messages may be appended after the counted ones; with the lock."""
         settings, window, handed = self._settings, self.window, self.handed
-        if self.closing or self.failed is not None:
+        if self.closing or self.failed is not None:  # the next caller takes the lock and gets the error
             handed.shut()
             return
         messages = window.messages + handed.messages
@@ -214,7 +216,7 @@ class SendBuffer:
             return False
         if self._offer_on_loop(Offer(groups, token, retain)):
             return True
-        # Threads that waited then were notified of room since the loop's answer. This thread was not.
+        # Free space may have appeared since the loop's answer, and this thread was not notified of it.
         return self._hand_over(groups, token, retain=retain)
 
     def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
@@ -237,7 +239,7 @@ class SendBuffer:
             self.offers.append(offer)
             self._wake_now()
             self.moved.wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
-        finally:  # the loop may have had no time for it, or the caller is interrupted
+        finally:  # no answer in time, or the caller is interrupted: the loop must not accept it later
             offer.accepted = bool(offer.accepted)
         return offer.accepted
 
@@ -247,7 +249,7 @@ class SendBuffer:
         self.wake()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until nothing is pending; not on the loop.
+        """Wait until no message is pending. Do not call this on the event loop.
 
         Raises FlushTimeoutError, RefusedMessagesError for messages refused since the last call, or the error
         that closed the session.
@@ -268,7 +270,7 @@ class SendBuffer:
         await self.moved.wait_for_async(lambda: self._all_settled, timeout)
 
     def _ask(self) -> None:
-        """Have the receiver acknowledge its messages immediately, because a caller waits for that."""
+        """Request acknowledgements immediately, because a caller waits for them."""
         if self.pending_messages:
             self.asking = True
             self._wake_now()
@@ -292,7 +294,7 @@ class SendBuffer:
 
     @property
     def pending_messages(self) -> int:
-        """The number of messages that are accepted and not settled."""
+        """The number of messages that are accepted but not settled."""
         return self.window.messages + self.handed.pending
 
     def ledger(self) -> LedgerSnapshot:
@@ -313,8 +315,8 @@ class SendBuffer:
                 self.window.accept(batch.groups, batch.token, retain=batch.retain, now_micros=now_micros)
             handed.start_count()
             self._make_room()
-            handed.forget(len(entries))
-            if self.ended or self.failed is not None:  # it came while another thread, or its own, closed this
+            handed.forget(len(entries))  # after _make_room(): a message is never missing in both counts
+            if self.ended or self.failed is not None:  # submitted while the buffer was being closed
                 self.abandon(DropReason.CLOSED if self.failed is None else DropReason.REFUSED)
         if self.offers:
             offers, self.offers = self.offers, []

@@ -1,6 +1,8 @@
 """The sending end of a session with one worker: it writes frames, reads acknowledgements, and reconnects.
 
-Messages that are accepted while a frame is being written are sent with the next one.
+Messages that are accepted while a frame is being written are sent with the next one. Used by the clients, the
+worker's router and connections, and the streamed transports. Owns the send buffer and the stream.
+Call only from the event loop, except close(), abort() and trouble(). Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -74,13 +76,13 @@ class SendingEnd(Resumable):
         self.reports = ReceiverReports(settings.load_expires_seconds)
         self.counts = SendCounts()
         self.writes = True
-        """False if no more frames are written, so that no other process gets messages to be taken back."""
+        """False if no more frames are written, so that no peer receives messages that take_back() returns."""
         self._window = self.buffer.window
         self._lock = self.buffer.lock
         self._pressure = SendingPressure(self._window, self._loop.time, self._events.pressure)
-        self._admitted = identity.worker  # a worker never gives another one up for its certificate
+        self._admitted = identity.worker  # a worker always retries a refusal for its certificate
         self._due = asyncio.Event()
-        """Set when the writer should look."""
+        """Set when there may be something to write."""
         self._probing = False
         self._silence = ProbeTimer(0.0)
         self._pacer = Pacer(settings.gather_seconds)
@@ -137,7 +139,7 @@ class SendingEnd(Resumable):
 
     @property
     def blocked_tasks(self) -> Collection[int]:
-        """The tasks with messages that the worker does not take at the moment."""
+        """The tasks with messages that the worker does not accept at the moment."""
         with self._lock:
             return self._pressure.blocked_tasks()
 
@@ -147,8 +149,8 @@ class SendingEnd(Resumable):
         self.buffer.loop_thread = threading.get_ident()
         super().start()
 
-    # The first of close, take_back and abort to stop waiting decides about the messages left. A cancelled
-    # call leaves a session that accepts no more messages, and that another call must end.
+    # The first of close, take_back and abort to stop waiting decides about the pending messages. A cancelled
+    # call leaves a session that accepts no more messages. Another call must then end it.
 
     async def close_async(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements until the timeout, say goodbye, and drop the rest."""
@@ -156,10 +158,10 @@ class SendingEnd(Resumable):
         await self._end()
 
     async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """Close, and return the messages that are not acknowledged by then, in order for each task.
+        """Close, and return the unacknowledged messages with their tokens, in order for each task.
 
-        Each comes with its token. The ledger then reads as if it had never accepted them. Messages that may
-        have arrived nevertheless are marked as redelivered. A second call returns none.
+        The ledger then no longer counts them as accepted. Messages that may have arrived nevertheless are
+        marked as redelivered. A second call returns an empty list.
         """
         await self._finish(timeout)
         if self.buffer.ended:
@@ -243,11 +245,11 @@ class SendingEnd(Resumable):
         self.buffer.tell()
 
     def _may_try_again(self, error: TuplewireError) -> bool:
-        # Between workers nothing is final: the other one may be mended, or replaced, while messages wait.
+        # Between workers no error is final: the other one may be fixed or replaced while messages wait.
         return self.identity.worker or super()._may_try_again(error)
 
     def _dismissed_because(self) -> TuplewireError | None:
-        if self._dismissed:  # over ZeroMQ the last message of a receiver that ends may be lost
+        if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
             return DrainingError(f"{self.address} is draining; it takes nothing new")
         return None
 
@@ -310,7 +312,7 @@ class SendingEnd(Resumable):
         while True:
             self._due.clear()
             if self._dismissed:
-                await stream.done_writing()  # the peer acknowledges what it has, and ends the stream
+                await stream.done_writing()  # the peer acknowledges the frames it has, and ends the stream
                 return
             if self._probing:
                 self._probing = False
@@ -365,7 +367,7 @@ class SendingEnd(Resumable):
             if kind == "ack":
                 ack = response.ack
                 update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
-                if self._window.missed(update):
+                if self._window.missed(update):  # an earlier update was lost: request all of them
                     self._probing = True
                     self._due.set()
                     continue

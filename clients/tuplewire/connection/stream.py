@@ -1,7 +1,7 @@
-"""What carries a session: a stream of requests to a worker and of its answers, as bytes.
+"""The streams below a session: requests to a worker, and its answers, as bytes.
 
-A transport gives one, and the session above it does the rest: when a stream breaks, another one is opened and
-the session resumes. So a stream need not be reliable, but what it does carry must be whole and in order.
+A transport provides streams. When a stream breaks, the session opens another one and resumes. So a stream may
+break at any time, but the messages that it delivers must be complete and in order.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from tuplewire.session.flow import OutFrame
 from tuplewire.wire.codec import encode_frame
 
 GATHER_SECONDS = 0.02
-"""What the other side does not ask for is told after so long."""
+"""The delay of reports that the peer has not requested immediately."""
 
 
-class StreamBroken(Exception):  # noqa: N818  it is an event, of which the stream then says the reason
-    """A stream has ended, and takes or gives nothing more."""
+class StreamBroken(Exception):  # noqa: N818  an event, not an error: end() returns the reason
+    """The stream is closed: it can be neither written nor read."""
 
 
 class MessageStream(ABC):
-    """One stream of either side. Belongs to the event loop; one coroutine writes at a time, and one reads."""
+    """One side of a stream. Call only from the event loop, with one reader and one writer at a time."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Write one message, waiting while the other side is slow; StreamBroken."""
+        """Write one message; wait while the peer is slow. Raises StreamBroken."""
 
     @abstractmethod
     async def read(self) -> bytes | None:
-        """Return the next message; None once the other side has ended the stream. Raises StreamBroken."""
+        """Return the next message; None once the peer has closed its side. Raises StreamBroken."""
 
 
 class ClientStream(MessageStream):
     """The connecting side of a stream."""
 
     async def write_frame(self, frame: OutFrame, assignment_version: int) -> None:
-        """Write a frame of a Send stream; see write. A stream in memory passes its groups as they are."""
+        """Write a frame of a Send stream; see write. A stream in memory passes its groups unencoded."""
         await self.write(
             encode_frame(
                 frame.sequence,
@@ -53,11 +53,11 @@ class ClientStream(MessageStream):
 
     @abstractmethod
     async def done_writing(self) -> None:
-        """Tell the other side that nothing more comes; StreamBroken."""
+        """Signal the end of this side's messages. Raises StreamBroken."""
 
     @abstractmethod
     async def end(self) -> TuplewireError:
-        """End the stream and return why it is over: the refusal's own error, or UnreachableError."""
+        """End the stream and return the reason: the error of a refusal, or UnreachableError."""
 
 
 Dial = Callable[[str], AbstractAsyncContextManager[ClientStream]]
@@ -65,7 +65,7 @@ Dial = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 
 
 class Gathering:
-    """Sets an event when something is to be told at once, or has waited. Belongs to the loop."""
+    """Sets an event for a report, immediately or after GATHER_SECONDS. Call only from the event loop."""
 
     def __init__(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         self._event = event
@@ -74,7 +74,7 @@ class Gathering:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, *, at_once: bool) -> None:
-        """Note that there is one more thing to tell."""
+        """Add something to report."""
         self._untold = True
         if at_once:
             self._event.set()
@@ -82,7 +82,7 @@ class Gathering:
             self._timer = self._loop.call_later(GATHER_SECONDS, self._time_passed)
 
     def told(self) -> None:
-        """Note that everything is being told."""
+        """Record that everything added so far is being reported."""
         self._untold = False
 
     def _time_passed(self) -> None:

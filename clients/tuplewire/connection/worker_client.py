@@ -1,4 +1,8 @@
-"""A blocking client of what readers and writers call at a worker: the services Source and Sinks."""
+"""A blocking client of a worker's services Source and Sinks, for readers and writers.
+
+Used by Spark's readers and writers (task_workers.py, publisher.py) and the offsets command. Owns one gRPC
+channel, as ControlClient does. Thread-safe. Design: docs/design/readers.md, docs/design/sinks.md.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from tuplewire.wire.codec import decode_recv_response, groups_of
 
 
 class WorkerClient(ControlClient):
-    """Talks to a worker as Spark's queries do; see ControlClient. It notices a worker that hangs."""
+    """A client of one worker for Spark's queries; see ControlClient. Detects a worker that hangs."""
 
     channel_options = channel_options(SessionSettings())
 
     def poll(self, request: pb.PollRequest) -> pb.PollResponse:
-        """Return the state of some tasks at the worker, after the wait that the request names.
+        """Return the state of tasks at the worker, after at most the wait time in the request.
 
         Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
         """
@@ -28,16 +32,16 @@ class WorkerClient(ControlClient):
         return response
 
     def begin_poll(self, request: pb.PollRequest) -> Any:
-        """Do the same without waiting for the answer; return a gRPC future."""
+        """Do the same as poll without waiting for the answer; return a gRPC future."""
         connection = self._connected(self.timeout)
         metadata = self._dialler.metadata(self.address)
         timeout = self.timeout + request.wait_millis / 1000
         return connection.source.Poll.future(request, timeout=timeout, metadata=metadata)
 
     def read(self, request: pb.ReadRequest) -> Iterator[list[Delivery]]:
-        """Yield messages of a task, frame by frame; ends where there are no more.
+        """Yield the messages of a task, frame by frame, until there are no more.
 
-        Raises NotLocalError, SupersededError where the task has a consumer, and what poll() raises.
+        Raises NotLocalError, SupersededError if the task has a consumer, and the errors of poll().
         """
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
@@ -45,14 +49,14 @@ class WorkerClient(ControlClient):
             call = connection.source.Read(request, metadata=metadata)
             try:
                 for data in call:
-                    frame: Any = decode_recv_response(data)  # a ReadResponse, too, has its frame as field 2
+                    frame: Any = decode_recv_response(data)  # ReadResponse also has its frame in field 2
                     sequences = [group.first_sequence for group in frame.groups]
                     yield list(map(Delivery, sequences, groups_of(frame)))
             finally:
                 call.cancel()
 
     def acknowledge(self, topology: str, worker_id: str, incarnation: int, ends: Mapping[int, int]) -> None:
-        """Release messages of tasks, up to these sequences; raises SupersededError and what poll() raises."""
+        """Release messages of tasks, up to these sequences; raises SupersededError and poll()'s errors."""
         tasks: Iterable[pb.AcknowledgedTask] = (
             pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in ends.items()
         )
@@ -62,40 +66,39 @@ class WorkerClient(ControlClient):
         self._call("Acknowledge", request, service="source")
 
     def stage(self, request: pb.StageRequest) -> str:
-        """Hand over a piece of what an attempt of a sink writes; nobody sees it before the attempt is chosen.
+        """Stage a piece of a sink's attempt. Consumers do not see it before the attempt is chosen.
 
-        Returns what there is no room for now (send the piece again later), or nothing once it is kept.
-
-        Raises SequenceGapError when pieces before it are not there any more, StaleEpochError,
-        EpochTooLargeError when there will never be room, UnknownTaskError and WrongWorkerError.
+        Returns an empty string if the piece is stored. Otherwise, returns the part without free space: send
+        the piece again later. Raises SequenceGapError if earlier pieces are lost, StaleEpochError,
+        EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
         """
         response = self._call("Stage", request, service="sinks")
         return "" if response.taken else str(response.waits_for or "another piece")
 
     def discard(self, request: pb.DiscardRequest) -> None:
-        """Throw away what an attempt has staged; without an attempt, what was not chosen of an epoch."""
+        """Discard an attempt's staged messages; without an attempt, all staged messages of the epoch."""
         self._call("Discard", request, service="sinks")
 
     def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
-        """Make a run of a sink's query known, and drop what earlier ones have staged; raises as check()."""
+        """Register a run of a sink's query; drop the staged messages of earlier runs. Raises as check()."""
         response: pb.BeginResponse = self._call("Begin", request, service="sinks")
         return response
 
     def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
         """Return the tasks of attempts that can be published.
 
-        Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError, also for a task
-        that got other messages of the epoch, and WrongWorkerError.
+        Raises StageGoneError if an attempt is no longer complete as staged, StaleEpochError (also if a task
+        received other messages of the epoch), and WrongWorkerError.
         """
         response: pb.CheckResponse = self._call("Check", request, service="sinks")
         return response
 
     def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
-        """Choose what of an epoch is to be seen; raises UnknownRunError before begin(), and as check()."""
+        """Choose an epoch's attempts to publish. Raises UnknownRunError before begin(), and as check()."""
         response: pb.PublishResponse = self._call("Publish", request, service="sinks")
         return response
 
     def progress(self, request: pb.ProgressRequest) -> pb.ProgressResponse:
-        """Return how much of a published epoch waits for room; StageGoneError where none was published."""
+        """Return the number of an epoch's messages that wait for free space. Raises StageGoneError."""
         response: pb.ProgressResponse = self._call("Progress", request, service="sinks")
         return response
