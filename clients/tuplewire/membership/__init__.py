@@ -1,4 +1,4 @@
-"""Which workers there are, and which tasks each holds: kept up by one program, the driver.
+"""The workers of a topology and the tasks of each worker, maintained by one program, usually the driver.
 
 Source: Storm's `Nimbus` (`mkAssignments`), with the registration of its supervisors.
 """

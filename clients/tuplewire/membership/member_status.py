@@ -1,4 +1,4 @@
-"""What a membership is at, as plain values."""
+"""The state of a membership, as plain values."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tuplewire.text.html_table import html_table
 
 
 class Phase(enum.StrEnum):
-    """Where a worker is in its membership."""
+    """The phase of a worker's membership."""
 
     JOINED = "joined"
-    """It holds its share of the tasks."""
+    """It answers, and has tasks or may get some."""
     SILENT = "silent"
-    """It does not answer, and keeps its tasks until it has been silent for too long."""
+    """It does not answer. It keeps its tasks until `expire_seconds` have passed."""
     LEAVING = "leaving"
-    """It drains, or its executor is gone; its tasks are at others, and it hands over what it has."""
+    """It drains, or is no longer listed. Its tasks belong to other workers; it forwards its messages."""
     ABSENT = "absent"
-    """It should be there, and is not; `problem` says why."""
+    """It is listed but not registered; `problem` is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One worker, or an address where one should be.
+    """One worker, or an address where a worker should be.
 
-    name: whose worker it is (`executor 3`); empty: of nobody in particular. release: its version of
-    Tuplewire. moving: how many tasks are changing hands, as far as it has to do with it.
+    name: its owner, such as `executor 3`; may be empty. release: its version of Tuplewire. moving: the number
+    of tasks that are moving to or from it.
     """
 
     address: str
@@ -50,9 +50,11 @@ class MemberStatus:
 class MembershipStatus:
     """The whole membership.
 
-    version: of the assignment in force; 0: none yet. unassigned: tasks that no worker holds. settled: every
-    worker that is registered has its share, knows of all others, and nothing moves. ended: why the membership
-    does nothing any more; empty while it does.
+    Attributes:
+        version: The current assignment's; 0: none yet.
+        unassigned: Tasks without a worker.
+        settled: Every registered worker has its share and the current assignment, and no task is moving.
+        ended: The reason why the membership has stopped; empty while it runs.
     """
 
     topology: str
@@ -64,7 +66,7 @@ class MembershipStatus:
 
     @property
     def joined(self) -> int:
-        """How many workers hold, or may hold, tasks."""
+        """The number of workers that have tasks or may get some."""
         return sum(worker.phase is Phase.JOINED for worker in self.workers)
 
     def _repr_html_(self) -> str:

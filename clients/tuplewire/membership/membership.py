@@ -1,4 +1,8 @@
-"""The membership of a topology: a thread that looks at its workers, and gives them their tasks."""
+"""The membership of a topology: a thread that polls its workers and assigns the tasks to them.
+
+Used by Spark programs (spark/executors.py) and the command `tuplewire membership`. Owns the thread, its
+control clients and the registry that decides. Thread-safe. Design: docs/design/moves.md.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ from tuplewire.values.group import check_task
 logger = event_logger(__name__)
 
 Workers: TypeAlias = Sequence[str] | Callable[[], Iterable[str] | Mapping[str, str]]
-"""Addresses, host:port; or what returns them, or addresses to whose worker each is, whenever it is called."""
+"""Addresses (host:port), or a function that returns addresses or a mapping from addresses to owners."""
 
 _CALL_SECONDS = 3.0
 _WARNINGS = {"worker.silent", "worker.expired", "assignment.refused", "membership.superseded"}
 
 
 class MembershipKeywords(TypedDict, total=False):
-    """The keywords of Membership, for functions that hand them on."""
+    """The keywords of Membership, for functions that pass them to it."""
 
     topology: str | None
     at_least: int
@@ -40,22 +44,26 @@ class MembershipKeywords(TypedDict, total=False):
 
 
 class Membership:
-    """Keeps a topology's tasks spread over its workers as these come and go; use it as a context manager.
+    """Distributes a topology's tasks over its workers while workers come and go. A context manager.
 
-    workers: where they should be. tasks: all that there are. topology: default TUPLEWIRE_TOPOLOGY, or
-    `default`. at_least: nothing is assigned, and the block not entered, before so many workers are there.
-    timeout: how long the block waits for that, in seconds. expire_seconds: a worker that does not answer for
-    so long loses its tasks. poll_seconds: how often the workers are looked at. credentials: for them; None
-    takes those of TUPLEWIRE_TLS_CA and so on.
+    Args:
+        workers: The addresses where workers should be.
+        tasks: All tasks of the topology.
+        topology: Default: TUPLEWIRE_TOPOLOGY, or `default`.
+        at_least: The number of workers that must be there before tasks are assigned and the block is entered.
+        timeout: The limit for that, in seconds.
+        expire_seconds: A worker that does not answer for this time loses its tasks.
+        poll_seconds: The time between polls of the workers.
+        credentials: Default: from the environment (TUPLEWIRE_TLS_CA and so on).
 
-    Guarantees: no worker has more than one task more than another once all is settled, and no more tasks move
-    than that takes. Tasks of a worker that drains, or that is not named any more, go to others at once, and
-    it hands over what it holds: nothing is lost. What a worker holds that dies is lost with it, but for
-    messages of senders with `ack_mode="processed"`, which come again, marked redelivered. A program that is
-    started anew takes over, and leaves the tasks where they are; of two at a time the newer is in charge, and
-    the other ends. The end of the block leaves the assignment as it is.
+    Guarantees: once settled, the numbers of tasks on two workers differ by at most one, with as few moves as
+    possible. If a worker drains or is no longer listed, its tasks move immediately. It forwards its messages,
+    so none is lost. If a worker fails, its messages are lost, except those of senders with
+    `ack_mode="processed"`, which are redelivered with `redelivered` set. A restarted program takes over and
+    leaves the tasks in place. Of two programs, the newer one takes over, and the other stops. The end of the
+    block leaves the assignment unchanged.
 
-    Raises ConfigError for wrong arguments, UnreachableError when the workers are not there in time.
+    Raises ConfigError for wrong arguments, and UnreachableError if the workers are not there in time.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class Membership:
         )
         self._wanted: Mapping[str, str] = {}
         self._problem = ""
-        """Why it is not known where the workers are."""
+        """The reason why the last discovery of the workers failed; empty if it succeeded."""
         self._moved = threading.Condition()
         self._status = self._registry.status()
         self._closing = threading.Event()
@@ -115,21 +123,21 @@ class Membership:
         return f"<Membership {status.topology}: assignment {status.version}, {status.joined} workers>"
 
     def close(self) -> None:
-        """Look at the workers no longer; the assignment stays in force. Does nothing the second time."""
+        """Stop polling the workers; the assignment stays valid. A second call does nothing."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def status(self) -> MembershipStatus:
-        """Return the workers and their tasks, as of the last look; print it for a table."""
+        """Return the workers and their tasks at the last poll; print the result for a table."""
         with self._moved:
             return self._status
 
     @property
     def address(self) -> str:
-        """The address of a worker that is registered; any knows where all tasks are.
+        """The address of a registered worker; each of them routes messages to all tasks.
 
-        Raises UnreachableError where there is none.
+        Raises UnreachableError if there is none.
         """
         for worker in self.status().workers:
             if worker.phase is Phase.JOINED:
@@ -137,10 +145,10 @@ class Membership:
         raise UnreachableError(f"no worker is registered: {self.status()}")
 
     def wait(self, at_least: int = 1, timeout: float = 60.0) -> MembershipStatus:
-        """Wait until so many workers hold the tasks, evenly, and nothing moves; return the status then.
+        """Wait until the membership is settled with `at_least` workers; return its status.
 
-        Raises UnreachableError when that takes longer than `timeout` seconds, and ClosedError when the
-        membership has ended; both say what was seen.
+        Raises UnreachableError with the last status if that takes longer than `timeout` seconds, and
+        ClosedError with the reason if the membership has stopped.
         """
         with self._moved:
             self._moved.wait_for(lambda: self._ended or self._is_there(at_least), timeout)
@@ -168,7 +176,7 @@ class Membership:
                 if self._registry.superseded:
                     reason = self._registry.superseded
                     return
-                # Less while something moves.
+                # Poll faster until all is settled: a task moves for balance only after its last move.
                 self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
         except BaseException as error:
             logger.exception("membership.defect")
@@ -182,6 +190,7 @@ class Membership:
     def _round(self, clients: ControlClients[ControlClient]) -> None:
         self._look_for_workers()
         registry = self._registry
+        # Poll workers that are no longer listed, too: they still need each assignment to forward messages.
         addresses = dict.fromkeys([*self._wanted, *registry.addresses])
         clients.keep(addresses)
         registry.look(time.monotonic(), self._wanted, clients.each(addresses, self._report))
@@ -200,11 +209,12 @@ class Membership:
 
     def _report(self, client: ControlClient) -> Report:
         status = client.status()
+        # A newer version is from another program: this one is either new itself, or superseded.
         newer = status.assignment_version > self._registry.version
         return Report(status, client.assignment() if newer else None)
 
     def _look_for_workers(self) -> None:
-        """Ask where workers should be; where that is not to be had, they stay where they were."""
+        """Request the workers' addresses; keep the previous ones if that fails."""
         try:
             self._wanted = _named(self._workers() if callable(self._workers) else self._workers)
         except (TuplewireError, OSError) as error:
@@ -216,7 +226,7 @@ class Membership:
 
 
 def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return where workers should be, and whose they are; ConfigError for what is no address."""
+    """Return the workers' addresses and owners; raise ConfigError for an invalid address."""
     named = dict(workers) if isinstance(workers, Mapping) else dict.fromkeys(workers, "")
     for address in named:
         check_reachable(address)

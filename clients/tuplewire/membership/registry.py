@@ -1,7 +1,8 @@
-"""The workers that have registered, and the assignment that follows from them: state, without I/O or a clock.
+"""The registered workers and the assignment of tasks to them, as pure state: no I/O, no clock.
 
-Whoever drives it looks at the workers (`look`), asks what is to be said (`decide`, `to_tell`), says it, and
-tells what came of it (`told`). Why: docs/design/moves.md.
+Used by Membership, which passes the answers of a poll (`look`), calls `decide`, sends the assignment to the
+workers in `to_tell`, and reports each outcome (`told`). Owns the members, the current assignment and its
+version. Not thread-safe. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from tuplewire.wire import control_pb2
 _LEAVING_STATES = {control_pb2.WORKER_STATE_DRAINING, control_pb2.WORKER_STATE_STOPPED}
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
-"""What has changed: a name for the log, and what belongs to it."""
+"""A change: the name of a log event, and its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says of itself. assignment: the one in force there, where it is newer than ours."""
+    """A worker's report. assignment: the worker's, if its version is higher than this program's."""
 
     status: control_pb2.GetStatusResponse
     assignment: control_pb2.Assignment | None = None
@@ -35,14 +36,14 @@ class _Member:
     name: str
     status: control_pb2.GetStatusResponse
     silent_since: float
-    """With a problem: when it was first asked in vain."""
+    """The time of the first call without an answer, if there is a problem."""
     wanted: bool = True
     problem: str = ""
-    """Why it does not answer; empty: it does."""
+    """The reason why it does not answer; empty if it does."""
     refusal: str = ""
-    """Why it does not take the assignment."""
+    """The reason why it refused the assignment; empty if it did not."""
     acknowledged: int = 0
-    """The version of ours that this incarnation has taken."""
+    """The last version of this program that the worker's current incarnation accepted."""
 
     @property
     def leaving(self) -> bool:
@@ -56,7 +57,7 @@ class _Member:
 
     @property
     def peer_address(self) -> str:
-        """Where other workers reach it over a transport of their own: its port, at our address."""
+        """Its address for a separate transport between workers: the reported port on the known host."""
         if not self.status.peer_addresses:
             return ""
         host, port = self.address.rpartition(":")[0], self.status.peer_addresses[0].rpartition(":")[2]
@@ -68,13 +69,12 @@ class _Member:
 
 @dataclass(slots=True)
 class Registry:
-    """Registers workers, spreads the tasks over them, and expires those that are gone.
+    """Registers workers, distributes the tasks over them, and expires workers that do not answer.
 
-    topology: which the workers must serve. tasks: all that there are. at_least: nothing is assigned before so
-    many workers are there. expire_seconds: a worker that has been silent for so long loses its tasks.
+    topology, tasks, at_least, expire_seconds: see Membership.
 
-    A worker keeps its tasks as long as it answers, does not drain, and is wanted. Tasks whose worker is
-    leaving or lost go to others at once; for balance a task only moves when its last move is over.
+    A worker keeps its tasks while it answers, does not drain, and is listed. The tasks of a leaving or lost
+    worker move immediately. For balance, a task moves only after its last move is complete.
     """
 
     topology: str
@@ -83,24 +83,24 @@ class Registry:
     expire_seconds: float = 10.0
     version: int = 0
     superseded: str = ""
-    """By whom this registry has been replaced, in words: it decides nothing any more."""
+    """The reason why another program is in charge, as text; this registry then makes no decisions."""
     in_force: control_pb2.Assignment | None = None
-    """The assignment that all should have."""
+    """The assignment that all workers should have."""
     events: list[Event] = field(default_factory=list)
-    """What has changed since they were taken out."""
+    """The changes since the caller last cleared this list."""
     _members: dict[str, _Member] = field(default_factory=dict)
     _absent: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Addresses where a worker should be: whose, and why it is not registered."""
+    """Listed addresses without a registered worker: the owner, and the reason."""
     _held: dict[int, str] = field(default_factory=dict)
-    """Tasks to the addresses of the workers that hold them."""
+    """The address of the worker of each assigned task."""
     _moved: set[int] = field(default_factory=set)
-    """Tasks that have changed hands since nothing moved."""
+    """Tasks that have moved since the last time no task was moving; they do not move for balance."""
     _beyond: int = 0
-    """The highest version that somebody else has issued."""
+    """The highest version that another program has issued."""
 
     @property
     def addresses(self) -> list[str]:
-        """The workers to look at, beside those that are wanted."""
+        """The addresses of the registered workers, which must be polled in addition to the listed ones."""
         return list(self._members)
 
     # --- what is seen ----------------------------------------------------------------------------
@@ -108,10 +108,10 @@ class Registry:
     def look(
         self, now: float, wanted: Mapping[str, str], answers: Mapping[str, Report | TuplewireError]
     ) -> None:
-        """Take in what all workers have said. now: seconds.
+        """Apply the answers of a poll. now: in seconds, of any clock.
 
-        wanted: the addresses where workers should be, and whose they are. answers: of each of these and of
-        each of `addresses`.
+        wanted: the listed addresses and their owners. answers: one for each listed address, and for each of
+        `addresses`.
         """
         for member in self._members.values():
             if not member.leaving and member.address not in wanted:
@@ -128,6 +128,7 @@ class Registry:
             if theirs is not None and theirs.topology == self.topology and theirs.version > self._beyond:
                 foreign = theirs
                 self._beyond = theirs.version
+        # A program that has issued no version yet adopts the assignment of the one before it.
         if foreign is not None and not self.version:
             self._adopt(foreign, wanted, now)
 
@@ -139,7 +140,7 @@ class Registry:
             return
         known, member.problem = member.problem, problem
         if not known:
-            member.silent_since = now  # and not before: this program may have stood still, and asked nobody
+            member.silent_since = now  # not earlier: this program may have been stopped, without polls
         if member.leaving:
             self._forget(member, "worker.left")
         elif now - member.silent_since >= self.expire_seconds:
@@ -163,11 +164,13 @@ class Registry:
     def _heard(self, address: str, name: str | None, report: Report, now: float) -> None:
         status = report.status
         member = self._members.get(address)
+        # A restarted worker has no assignment, and must be checked again.
         if member is None or member.status.incarnation != status.incarnation:
             self._register(address, name, status, now)
             return
         if status.state in _LEAVING_STATES and not member.leaving:
             self.events.append(("worker.leaving", member.about(reason="it drains")))
+        # It had this program's version and now has a higher one, which only another program can have issued.
         if member.acknowledged and status.assignment_version > self.version:
             self._give_way(member, status.assignment_version)
         member.status, member.problem = status, ""
@@ -175,7 +178,7 @@ class Registry:
     def _register(
         self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
     ) -> None:
-        """Take a worker, or the next life of one that was registered, whose tasks it keeps."""
+        """Register a worker, or a registered one again after a restart; it keeps its tasks."""
         before = self._members.get(address)
         if name is None:
             if before is not None:
@@ -193,7 +196,7 @@ class Registry:
         self.events.append((event, member.about(release=status.version)))
 
     def _unfit(self, address: str, status: control_pb2.GetStatusResponse) -> str:
-        """Say why a worker cannot be registered; nothing when it can."""
+        """Return the reason why a worker cannot be registered; empty if it can."""
         if status.state in _LEAVING_STATES:
             return "it is draining"
         if status.topology != self.topology:
@@ -205,7 +208,7 @@ class Registry:
         twin = next((each for each in twins if each.address != address), None)
         if twin is None:
             return ""
-        if twin.problem or twin.leaving:
+        if twin.problem or twin.leaving:  # its id is free: it does not answer, or leaves
             self._forget(twin, "worker.left")
             return ""
         return (
@@ -214,7 +217,7 @@ class Registry:
         )
 
     def _adopt(self, assignment: control_pb2.Assignment, wanted: Mapping[str, str], now: float) -> None:
-        """Leave tasks where the program before us has put them, also at workers that do not answer yet."""
+        """Keep the tasks where the previous program put them, also on workers that have not answered yet."""
         at = {member.status.worker_id: member.address for member in self._members.values()}
         for worker in assignment.workers:
             if worker.worker_id in at or worker.address not in wanted or worker.address in self._members:
@@ -248,7 +251,7 @@ class Registry:
     # --- what follows ----------------------------------------------------------------------------
 
     def decide(self) -> control_pb2.Assignment | None:
-        """Return a new assignment where what is in force no longer fits; None where it does."""
+        """Return a new assignment if the current one no longer fits; None if it does."""
         if self.superseded:
             return None
         members = list(self._members.values())
@@ -259,6 +262,8 @@ class Registry:
             staying = {each.address for each in members if not each.leaving}
             held = {task: address for task, address in self._held.items() if address in staying}
             held = fill(self.tasks, able, held)
+            # Move for balance only if all workers have the current assignment, and not in the same step as
+            # tasks of leaving workers.
             if self._all_know():
                 if not self._moves():
                     self._moved.clear()
@@ -269,6 +274,7 @@ class Registry:
             }
             self._held = held
         workers, known = self._assigned(), self.in_force
+        # A version of another program that is not lower also needs a new one: workers refuse older versions.
         if known is not None and self.version > self._beyond and list(known.workers) == workers:
             return None
         self.version = max(self.version, self._beyond) + 1
@@ -296,18 +302,18 @@ class Registry:
         return tasks
 
     def _all_know(self) -> bool:
-        """Whether every worker answers, and has the assignment in force."""
+        """Return True if every worker answers and has the current assignment."""
         return bool(self.version) and all(
             not each.problem and each.acknowledged == self.version == each.status.assignment_version
             for each in self._members.values()
         )
 
     def _moves(self) -> bool:
-        """Whether any task is changing hands, as far as workers have said."""
+        """Return True if a worker has reported a moving task."""
         return any(each.status.moving_tasks for each in self._members.values())
 
     def to_tell(self) -> list[str]:
-        """Return the workers that have not taken the assignment in force."""
+        """Return the addresses of the workers that have not accepted the current assignment."""
         if self.in_force is None or self.superseded:
             return []
         return [
@@ -317,15 +323,15 @@ class Registry:
         ]
 
     def told(self, address: str, outcome: TuplewireError | None) -> None:
-        """Take in what has come of telling a worker the assignment in force; None: it has taken it."""
+        """Apply the outcome of sending the current assignment to a worker. None: the worker accepted it."""
         member = self._members[address]
         if outcome is None:
             member.acknowledged, member.refusal = self.version, ""
             return
         if isinstance(outcome, UnreachableError):
-            return  # the next look tells
+            return  # the next poll shows whether the worker still answers
         if isinstance(outcome, StaleAssignmentError):
-            if member.acknowledged:
+            if member.acknowledged:  # the worker had this program's version: another program is in charge
                 self._give_way(member, self.version)
             self._beyond = max(self._beyond, self.version)
         elif not member.refusal:
@@ -333,7 +339,7 @@ class Registry:
         member.refusal = str(outcome)
 
     def status(self) -> MembershipStatus:
-        """Return all of it as values."""
+        """Return the state of the membership as values."""
         tasks = self._tasks_by_worker()
         workers = [
             MemberStatus(

@@ -1,4 +1,4 @@
-"""Which worker gets which task: evenly, and with few moves. Source: Storm's `EvenScheduler`."""
+"""Distributes tasks over workers evenly, with few moves. Source: Storm's `EvenScheduler`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def fill(tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str]) -> dict[int, str]:
-    """Give each task that nobody holds to the worker that has the fewest; whoever holds a task keeps it.
+    """Give each task without a worker to the worker with the fewest tasks; the other tasks stay.
 
-    workers: those that may get tasks; none: nothing is given. held: who has which task now, also workers that
-    get no more. The answer depends on nothing else: of workers with equally many, the first named is next.
+    workers: the workers that may get tasks; if empty, no task is given. held: the current worker of each
+    task, which may be a worker that gets no more. The result depends only on the arguments: of workers with
+    the same number of tasks, the first one is next.
     """
     placed = {task: held[task] for task in tasks if task in held}
     counts = Counter(placed.values())
@@ -32,11 +33,10 @@ def spread(
     held: Mapping[int, str],
     pinned: Collection[int] = (),
 ) -> dict[int, str]:
-    """Give each worker as many tasks as any other, or one more, and move as few as that allows.
+    """Give all workers the same number of tasks, or one more, with as few moves as possible.
 
-    Arguments and answer are those of fill(). pinned: tasks that stay with whoever of the workers has them; a
-    worker that has more of these than its share gets no others. The workers that have the most keep the one
-    more.
+    Arguments and result are those of fill(). pinned: tasks that stay with their worker; a worker with more of
+    these than its share gets no others. The workers with the most tasks get the one more.
     """
     own: dict[str, list[int]] = {worker: [] for worker in workers}
     for task in sorted(tasks, key=lambda task: (task not in pinned, task)):
@@ -44,6 +44,7 @@ def spread(
             own[held[task]].append(task)
     pins = {worker: sum(task in pinned for task in had) for worker, had in own.items()}
     sharing, left = list(own), len(tasks)
+    # Set workers aside that have more pinned tasks than their share, until the others can share evenly.
     while True:
         share, more = divmod(left, max(1, len(sharing)))
         full = [each for each in sharing if pins[each] > share]
