@@ -1,1 +1,1 @@
-"""Starting, watching and ending processes of this machine. Source: Storm's supervisor."""
+"""Starts, watches and stops processes on this machine. Source: Storm's supervisor."""

@@ -1,6 +1,7 @@
-"""A process that this one starts: its command, environment, log and user. Source: Storm's `Container`.
+"""A child process: its command, environment, log and user. Source: Storm's `Container`.
 
-WorkerProcesses, clusters and Spark topologies start their processes with it.
+Used by WorkerProcesses, Supervisor, clusters and Spark topologies. Owns the process and its standard input.
+Not thread-safe, except that one thread may wait for the process while another one terminates it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 PRIVATE = 0o600
-"""The mode of a file that is one user's alone."""
+"""The mode of a file that only its owner can access."""
 _LAST_LINES = 20
 
 
 class LaunchError(TuplewireError):
-    """A process did not start, or has failed; the message has what it said last."""
+    """A process did not start, or failed; the message contains the end of its log."""
 
 
 def private_directory(max_bytes: int = 4096) -> str:
@@ -53,10 +54,10 @@ def private_directory(max_bytes: int = 4096) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What is run. log: the file that gets its output, appended at a restart.
+    """A command to run. log: the file for its output; a restart appends to it.
 
-    environment: added to that of this process, of which TUPLEWIRE_* variables do not reach it. user: whom it
-    runs as; None: as this process. descriptors: those that it inherits.
+    environment: added to this process's variables, except TUPLEWIRE_* ones, which are not inherited. user:
+    the user that runs it; None: this process's. descriptors: file descriptors that it inherits.
     """
 
     name: str
@@ -68,10 +69,10 @@ class Command:
 
 
 class Child:
-    """A process that runs.
+    """A running process.
 
-    Guarantee: it need not outlive this one, even when this is killed, as its standard input then ends.
-    Raises LaunchError when it cannot be started, and ConfigError for a user that does not exist.
+    Its standard input reaches end of file when this process ends, even if killed: the child can then stop.
+    Raises LaunchError if it cannot be started, and ConfigError for a user that does not exist.
     """
 
     def __init__(self, command: Command) -> None:
@@ -97,10 +98,11 @@ class Child:
                     user=None if user is None else user.pw_uid,
                     group=None if user is None else user.pw_gid,
                     extra_groups=None if user is None else os.getgrouplist(user.pw_name, user.pw_gid),
-                    # Ctrl-C is for this process, which then ends the others in its own order.
+                    # Ctrl-C must reach only this process, which then stops the others in order.
                     start_new_session=True,
                 )
         except PermissionError as error:
+            # Without a file name, the error is from the change of the user, not from the program's file.
             if user is None or error.filename is not None:
                 raise LaunchError(
                     f"{command.name} cannot be started: {error}; "
@@ -116,26 +118,26 @@ class Child:
 
     @property
     def process_id(self) -> int:
-        """Its id."""
+        """The process ID."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code; None while the process runs."""
         return self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end, at most so many seconds, and return its exit code; None while it runs."""
+        """Wait for the process to exit and return its exit code; None after `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
         return None
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM); does nothing when it has."""
+        """Request the process to exit (SIGTERM); does nothing if it has exited."""
         if self.poll() is None:
             self._process.terminate()
 
     def end(self, deadline: float) -> int:
-        """Wait for its end and return its exit code; kill it (-9) at the deadline, in monotonic time."""
+        """Wait for the process and return its exit code; kill it (-9) at the deadline, in monotonic time."""
         code = self.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
             logger.warning("launch.killed", extra={"process_id": self.process_id})
@@ -146,7 +148,7 @@ class Child:
         return code
 
     def last_words(self) -> str:
-        """Return the end of its log, for an error message."""
+        """Return the last lines of the log, for an error message."""
         text = self.command.log.read_text(encoding="utf-8", errors="replace")
         lines = text.splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self.command.name}:", *lines])
@@ -170,17 +172,17 @@ def _not_permitted(what: str, user: str) -> LaunchError:
 
 
 def directory_for(path: Path, user: str | None) -> Path:
-    """Make a directory for logs and sockets of processes, which may be another user's, and return it."""
+    """Create and return a directory for the logs and sockets of processes, also of another user."""
     path.mkdir(parents=True, exist_ok=True)
-    if user is not None:
+    if user is not None:  # the other user needs to reach files in it, not to list them
         path.chmod(0o711)
     return path
 
 
 def write_private(path: Path, content: bytes, user: str | None) -> None:
-    """Write a new file that only one user may read, the one that processes run as; None: this process's.
+    """Write a new file that only the processes' user may read; None: this process's user.
 
-    Raises ConfigError for a user that does not exist, and LaunchError where it may not be another.
+    Raises ConfigError for a user that does not exist, and LaunchError without the right to change the owner.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
     with os.fdopen(descriptor, "wb") as file:

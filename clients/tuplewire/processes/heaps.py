@@ -1,4 +1,7 @@
-"""How a process keeps the memory that it frees, by options of glibc; another C library has its own ways."""
+"""Sets options of glibc for the reuse of freed memory; does nothing with another C library.
+
+Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,33 @@ _HEAPS = 2
 _KEPT_BYTES = 16 * 1024 * 1024
 _ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _LARGE_BYTES = 32 * 1024 * 1024
-"""The most that glibc takes for a threshold."""
+"""The largest threshold that glibc accepts."""
 
 
 def share_heaps() -> None:
-    """Let the threads share heaps, before there are any; MALLOC_ARENA_MAX says otherwise.
+    """Let all threads share two heaps; call it before threads start. MALLOC_ARENA_MAX overrides this.
 
-    glibc gives each thread its own, and what is free in one is of no use to the others: a worker's memory
-    grew for weeks, by a seventh.
+    By default, glibc gives each thread its own heap. Other threads cannot use the free memory in it: a
+    worker's memory grew for weeks, by a seventh.
     """
     _set("MALLOC_ARENA_MAX", _ARENA_MAX, _HEAPS)
 
 
 def reuse_buffers(kept_bytes: int = _KEPT_BYTES) -> None:
-    """Keep so much of what is freed for the next buffers; MALLOC_TRIM_THRESHOLD_ says otherwise.
+    """Keep `kept_bytes` of freed memory for new buffers; MALLOC_TRIM_THRESHOLD_ overrides this.
 
-    A frame is a buffer of up to 1 MiB, and is copied a few times on its way. glibc gives such back to the
-    system at once: pages that are new to a process then cost more than to copy into them.
+    A frame is a buffer of up to 1 MiB that is copied a few times. By default, glibc returns such buffers to
+    the system immediately. New pages then cost more than the copy itself.
     """
     _set("MALLOC_TRIM_THRESHOLD_", _TRIM_THRESHOLD, kept_bytes)
     _set("MALLOC_MMAP_THRESHOLD_", _MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def share_with_arrow() -> None:
-    """Have Arrow, if it is loaded, take its buffers from glibc; ARROW_DEFAULT_MEMORY_POOL says otherwise.
+    """Let Arrow, if loaded, allocate from glibc; ARROW_DEFAULT_MEMORY_POOL overrides this.
 
-    An allocator of its own keeps nothing from one batch of Spark to the next, and what glibc keeps is of no
-    use to it.
+    Arrow's own allocator keeps no memory between two batches from Spark, and cannot use the free memory of
+    glibc.
     """
     arrow = sys.modules.get("pyarrow")
     if arrow is not None and _mallopt() is not None and _ARROW_POOL not in os.environ:
@@ -47,12 +50,12 @@ def share_with_arrow() -> None:
 
 
 def _set(variable: str, option: int, value: int) -> None:
-    """Set an option, unless the environment has."""
+    """Set an option, unless the environment sets it."""
     set_option = _mallopt()
     if set_option is not None and variable not in os.environ:
         set_option(option, value)
 
 
 def _mallopt() -> Callable[[int, int], int] | None:
-    """Return what sets an option of glibc; None with another C library."""
+    """Return glibc's function that sets an option; None with another C library."""
     return getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""One worker for a program, a notebook or a test, as a process of its own."""
+"""One worker for a program, a notebook or a test, in a separate process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tuplewire.values.task_ids import parse_tasks
 
 
 class OwnWorker(WorkerProcesses):
-    """A worker that runs while a `with` block does; `tuplewire.local()` makes one.
+    """A worker that runs during a `with` block; `tuplewire.local()` makes one.
 
-    Guarantee: it does not outlive this process, even when this is killed. TUPLEWIRE_* variables do not reach
-    it.
+    Guarantee: it does not outlive this process, even if this is killed. It does not inherit TUPLEWIRE_*
+    variables.
 
     Attributes:
         topology: Its topology.
@@ -25,12 +25,12 @@ class OwnWorker(WorkerProcesses):
         """Describe a worker; it starts with the block.
 
         Args:
-            tasks: Its tasks, like 0-99 or 1,2,10-19.
+            tasks: Its tasks, such as 0-99 or 1,2,10-19.
             topology: The topology that it serves.
-            drain_seconds: How long it may take at the end to deliver what it holds.
+            drain_seconds: The time limit for delivering its messages at the end.
 
         Raises:
-            ConfigError: `tasks` is no list of tasks.
+            ConfigError: `tasks` is not a valid list of tasks.
         """
         parse_tasks(tasks)
         flags = ["--worker-id=local", f"--tasks={tasks}"]
@@ -43,12 +43,12 @@ class OwnWorker(WorkerProcesses):
 
     @property
     def address(self) -> str:
-        """Where programs reach it, host:port, for `Client`, Spark's option `address` and the command."""
+        """Its address (host:port) for `Client`, Spark's option `address` and the command; may be empty."""
         return self.endpoints[0].address if self.endpoints else ""
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus and people see its metrics."""
+        """The URL of its metrics, for Prometheus and for users; empty if it does not run."""
         return self.endpoints[0].metrics_url if self.endpoints else ""
 
     @naming_settings

@@ -1,4 +1,4 @@
-"""Processes that are started again when they fail. Source: Storm's `Supervisor` and `Slot`."""
+"""Restarts processes that fail. Source: Storm's `Supervisor` and `Slot`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _MOST_SECONDS = 30.0
 
 
 class Supervisor:
-    """Starts a process and, from watch() until stop(), starts it again when it fails.
+    """Starts a process and, from watch() until stop(), restarts it if it fails.
 
-    start: makes a child, at once and at each restart, or raises; a restart that raises counts. restarts: how
-    often, at growing intervals. given_up: told when it has ended and there is no further start; called in the
-    thread.
+    Args:
+        start: Starts a child, immediately and at each restart. A restart that raises an error counts.
+        restarts: The maximum number of restarts, which follow at growing intervals.
+        given_up: Called in the thread, with the reason, if the process has exited and is not restarted.
     """
 
     def __init__(
@@ -36,18 +37,18 @@ class Supervisor:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self.child = start()
-        """The process, as it was started last."""
+        """The current process: the one that was started last."""
         name = f"watch {self.child.command.name}"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
 
     def watch(self) -> None:
-        """Begin to watch it; what happens before is for whoever started it to see."""
+        """Start to watch the process; its starter must handle an exit before this call."""
         self._thread.start()
 
     def _watch(self) -> None:
         try:
             self._keep_running()
-        except BaseException as error:  # noqa: BLE001 - nobody would start it again, and nobody know
+        except BaseException as error:  # noqa: BLE001 - otherwise no restart, and no report
             self._given_up(as_tuplewire(error))
 
     def _keep_running(self) -> None:
@@ -58,7 +59,7 @@ class Supervisor:
             name = self.child.command.name
             error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self.child.last_words()}")
             while True:
-                if code == 0 or not self._left:  # with 0 it was told to end, by whomever, and has not failed
+                if code == 0 or not self._left:  # 0: it was stopped, and did not fail
                     self._given_up(error)
                     return
                 self._left -= 1
@@ -76,17 +77,17 @@ class Supervisor:
 
     def _replace(self, child: Child) -> None:
         with self._lock:
-            self.child.end(time.monotonic())  # it has ended, and lets go of what it held here
+            self.child.end(time.monotonic())  # it has exited; this closes its standard input
             self.child = child
             if self._stopping.is_set():
                 child.terminate()
 
     def no_more(self) -> None:
-        """Start it no more: its end is wanted, and no failure."""
+        """Disable restarts: the next exit is expected, and is not a failure."""
         self._stopping.set()
 
     def stop(self, deadline: float) -> int:
-        """End the process, start it no more, and return its exit code; kill it at the deadline."""
+        """Stop the process without a restart, and return its exit code; kill it at the deadline."""
         self.no_more()
         with self._lock:
             self.child.terminate()

@@ -1,4 +1,8 @@
-"""Workers of one topology as processes of this machine: local mode, demos, Spark and tests."""
+"""Workers of one topology as processes on this machine.
+
+Used by tuplewire.local(), Spark topologies, the demos and tests. Owns the processes and, if no directory is
+given, a temporary one for their sockets and logs. Not thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ _READY_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _MAX_SOCKET = 100
-"""The kernel takes 107 bytes for the path of a Unix socket."""
+"""The maximum path length; the kernel accepts 107 bytes for the path of a Unix socket."""
 _NONE = Credentials()
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one worker is reached: by other workers, by programs on this machine, by Prometheus."""
+    """The addresses of one worker: for other workers, for programs on this machine, and for Prometheus."""
 
     worker_id: str
     address: str
@@ -39,19 +43,22 @@ class Endpoint:
     metrics_url: str
     process_id: int
     peer_address: str = ""
-    """Where other workers reach it, if not at its address."""
+    """Its address for other workers, if it differs from `address`."""
 
 
 class WorkerProcesses:
-    """Starts workers of one topology, and ends them with the block.
+    """Starts workers of one topology, and stops them at the end of a `with` block.
 
-    count: how many; they are called worker-0, worker-1, ... directory: where their sockets and logs go, a
-    temporary one (removed at the end) without it. flags: more flags for each `tuplewire worker`.
-    drain_seconds: how long each may drain. credentials: what assign() shows, where flags ask for it.
-    environment: variables of the workers, besides those of this process.
+    Args:
+        count: The number of workers, with the ids worker-0, worker-1 and so on.
+        directory: For their sockets and logs. Default: a temporary one, removed at the end.
+        flags: More flags for each `tuplewire worker`.
+        drain_seconds: The time limit for each drain.
+        credentials: Used by assign(), if the flags require credentials.
+        environment: Variables of the workers, added to this process's.
 
-    Guarantee: the workers do not outlive this process, even when it is killed: each stops when its standard
-    input, which this process holds open, ends. TUPLEWIRE_* variables of this process do not reach them.
+    Guarantee: the workers do not outlive this process, even if it is killed: each stops at the end of its
+    standard input, which this process keeps open. They do not inherit TUPLEWIRE_* variables.
     """
 
     def __init__(
@@ -90,9 +97,9 @@ class WorkerProcesses:
         return f"<{type(self).__name__} {self.topology}: {alive} of {self._count} alive>"
 
     def start(self, timeout: float = _START_SECONDS) -> None:
-        """Start the workers and wait until each has bound its addresses.
+        """Start the workers, and wait until each has bound its addresses.
 
-        Raises LaunchError, with the last lines of its log, when one does not start.
+        Raises LaunchError with the last lines of a worker's log if the worker does not start.
         """
         if self.directory is None:
             self.directory = self._temporary_directory()
@@ -108,7 +115,7 @@ class WorkerProcesses:
     def _command(self, index: int) -> Command:
         log = self.log_of(index)
         socket = log.with_suffix(".sock")
-        if len(os.fsencode(socket)) > _MAX_SOCKET:
+        if len(os.fsencode(socket)) > _MAX_SOCKET:  # the given directory may have a long path
             socket = self._temporary_directory(_MAX_SOCKET - len("/worker.sock")) / "worker.sock"
         words = worker_words(
             log.stem,
@@ -126,7 +133,7 @@ class WorkerProcesses:
         return self._temporary[-1]
 
     def log_of(self, index: int) -> Path:
-        """Return the file that has the standard error of a worker."""
+        """Return the file with a worker's output."""
         if self.directory is None:
             raise LaunchError("the workers do not run: use a with statement, or call start()")
         return self.directory / f"worker-{index}.log"
@@ -134,10 +141,10 @@ class WorkerProcesses:
     def assign(
         self, tasks: Mapping[int, Sequence[int]], timeout: float = _READY_SECONDS
     ) -> control_pb2.Assignment:
-        """Give each worker (by index) its tasks, wait until all are ready, and return the assignment.
+        """Assign tasks to each worker (by index), wait until all are ready, and return the assignment.
 
-        A worker that is not named gets no tasks. Raises ProtocolError when a task is there twice, and
-        UnreachableError when a worker is not ready in time.
+        A worker without an entry gets no tasks. Raises ProtocolError if a task is assigned twice, and
+        UnreachableError if a worker is not ready in time.
         """
         self._version += 1
         workers = (
@@ -164,9 +171,9 @@ class WorkerProcesses:
         return assignment
 
     def stop(self) -> list[int]:
-        """Drain and end all workers and return their exit codes (0: drained); does nothing the second time.
+        """Drain and stop all workers, and return their exit codes (0: drained). A second call does nothing.
 
-        A worker that has not ended some seconds after its drain's deadline is killed (exit code -9).
+        A worker that has not exited ten seconds after its drain's deadline is killed (exit code -9).
         """
         if self._children:
             for child in self._children:
@@ -185,9 +192,9 @@ class WorkerProcesses:
 def worker_words(
     worker_id: str, topology: str, drain_seconds: float, *flags: str, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line of a worker that stops when its standard input ends.
+    """Return the command line of a worker that stops at the end of its standard input.
 
-    flags: more of `tuplewire worker`. options: of the interpreter.
+    flags: more flags of `tuplewire worker`. options: options of the Python interpreter.
     """
     return [
         *(sys.executable, *options, "-m", "tuplewire_service", "worker", "--until-input-ends"),
@@ -202,11 +209,11 @@ def worker_words(
 def _bound(worker: Child, deadline: float) -> Endpoint:
     """Wait until a worker has written its addresses, and return them.
 
-    deadline: in monotonic time. Raises LaunchError, with its last words, when it has not by then, or ends.
+    deadline: in monotonic time. Raises LaunchError with the end of its log if it exits, or at the deadline.
     """
     file = worker.command.log.with_suffix(".json")
     while not file.exists():
-        # Both may happen first, and only the process can be waited for: its end cuts the wait short.
+        # The file may appear, or the process may exit. Only the exit can be awaited, so the file is polled.
         code = worker.wait(_POLL_SECONDS)
         if code is not None:
             raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.last_words()}")
