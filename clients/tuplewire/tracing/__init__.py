@@ -1,7 +1,7 @@
-"""Traces of messages by OpenTelemetry: W3C context in their headers, and spans wherever they pass.
+"""Tracing of messages with OpenTelemetry: W3C trace context in message headers, and a span for each step.
 
-Off unless TUPLEWIRE_TRACING is true, or the program calls enable(); docs/how-to/trace.md has the rest. Where
-it is off, those who send and receive have no observer. Needs the extra `otel`.
+Off unless TUPLEWIRE_TRACING is true or the program calls enable(); see docs/how-to/trace.md. Without tracing,
+senders and receivers have no observer. Needs the extra `otel`. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _decided = False
 
 
 def active() -> Tracing | None:
-    """Return what makes this process's spans; None where tracing is off.
+    """Return the Tracing object of this process; None if tracing is off.
 
-    The first call reads the variables. Raises ConfigError if they say what cannot be done.
+    The first call reads the environment. Raises ConfigError if its settings cannot be used.
     """
     if not _decided:
         with _lock:
@@ -37,7 +37,7 @@ def active() -> Tracing | None:
 
 
 def observer() -> Observer | None:
-    """Return what clients tell of their messages; None where tracing is off."""
+    """Return the observer for this process's clients; None if tracing is off."""
     if (tracing := active()) is None:
         return None
     from tuplewire.tracing.program_observer import ProgramObserver
@@ -48,19 +48,19 @@ def observer() -> Observer | None:
 def enable(
     *, sample: float = 1.0, service: str = "tuplewire", instance: str = "", flush_at_exit: bool = True
 ) -> None:
-    """Make spans from now on, for what is made from now on: clients, subscriptions, topologies, workers.
+    """Trace all clients, subscriptions, topologies and workers that are created from now on.
 
-    They go through the tracer provider that the program has set. Where it has set none, one is made that
-    sends them as OpenTelemetry's own variables say.
+    Spans are sent by the program's tracer provider. If the program has not set one, a provider is created
+    that follows OpenTelemetry's own variables.
 
     Args:
-        sample: Of what is sent outside of any span, how much begins a trace, from 0 to 1.
-        service: The name of the service in the spans, unless OTEL_SERVICE_NAME has it.
-        instance: Which one of that service this is. Default: the host and the process.
-        flush_at_exit: Whether the end of the process waits for its spans to be sent.
+        sample: The share, from 0 to 1, of sends outside of any span that start a trace.
+        service: The name of the service in the spans, unless OTEL_SERVICE_NAME is set.
+        instance: The instance of the service. Default: the host and the process.
+        flush_at_exit: True if the process waits at its end until its spans are sent.
 
     Raises:
-        ConfigError: The extra `otel` is not installed, or sample is no such number.
+        ConfigError: The extra `otel` is not installed, or sample is not a number from 0 to 1.
     """
     ratio = TracingSettings(trace_sample=sample).trace_sample
     with _lock:
@@ -68,13 +68,13 @@ def enable(
 
 
 def disable() -> None:
-    """Make no spans from now on, for what is made from now on."""
+    """Do not trace clients, subscriptions, topologies and workers that are created from now on."""
     with _lock:
         _decide(None)
 
 
 def flush() -> None:
-    """Send the spans that have ended; for a process that may be killed, such as one of Spark's."""
+    """Send the finished spans; for a process that may be killed, such as one of Spark's."""
     if _tracing is not None:
         _tracing.flush()
 

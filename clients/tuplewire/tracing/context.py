@@ -1,6 +1,8 @@
-"""W3C trace context in the headers of messages, group by group; nothing of OpenTelemetry is needed here.
+"""W3C trace context in the headers of messages, group by group; does not need OpenTelemetry.
 
-A context is the value of a header `traceparent`, as bytes. Only one whose sender samples its trace counts.
+A context is the value of a header `traceparent`, as bytes. Contexts that are not sampled are ignored. Used by
+the observers of programs, workers, topologies and Spark's rows. Owns no state. Thread-safe.
+Design: docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -21,33 +23,33 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TraceParent: TypeAlias = bytes
-"""Such as b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"."""
+"""A context, such as b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"."""
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MARK = TRACEPARENT.encode()
-"""What a group's `header_data` holds if a message of it may have a context."""
+"""The bytes in a group's `header_data` if one of its messages may have a context."""
 MOST_CONTEXTS = 64
-"""So many contexts of one group, or batch, have spans: what strangers send decides on no more work."""
-# A MessageHeader as every protobuf library writes it: its name, then a value of 55 bytes.
+"""The maximum number of contexts of a group or batch with spans: it bounds the work that senders cause."""
+# A MessageHeader as every protobuf library encodes it: the name, then a value of 55 bytes.
 _SAMPLED = re.compile(rb"\x0a\x0btraceparent\x12\x37(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf])")
 
 
 def sampled(header_data: bytes) -> dict[TraceParent, int]:
-    """Return the sampled contexts among encoded headers, and how many messages have each; the first 64."""
+    """Return the first 64 sampled contexts in encoded headers, with the number of messages of each."""
     if MARK not in header_data:
         return {}
     return dict(islice(Counter(_SAMPLED.findall(header_data)).items(), MOST_CONTEXTS))
 
 
 def count_contexts(groups: Iterable[TaskGroup], into: Counter[TraceParent]) -> None:
-    """Count the messages that have each sampled context, until there are 64 contexts or a few more."""
+    """Count the messages with each sampled context; stop after the group with the 64th context."""
     for group in groups:
         if group.header_data and len(into) < MOST_CONTEXTS:
             into.update(sampled(group.header_data))
 
 
 def ids_of(traceparent: TraceParent) -> tuple[str, str]:
-    """Return the ids of trace and span, in hexadecimal digits."""
+    """Return the trace ID and the span ID, in hexadecimal digits."""
     _, trace_id, span_id, _ = traceparent.decode().split("-")
     return trace_id, span_id
 
@@ -59,7 +61,7 @@ def context_of(encoded: bytes) -> TraceParent | None:
 
 
 def entry_for(traceparent: str, tracestate: str = "") -> bytes:
-    """Return a context as encoded headers, which may stand behind others of the same message."""
+    """Return a context as encoded headers, which may follow other headers of the same message."""
     headers = [(TRACEPARENT, traceparent.encode())]
     if tracestate:
         headers.append((TRACESTATE, tracestate.encode()))
@@ -83,9 +85,9 @@ def entry_of(span: Span) -> bytes | None:
 
 
 def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGroup:
-    """Return a group whose messages have a context, each the same.
+    """Return the group with the same context in all its messages.
 
-    A group that has one, or a message that would be too large with it, stays as it is.
+    Return it unchanged if it has a context already, or if a message would exceed max_message_bytes.
     """
     if MARK in group.header_data or max(group.message_sizes(), default=0) + len(entry) > max_message_bytes:
         return group
@@ -97,6 +99,6 @@ def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGr
 
 
 def with_headers(group: TaskGroup, headers: Sequence[bytes]) -> TaskGroup:
-    """Return a group with these headers, encoded, one for each message, in place of its own."""
+    """Return the group with these encoded headers, one for each message, instead of its own."""
     lengths = to_wire(array("I", map(len, headers)))
     return replace(group, header_lengths=lengths, header_data=b"".join(headers))

@@ -1,4 +1,4 @@
-"""The spans of what a program sends and receives: `send`, `receive` and `process`."""
+"""The spans `send`, `receive` and `process` of a program's messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _counted(operation: str, address: str, messages: int) -> Attributes:
 
 
 class ProgramObserver(Observer):
-    """Makes the spans of a program's clients, and gives what they send a context."""
+    """Makes the spans of a program's clients, and adds a context to the messages that they send."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -41,7 +41,7 @@ class ProgramObserver(Observer):
         return self._tracing.samples()
 
     def sending(self, groups: Groups, address: str, max_message_bytes: int) -> Sending:
-        """Begin a span, and give its context to the messages that have none."""
+        """Start a span, and add its context to the messages without one."""
         if all(MARK in group.header_data for group in groups):
             return super().sending(groups, address, max_message_bytes)
         destination = destination_of(group.task for group in groups)
@@ -51,7 +51,7 @@ class ProgramObserver(Observer):
         return Sending(groups, partial(_end, span))
 
     def received(self, arrived: Arrived, address: str) -> Callable[[], object] | None:
-        """Make a span from their arrival until now, and begin one for each context among them."""
+        """Make a span from the arrival until now, and start one span for each context in the messages."""
         groups = arrived.groups
         found: Counter[TraceParent] = Counter()
         count_contexts(groups, found)

@@ -1,6 +1,7 @@
-"""The spans of this process, by OpenTelemetry's API; its SDK sends them, unless the program has its own.
+"""The spans of this process. OpenTelemetry's SDK sends them, unless the program has its own provider.
 
-Design: docs/design/traces.md.
+Used by the observers of programs, workers, topologies and Spark's rows. Owns the tracer and the limit of
+spans a second. Thread-safe. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tuplewire.tracing.context import TraceParent, entry_of, ids_of, traceparent
 Attributes = Mapping[str, AttributeValue]
 _SYSTEM = "tuplewire"
 _MOST_A_SECOND = 2000
-"""So many spans of what passes by are made in a second: senders decide on no more of a worker's work."""
+"""The maximum number of recorded spans in a second: it bounds the work that senders cause in a worker."""
 _FLUSH_SECONDS = 2.0
 _KINDS = {
     "send": SpanKind.PRODUCER,
@@ -35,14 +36,14 @@ _KINDS = {
     "process": SpanKind.CONSUMER,
     "execute": SpanKind.CONSUMER,
 }
-"""By operation; the others are internal."""
+"""The kind of span for each operation; all other spans are internal."""
 
 
 def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.TracerProvider:
-    """Return the provider that the program has set, or one that sends spans by OTLP over HTTP.
+    """Return the program's provider, or a new one that sends spans with OTLP over HTTP.
 
-    Variables such as OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER say how; service, instance: the default names.
-    flush_at_exit: whether the process's end waits for its spans, be the collector there or not.
+    Variables such as OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER configure it; service, instance: the default
+    names. flush_at_exit: True if the process waits at its end for its spans, even without a collector.
     """
     known = trace.get_tracer_provider()
     if not isinstance(known, trace.ProxyTracerProvider):
@@ -59,7 +60,7 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
 class Tracing:
     """Makes spans. Thread-safe.
 
-    sample: of what begins outside of any span, how much begins a trace.
+    sample: the share of operations outside of any span that start a trace.
     """
 
     def __init__(self, provider: trace.TracerProvider, sample: float) -> None:
@@ -69,7 +70,7 @@ class Tracing:
         self._second = self._made = 0
 
     def samples(self) -> bool:
-        """Whether what begins now is traced: as the span around it is, or by chance where there is none."""
+        """Return True if a new operation is traced: as the current span, or at random without one."""
         around = trace.get_current_span().get_span_context()
         if around.is_valid:
             return around.trace_flags.sampled
@@ -85,9 +86,9 @@ class Tracing:
         links: Iterable[TraceParent] = (),
         start_ns: int | None = None,
     ) -> Span:
-        """Begin a span, to be ended by the caller.
+        """Start a span; the caller must end it.
 
-        parent: None: the span around, if there is one. start_ns: since 1970; None: now.
+        parent: default: the current span, if there is one. start_ns: nanoseconds since 1970; None: now.
         """
         return self._tracer.start_span(
             f"{operation} {destination}",
@@ -106,7 +107,7 @@ class Tracing:
     def receive(
         self, destination: object, found: Iterable[TraceParent], attributes: Attributes, start_ns: int
     ) -> Span:
-        """Make a span of what was received up to now: a child of its only context, or linked to each."""
+        """Make a span for received messages: a child of their only context, or linked to each."""
         links = list(found)
         parent = links[0] if len(links) == 1 else None
         span = self.begin(
@@ -123,9 +124,9 @@ class Tracing:
     def record(
         self, operation: str, destination: object, parent: TraceParent, start_ns: int, attributes: Attributes
     ) -> TraceParent | None:
-        """Make a span of what has passed by, up to now; None where there are too many, or it is not sampled.
+        """Make a span that ends now, and return its context.
 
-        Returns the span's own context.
+        Return None if it is not sampled, or if there were too many spans in this second.
         """
         second = time.monotonic_ns() // 10**9
         if second != self._second:
@@ -138,12 +139,12 @@ class Tracing:
         return traceparent_of(span)
 
     def current_entry(self) -> bytes | None:
-        """Return the context of the span around as encoded headers; None if there is none that is sampled."""
+        """Return the current span's context as encoded headers; None without a sampled span."""
         return entry_of(trace.get_current_span())
 
     @contextmanager
     def around(self, span: Span) -> Iterator[None]:
-        """Have a span around what is done here, and end it then; an error is noted in it."""
+        """Make a span the current one in a block, record an error in it, and end it."""
         token = contexts.attach(trace.set_span_in_context(span))
         try:
             yield
@@ -155,15 +156,16 @@ class Tracing:
             span.end()
 
     def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
-        """Send the spans that have ended, for at most so long; another kind of provider does so by itself."""
-        if isinstance(self._provider, TracerProvider):  # whose own time limit does not hold
+        """Send the finished spans, in at most `seconds`; other providers send them automatically."""
+        # In a thread, because the provider exceeds its own time limit.
+        if isinstance(self._provider, TracerProvider):
             sending = threading.Thread(target=self._provider.force_flush, name="flush spans", daemon=True)
             sending.start()
             sending.join(seconds)
 
 
 def fail(span: Span, error: BaseException) -> None:
-    """Note in a span that what it stands for has failed."""
+    """Record in a span that its operation failed."""
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
@@ -179,10 +181,10 @@ def _around(traceparent: TraceParent) -> contexts.Context:
 
 
 class Processing:
-    """What a consumer does with the messages of one batch that have contexts: a span for each context.
+    """A consumer's processing of one batch: a span for each context in the batch.
 
-    Where there is one context alone, its span is around what the consumer does: what it sends meanwhile
-    belongs to the same trace.
+    With a single context, its span is the current one during the processing, so messages that the consumer
+    sends belong to the same trace.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
@@ -190,8 +192,8 @@ class Processing:
         self._token = contexts.attach(trace.set_span_in_context(spans[0])) if len(spans) == 1 else None
 
     def end(self) -> None:
-        """Say that the consumer is done with them, or has left them."""
-        # Another thread, or task, has a context of its own.
+        """End the spans: the consumer has processed the batch, or abandoned it."""
+        # Another thread or asyncio task has a separate context, in which this span is not current.
         if self._token is not None and trace.get_current_span() is self._spans[0]:
             contexts.detach(self._token)
         self._token = None

@@ -1,4 +1,4 @@
-"""Whether this process makes spans, and of how much."""
+"""The settings of tracing: on or off, and the share of sampled traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATIO = Kind("RATIO", "a number from 0 to 1", (int, float), within(0, 1), float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSettings(Settings):
-    """What a program reads from its variables, and a worker from where it has its other settings."""
+    """The settings of tracing. A program reads them from the environment, a worker with its own settings."""
 
     tracing: bool = setting(
         FLAG,
