@@ -1,4 +1,4 @@
-"""Tuplewire inside Spark. Nothing here imports pyspark before it is used."""
+"""Tuplewire inside Spark. Modules import pyspark only when it is used."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HOMES = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make `.format("tuplewire")` known to a session and to the calling thread.
+    """Register `.format("tuplewire")` in a session, and for the calling thread.
 
-    Spark finds the format by itself where the package was installed by pip, but only in the program's first
-    thread: call this in every other thread that reads or writes, and where the package has come by --py-files
-    or addArtifact. It does no harm elsewhere, and logs `spark.other_python` where Spark runs another Python
-    than this program. Raises NeedsSparkError with Spark 3.5.
+    Spark finds the format automatically if pip installed the package, but only in the program's first thread.
+    Call this in every other thread that reads or writes, and if the package was added by --py-files or
+    addArtifact. A call that is not needed does no harm. It logs `spark.other_python` if Spark runs another
+    Python than this program. Raises NeedsSparkError with Spark 3.5.
     """
     from pyspark.errors import AnalysisException
 
@@ -42,7 +42,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(TuplewireDataSource)
     except AnalysisException as error:
-        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # as 4.0 says where it has found it by itself
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # 4.0, which has found it
             raise
 
 

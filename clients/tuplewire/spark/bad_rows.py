@@ -1,4 +1,8 @@
-"""Rows that can never be sent: found before anything of their attempt is seen, and named."""
+"""Detects rows that can never be sent, before a consumer sees any row of their attempt.
+
+Used by the writers and RowRouter. Owns the counts of rows of one partition, and the tasks known so far.
+Not thread-safe. Design: docs/design/sinks.md.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,15 @@ _KEPT_BYTES = 1000
 
 
 class BadRowsError(MessageError):
-    """Rows that can never be sent, however often it is tried; nothing of their attempt was."""
+    """Rows that can never be sent, in any attempt. No row of their attempt was sent."""
 
 
 @dataclass(slots=True)
 class BadRows:
-    """Looks for rows whose task or message is null or wrong.
+    """Finds rows with a task or message that is null or invalid.
 
-    policy: FAIL, DROP, or the task to which such rows go, as JSON. partition: of the write, for names.
-    max_message_bytes: what workers take. known: returns those of some tasks that the assignment has.
+    policy: FAIL, DROP, or the task that gets such rows as JSON. partition: the number of the partition, for
+    errors. max_message_bytes: the workers' limit. known: returns the given tasks that are in the assignment.
     """
 
     policy: str | int
@@ -37,25 +41,25 @@ class BadRows:
     max_message_bytes: int
     known: Callable[[set[int]], set[int]]
     rows: int = 0
-    """How many rows were looked at."""
+    """The number of rows checked."""
     count: int = 0
-    """How many of them were bad."""
+    """The number of bad rows among them."""
     _known: set[int] = field(default_factory=set)
 
     @property
     def messages(self) -> int:
-        """How many messages the rows make: those for a task that gets the bad ones count, too."""
+        """The number of messages from all rows, including the bad rows that are sent to a task."""
         return self.rows if isinstance(self.policy, int) else self.rows - self.count
 
     def sort_out(
         self, tasks: pa.Array, batch: pa.RecordBatch, wrong: Mapping[str, pa.Array] | None = None
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
-        """Return the tasks and rows that can be sent, and what goes to the task for bad rows.
+        """Return the tasks and rows that can be sent, and the messages for the task that gets bad rows.
 
-        batch: see columns.as_sent. wrong: which rows are bad for other reasons, by reason.
+        batch: see columns.as_sent. wrong: for other reasons, a mask of the rows that are bad.
 
-        Raises BadRowsError if there are bad rows, and the policy is to fail. What the batches before this one
-        had is up to the caller: nobody may have seen it.
+        Raises BadRowsError if there are bad rows and the policy is to fail. The caller must then discard the
+        rows of earlier batches, which no consumer may have seen.
         """
         first, self.rows = self.rows, self.rows + len(tasks)
         messages = batch.column("message")
@@ -123,7 +127,7 @@ class BadRows:
 
 
 def _wire_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Return how large each message is for every limit on the way; null for one that is null."""
+    """Return the size of each message, as all limits count it; null for a null message."""
     sizes = pc.binary_length(batch.column("message")).cast(pa.int64())
     if "encoded" not in batch.schema.names:
         return sizes

@@ -1,4 +1,8 @@
-"""A client for the functions that Spark runs: it travels with them, and a process has one connection."""
+"""A client for functions that Spark runs: pickled with them, with one connection for each process.
+
+Used by programs, and by sinks of topologies. Owns the connected clients of the process, its open blocks, and
+the failures that no caller has received. Thread-safe. Design: docs/design/forks-and-interrupts.md.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,11 @@ from tuplewire.values.message import Headers, TaskMessage
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
-"""The connected clients of this process, which outlives Spark tasks and jobs."""
+"""The connected clients of this process, which runs several Spark tasks and jobs."""
 _blocks: dict[_Key, Callable[[], TaskClient | None]] = {}
-"""The blocks that are open; in the driver weak references, as only their end tells that one is forgotten."""
+"""The open blocks. In the driver these are weak references, so that TaskClient.__del__ detects lost ones."""
 _unheard: list[str] = []
-"""What went wrong where nobody could be told."""
+"""The failures that could not be raised where they happened."""
 _lock = threading.RLock()
 
 
@@ -44,17 +48,17 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def close_clients() -> None:
-    """Close the connections of this process, for a driver that goes on without; the next use connects."""
+    """Close the connections of this process, for a driver that continues without; the next use connects."""
     for key in list(_clients):
         _discard(key)
 
 
 class ForgottenFlushError(TuplewireError):
-    """Messages were handed over, and nobody has waited until they were acknowledged: they may be lost."""
+    """Messages were sent without waiting for their acknowledgement: they may be lost."""
 
 
 class TaskClient(Live):
-    """A process's client, for as long as the `with` block of a ClientHandle lasts.
+    """A process's client during the `with` block of a ClientHandle.
 
     Blocks of one handle that are open at the same time, in one task or in threads of the driver, share it.
     """
@@ -63,26 +67,26 @@ class TaskClient(Live):
         self._client: Client | None = client
         self._attempt = attempt
         self.depth = 0
-        """How many blocks are open."""
+        """The number of open blocks."""
         self._unflushed = False
 
     def __del__(self) -> None:
-        """Take note of what a driver has not waited for. Called in any thread, so that it may not wait."""
+        """Record messages that a driver did not flush. Any thread may call this, so it must not wait."""
         if self.forgotten:
             _unheard.append(self.story())
 
     @property
     def ended(self) -> bool:
-        """Whether its last block was left."""
+        """True if its last block was left."""
         return self._client is None
 
     @property
     def forgotten(self) -> bool:
-        """Whether something was sent, and nobody has waited for it yet."""
+        """True if messages were sent that no flush() has waited for yet."""
         return self._client is not None and self._unflushed
 
     def story(self) -> str:
-        """Return what happens where it ends like this."""
+        """Return the error text for a block with unflushed messages."""
         who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
         return (
             f"{who} has sent messages and ended without leaving its `with` block, so that nobody waited "
@@ -149,9 +153,9 @@ class TaskClient(Live):
         return sent
 
     def flush(self, timeout: float | None = None) -> None:
-        """See Client.flush; leaving the block does it, too."""
+        """See Client.flush; leaving the block also does it."""
         client = self._open()
-        self._unflushed = False  # before: another thread may send meanwhile
+        self._unflushed = False  # before the wait: another thread may send during it
         try:
             client.flush(timeout)
         except TuplewireError:
@@ -159,7 +163,7 @@ class TaskClient(Live):
             raise
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
-        """See Client.recv; close what it returns within the block."""
+        """See Client.recv; close the subscription within the block."""
         return self._open().recv(tasks, timeout=timeout)
 
     def end(self) -> None:
@@ -180,12 +184,11 @@ class ClientHandle(Shipped):
                     client.send(TaskMessageBatch.from_arrow(batch["task"], batch["message"]))
                     yield batch
 
-    Nothing is connected before `with`. All handles of a process with the same settings share one connection,
-    also from one Spark job to the next. Leaving the block waits until everything is acknowledged, and raises
-    when something is not: Spark ends its Python processes without giving them a chance to finish. So there is
-    no way to send but within the block; a task that ends with a block that was not left fails with
-    ForgottenFlushError. In the driver (foreachBatch) there is no task: the next block raises it, or the
-    program says it at its end.
+    The connection is opened by the first `with`. All handles of a process with the same settings share it,
+    also across Spark jobs. Leaving the block waits until all messages are acknowledged, and raises an error
+    if one is not, because Spark ends its Python processes without a chance to finish. So messages can be sent
+    only within the block. A task that ends without leaving its block fails with ForgottenFlushError. In the
+    driver (foreachBatch) there is no task: the next block raises the error, or the program prints it at exit.
 
     Guarantee: what a task has sent whose function Spark has run to its end was acknowledged when the task
     succeeded. Where Spark takes only the first rows (`limit`, `take`, `show`) it does not wait for the end:
@@ -204,11 +207,11 @@ class ClientHandle(Shipped):
         credentials: Credentials | None = None,
         **settings: Unpack[SessionKeywords],
     ) -> None:
-        """Describe it; the arguments are those of tuplewire.Client.
+        """Describe a client; the arguments are those of tuplewire.Client.
 
-        address: by default that of TUPLEWIRE_ADDRESS where the function runs. timeout: seconds that leaving
-        the block waits. credentials: names of files where the function runs; by default those of
-        TUPLEWIRE_TLS_CA, TUPLEWIRE_TOKEN_FILE and so on, there. Raises ConfigError for wrong settings.
+        address: default: TUPLEWIRE_ADDRESS in the process of the function. timeout: the time that leaving
+        the block waits, in seconds. credentials: names of files on the host of the function; default: its
+        variables TUPLEWIRE_TLS_CA, TUPLEWIRE_TOKEN_FILE and so on. Raises ConfigError for wrong settings.
         """
         SessionSettings.of(**settings)
         if address is not None:
@@ -233,7 +236,7 @@ class ClientHandle(Shipped):
     def __enter__(self) -> TaskClient:
         """Return the process's client.
 
-        Raises ForgottenFlushError in a driver that has forgotten a flush before.
+        Raises ForgottenFlushError in a driver if an earlier block was not flushed.
         """
         from pyspark import TaskContext
 
@@ -254,16 +257,16 @@ class ClientHandle(Shipped):
         return block
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for acknowledgements; after an error give up what was not sent yet.
+        """Wait for acknowledgements; after an error, drop the messages that are not sent yet.
 
-        Raises FlushTimeoutError, RefusedMessagesError, or what has ended the session; the connection is then
-        given up, and the next block makes a new one.
+        Raises FlushTimeoutError, RefusedMessagesError, or the error that ended the session. The connection is
+        then closed, and the next block opens a new one.
         """
         key = self._key()
         with _lock:
             block = _block(key)
         if block is None:
-            return  # whoever has not kept the client has sent nothing
+            return  # the client was not kept, so no messages were sent
         abandoned = kind is not None and issubclass(kind, GeneratorExit)
         try:
             if kind is not None and not abandoned:
@@ -273,11 +276,11 @@ class ClientHandle(Shipped):
         except TuplewireError as failure:
             _discard(key)
             if abandoned:
-                # Python swallows what is raised where a generator is given up.
+                # Python ignores errors raised while an abandoned generator is closed.
                 _unheard.append(f"a generator was given up before its end, and what it had sent: {failure}")
             raise
         finally:
-            tracing.flush()  # nothing, where it is off
+            tracing.flush()  # does nothing without tracing
             with _lock:
                 block.depth -= 1
                 if not block.depth:
@@ -286,13 +289,13 @@ class ClientHandle(Shipped):
 
 @lru_cache(1)
 def _watch_task_ends() -> None:
-    """Have _check_task called at the end of each Spark task that this process runs.
+    """Call _check_task at the end of each Spark task of this process.
 
-    That is when the task's function has ended and all that it yields is handed out, and before Spark hears of
-    a success: what it raises is the error of this very task. It is not called after another error.
+    The call is made after the task's function has returned and all its results are written, but before the
+    task is reported as successful, so an error fails this task. It is not made after another error.
 
-    PySpark has no listeners for that. The last thing that its worker does in the block whose errors are the
-    task's (`invoke_udf` in pyspark/worker.py) is to put the TaskContext away; so that is where we look.
+    PySpark has no listener for this. The last step in the block with the task's errors (`invoke_udf` in
+    pyspark/worker.py) resets the TaskContext, so this function wraps the reset.
     """
     from pyspark import TaskContext
 
@@ -307,7 +310,7 @@ def _watch_task_ends() -> None:
 
 
 def _check_task() -> None:
-    """Raise ForgottenFlushError when a Spark task ends with something sent that nobody has waited for."""
+    """Raise ForgottenFlushError if a Spark task ends with unflushed messages."""
     for key in list(_blocks):
         block = _block(key)
         if block is not None:
@@ -326,7 +329,7 @@ def _raise_unheard() -> None:
 
 
 def _tell_at_exit() -> None:
-    """Say what a driver has forgotten that ends without another block."""
+    """Print the failures that no later block of a driver has raised."""
     open_blocks = [block for key in list(_blocks) if (block := _block(key)) is not None and block.forgotten]
     for text in {*_unheard, *(block.story() for block in open_blocks)}:
         print(f"tuplewire: {text}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Messages as the Arrow columns that the format `tuplewire` reads and writes.
 
+Used by RangeReader and RowRouter in Spark tasks. Owns no state. Thread-safe.
 Design: docs/design/rows-and-memory.md.
 """
 
@@ -35,11 +36,11 @@ _MARK = TOMBSTONE.encode()
 
 
 def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
-    """Return messages of one task that follow each other, in the columns of read_schema.
+    """Return consecutive messages of one task in the columns of read_schema.
 
     The message of a tombstone is null; see tuplewire.values.headers.
 
-    Raises MalformedError for what another program has sent in place of a key and headers.
+    Raises MalformedError if another program has sent an invalid key or headers.
     """
     groups = [delivery.group for delivery in deliveries]
     columns = record_batch(groups)
@@ -66,7 +67,7 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
 
 
 def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return keys, headers and messages: null where the header says so, without that header."""
+    """Return keys, headers and messages. A message with the tombstone header is null, without that header."""
     key, pairs = key_and_headers(groups)
     read: list[Any] = [] if pairs is None else [each or [] for each in pairs.to_pylist()]
     marked = pa.array([any(pair["key"] == TOMBSTONE for pair in each) for each in read])
@@ -75,10 +76,10 @@ def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa
 
 
 def as_sent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
-    """Return rows to write as they travel, and which of them cannot, by reason.
+    """Return rows to write as they are sent, and for each reason a mask of the rows that cannot be sent.
 
-    The columns are `message` and, where there is one for keys or headers, `encoded`. A null message with a
-    key is a tombstone; see tuplewire.values.headers.
+    The columns are `message` and, with a column for keys or headers, `encoded`. A null message with a key is
+    a tombstone; see tuplewire.values.headers.
     """
     key, headers = _travelling(batch, "key"), _travelling(batch, "headers")
     message = batch.column("message")
@@ -99,15 +100,15 @@ def as_sent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]
 
 
 def _travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return the column of keys or of headers of rows to write; None if there is none that travels."""
+    """Return the column of keys or headers of rows to write; None if there is none, or it is not sent."""
     if name not in batch.schema.names:
         return None
     column = batch.column(name)
-    return None if pa.types.is_integer(column.type) else column  # an integer is for the grouping alone
+    return None if pa.types.is_integer(column.type) else column  # an integer key is only for the grouping
 
 
 def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
-    """Return when each message was sent, in whole milliseconds: the rest may differ between attempts."""
+    """Return the time of each message in whole milliseconds: finer digits may differ between attempts."""
     kind = _ARROW_SCHEMA.field("timestamp").type
     micros = [group.accepted_micros // 1000 * 1000 or None for group in groups]
     return repeated(micros, list(map(len, groups)), kind)

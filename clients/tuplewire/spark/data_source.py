@@ -1,6 +1,7 @@
-"""The format `tuplewire` of Spark, source and sink, batch and streaming, and its columns.
+"""Spark's format `tuplewire`, source and sink, batch and streaming, and its columns.
 
-Spark imports this in each process in which it plans: it loads neither gRPC nor Arrow.
+Used by Spark, which imports this in each process that plans a query; it loads neither gRPC nor Arrow. Owns
+the checks of options and columns. Not thread-safe. Design: docs/design/readers.md, docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-"""The type of the column `headers`, which is that of Spark's Kafka connector. Null: a message has none."""
+"""The type of the column `headers`, as in Spark's Kafka connector. Null: a message without headers."""
 
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
 _TRAVELLING_KEY_TYPES = ("string", "binary")
@@ -31,10 +32,10 @@ _OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 def read_schema(*, headers: bool) -> StructType:
     """Return the columns of a read. They are types, because session settings change the meaning of DDL.
 
-    The source is null if the sender was no task. The sequence counts the task's messages at its worker, from
-    1. The timestamp is the time at which the sender accepted the message, in whole milliseconds of its clock.
-    If the sender reports no time, it is that of the first worker. It is the same in every attempt, or null if
-    unknown. The key is null for a message without a key.
+    The source is null if the sender was not a task. The sequence counts the task's messages at its worker,
+    from 1. The timestamp is the time at which the sender accepted the message, in whole milliseconds of its
+    clock. If the sender reports no time, the first worker's time is used. It is the same in every attempt, or
+    null if unknown. The key is null for a message without a key.
     """
     from pyspark.sql import types as T  # noqa: N812 - as Spark's users write it
 
@@ -52,7 +53,7 @@ def _shown(schema: StructType) -> str:
 
 
 def check_read_schema(schema: StructType, *, headers: bool = False) -> None:
-    """Raise ConfigError for a schema of the user's own."""
+    """Raise ConfigError for a schema other than read_schema()."""
     shown, expected = _shown(schema), _shown(read_schema(headers=headers))
     if shown != expected:
         raise ConfigError(
@@ -62,7 +63,7 @@ def check_read_schema(schema: StructType, *, headers: bool = False) -> None:
 
 
 def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
-    """Raise ConfigError unless the columns are those that a grouping needs, of types that it can take."""
+    """Raise ConfigError unless the columns and their types fit the grouping."""
     wanted: dict[str, tuple[str, ...]] = {"message": ("binary", "string")}
     if grouping is GroupingName.DIRECT:
         wanted["task"] = _TASK_TYPES
@@ -92,27 +93,27 @@ def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
 class TuplewireDataSource(Shipped, DataSource):
     """`.format("tuplewire")`. Options: tuplewire.spark.options.
 
-    Every method raises ConfigError for options or columns that are wrong, before anything runs.
+    Every method raises ConfigError for wrong options or columns, before the query runs.
     """
 
     @classmethod
     def name(cls) -> str:
-        """Return what .format() calls it."""
+        """Return the name for .format()."""
         return "tuplewire"
 
     def schema(self) -> StructType:
-        """Return the columns that are read."""
+        """Return the columns of a read."""
         return read_schema(headers=includes_headers(self.options))
 
     def reader(self, schema: StructType) -> TuplewireBatchReader:
-        """Return a reader of what is there."""
+        """Return a reader of the messages that are queued now."""
         from tuplewire.spark.reader import TuplewireBatchReader
 
         check_read_schema(schema, headers=includes_headers(self.options))
         return TuplewireBatchReader(source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader of what comes."""
+        """Return a reader of the messages that arrive."""
         return stream_reader(partial(self._stream_reader, schema), self.options)
 
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:

@@ -1,8 +1,9 @@
-"""Spark's classes for data sources as its newest release has them, on every release from 4.0 on.
+"""Spark's classes for data sources as in its newest release, for every release from 4.0 on.
 
-Readers and writers are written against these. A class that a release lacks has a stand-in here, and where
-Spark calls a stream's reader in its earlier way, EarlierStreamReader takes the calls. To import this raises
-NeedsSparkError with Spark 3.5.
+Used by the format, its readers and its writers. A class that a release lacks is defined here. If Spark calls
+stream readers in the way of 4.0 and 4.1, EarlierStreamReader adapts the calls. The import raises
+NeedsSparkError with Spark 3.5. Owns the planned offset of an adapted reader. Not thread-safe.
+Design: docs/design/readers.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tuplewire.spark.shipped import Shipped
 
 check_data_sources()
 
-from pyspark.sql.datasource import (  # noqa: E402 - only where there is such a module
+from pyspark.sql.datasource import (  # noqa: E402 - after the check that the module exists
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
@@ -53,7 +54,7 @@ try:
 except ImportError:
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):  # type: ignore[misc, no-redef]
-        """Gets record batches, of which it makes messages: for those, 4.0 looks at the second base alone."""
+        """A stream's writer of record batches. For batches, Spark 4.0 checks only the second base."""
 
 
 try:
@@ -64,50 +65,50 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # before 4.2; only EarlierStreamReader makes any
+except ImportError:  # before 4.2, where only EarlierStreamReader uses them
 
     class ReadLimit:  # type: ignore[no-redef]
-        """How much a micro-batch may read."""
+        """The limit of a micro-batch."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        """All that is there."""
+        """No limit: all queued messages."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """At most so many rows."""
+        """A limit in rows."""
 
         max_rows: int
 
     @dataclass
     class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
-        """At most so many bytes."""
+        """A limit in bytes."""
 
         max_bytes: int
 
     class SupportsTriggerAvailableNow(ABC):  # type: ignore[no-redef]
-        """A reader that stops where its source ended at the start."""
+        """A reader that stops at the end that its source had at the start."""
 
         @abstractmethod
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-            """Read no further from now on than what is there."""
+            """Fix the current end of the source as the end of the query."""
 
 
 def stream_reader(
     make: Callable[[], DataSourceStreamReader], options: Mapping[str, str]
 ) -> DataSourceStreamReader:
-    """Return a stream's reader, as this Spark calls one."""
+    """Return a stream's reader with the methods that this Spark calls."""
     return make() if has_admission_control() else EarlierStreamReader(make, options)
 
 
 class EarlierStreamReader(Shipped, DataSourceStreamReader):
-    """A stream's reader as Spark 4.0 and 4.1 call one, in front of one for 4.2.
+    """A stream's reader for Spark 4.0 and 4.1, which calls a reader for 4.2.
 
-    These do not say where a micro-batch begins, nor how much it may read. It begins where the last one that
-    was planned has ended; after a restart, Spark first plans the last one of its offset log, from its end to
-    its end. With availableNow Spark asks once, before that, for the end of all that is there.
+    These releases pass neither the start of a micro-batch nor a limit. A micro-batch starts at the end of the
+    last planned one. After a restart, Spark first plans the last micro-batch of its offset log, from its end
+    to its end. With availableNow, Spark requests the end of all messages once, before that.
 
-    make: makes the reader, and may raise: at Spark's first question, as an error before that is hidden by one
-    of Spark's own. options: of the query; NeedsSparkError for those that Spark cannot heed.
+    make: creates the reader, and may raise an error. It is called at Spark's first call, because Spark hides
+    earlier errors. options: of the query; unsupported ones raise NeedsSparkError.
     """
 
     def __init__(self, make: Callable[[], DataSourceStreamReader], options: Mapping[str, str]) -> None:
@@ -126,11 +127,11 @@ class EarlierStreamReader(Shipped, DataSourceStreamReader):
         return self._reader.initialOffset()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the same at each call: Spark may have got an end from it before it asks."""
+        """Return the same offset at each call: Spark may have received an end based on it before."""
         return self._initial
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        """Return the end of all that is there."""
+        """Return the end of all queued messages."""
         return self._latest(self._initial if self._planned is None else self._planned)
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
@@ -138,10 +139,10 @@ class EarlierStreamReader(Shipped, DataSourceStreamReader):
         return self._reader.latestOffset(start, ReadAllAvailable())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return those of a micro-batch.
+        """Return the partitions of a micro-batch.
 
-        Raises what the reader's latestOffset() does for a start that it was not asked about: so that a loss
-        is noticed after a restart.
+        Call the reader's latestOffset() first for a start that it has not seen: so a loss raises an error after
+        a restart too.
         """
         if start not in (end, self._asked_from):
             self._latest(start)
@@ -153,10 +154,10 @@ class EarlierStreamReader(Shipped, DataSourceStreamReader):
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Hand it on."""
+        """Pass the end to the reader."""
         self._reader.commit(end)
 
     def stop(self) -> None:
-        """Stop the reader, if there is one."""
+        """Stop the reader if it was created."""
         if "_reader" in vars(self):
             self._reader.stop()

@@ -1,8 +1,9 @@
-"""How the messages of a task are numbered by the workers that accepted them from programs. Pure.
+"""The numbers of a task's messages at the workers that accepted them from programs; pure functions.
 
-A worker counts what is in a task's queue, and the count ends when the task moves. The count of the worker
-that accepted a message from a program, its entry worker, stays with the message. Messages of one entry worker
-to a task are consumed in that order wherever it moves. So a few of these numbers tell what has been read.
+A worker numbers the messages in a task's queue, and that numbering ends when the task moves. The number given
+by the worker that accepted a message from a program, its entry worker, stays with the message. Messages of
+one entry worker to a task are consumed in that order, on every worker. So the last number of each entry
+worker describes all messages that were read.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 Vector = Mapping[int, int]
-"""For an entry worker's number the entry sequence of its last message that was read."""
+"""By the number of an entry worker: the entry sequence of its last message that was read."""
 MOST_BEFORE = 100
-"""So many entry workers of a task are remembered whose messages may come again, the latest ones."""
+"""The maximum number of remembered entry workers of a task with messages that may be redelivered."""
 
 Span = tuple[int, int]
-"""The first and the last of some sequences."""
+"""The first and the last of consecutive sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Messages of a task that are not acknowledged, from the sequence `first` on.
+    """Unacknowledged messages of a task, from the sequence `first` on.
 
-    begin: the sequence after which the task's messages begin at this worker. runs: one after the other, how
-    many messages there are, their entry worker's number, and the entry sequence of the first.
+    begin: the sequence after which the task's messages start at this worker. runs: in order, the number of
+    messages, their entry worker's number, and the entry sequence of the first message.
     """
 
     first: int
@@ -49,9 +50,9 @@ class Runs:
         return found
 
     def spans(self, start: int, end: int | None, after: Vector, upto: Vector | None = None) -> list[Span]:
-        """Return those messages that come after a sequence (up to an end), and were not read before.
+        """Return the messages after a sequence (up to an end) that were not read before.
 
-        after: what was read. upto: of each entry worker the last message that is wanted; None: all of all.
+        after: the messages that were read. upto: the last wanted message of each entry worker; None: all.
         """
         spans: list[Span] = []
         for sequence, count, worker, entry in self._numbered(end):
@@ -69,12 +70,12 @@ class Runs:
 
 
 def count(spans: Iterable[Span]) -> int:
-    """Return how many messages there are."""
+    """Return the number of messages in the spans."""
     return sum(last - first + 1 for first, last in spans)
 
 
 def merged(one: Vector, other: Vector) -> dict[int, int]:
-    """Return what was read by one or the other."""
+    """Return a vector of all messages that are in one vector or the other."""
     found = dict(one)
     for worker, entry in other.items():
         found[worker] = max(found.get(worker, 0), entry)
@@ -82,9 +83,9 @@ def merged(one: Vector, other: Vector) -> dict[int, int]:
 
 
 def still_to_come(before: Vector, entries: Vector) -> dict[int, int]:
-    """Return what of `before` may still come, once the messages of `entries` have come.
+    """Return the part of `before` that may still be redelivered after the messages of `entries`.
 
-    Later messages of an entry worker come after its earlier ones.
+    An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.
     """
     left = {worker: entry for worker, entry in before.items() if entries.get(worker, 0) < entry}
     return dict(list(left.items())[-MOST_BEFORE:])

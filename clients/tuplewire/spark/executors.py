@@ -1,4 +1,8 @@
-"""The executors of a Spark application, as the driver knows them, and the workers beside them."""
+"""The executors of a Spark application, and the membership of the workers next to them.
+
+Used by programs through tuplewire.spark.membership(). Owns no state except a reference to the driver's JVM.
+Thread-safe. Design: docs/design/moves.md.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ DEFAULT_PORT = 6700
 
 @dataclass(frozen=True, slots=True)
 class SparkExecutor:
-    """An executor: Spark's id for it, and the host where it runs; on Kubernetes its pod's address."""
+    """An executor: its id in Spark, and its host; on Kubernetes, its pod's address."""
 
     id: str
     host: str
 
 
 class Executors:
-    """Asks the driver's JVM for its executors; ConfigError where there are none to be asked for."""
+    """Lists the executors from the driver's JVM. Raises ConfigError without a driver that has executors."""
 
     def __init__(self, spark: SparkSession) -> None:
         if is_remote(spark):
@@ -45,9 +49,9 @@ class Executors:
         self._context = java
 
     def __call__(self) -> list[SparkExecutor]:
-        """Return those that run and are to go on: not one that is being decommissioned or killed.
+        """Return the executors that run, except those that are being decommissioned or killed.
 
-        Raises UnreachableError when Spark does not answer, as after its end.
+        Raises UnreachableError if Spark does not answer, for example after its session ended.
         """
         from py4j.protocol import Py4JError
 
@@ -67,7 +71,7 @@ class Executors:
 
 
 def _host_of(host_port: str) -> str:
-    """Return the host of host:port; of a host alone, as Spark has it at first, itself."""
+    """Return the host of host:port, or a host without a port unchanged: Spark reports both."""
     host, colon, port = host_port.rpartition(":")
     return host if colon and port.isdigit() and (host.endswith("]") or ":" not in host) else host_port
 
@@ -82,17 +86,22 @@ def membership(
     workers: Workers | None = None,
     **settings: Unpack[MembershipKeywords],
 ) -> Membership:
-    """Return the membership of the workers beside the executors; enter it in a with statement.
+    """Return the membership of the workers next to the executors; enter it in a with statement.
 
-    tasks: all that the topology has. port: each executor's worker is at the executor's host and this port.
-    worker_of: says for an executor where its worker is (host:port; None: it has none), if it is not there.
-    workers: addresses to look at instead, or what returns them, where there are no executors to be asked for:
-    over Spark Connect, or with workers outside of Spark. settings: those of Membership, like topology and
-    at_least.
+    An executor that Spark decommissions or kills counts as leaving immediately, so that its worker can
+    forward its messages before the pod ends.
 
-    An executor that Spark decommissions or kills counts as gone at once, so that its worker has handed over
-    what it holds by the time that its pod ends. Raises ConfigError where Spark has no executors to be asked
-    for; otherwise what Membership raises.
+    Args:
+        spark: The session of the executors.
+        tasks: All tasks of the topology.
+        port: The workers' port on the executors' hosts.
+        worker_of: Returns the address of an executor's worker (host:port; None: no worker) instead.
+        workers: Addresses, or a function that returns them, instead of the executors: over Spark Connect, or
+            with workers outside of Spark.
+        **settings: Keywords of Membership, such as topology and at_least.
+
+    Raises:
+        ConfigError: Spark has no executors, or an argument is wrong.
     """
     if workers is not None:
         return Membership(workers, tasks, **settings)

@@ -1,4 +1,8 @@
-"""Reading a range of a task's messages in a Spark task, and acknowledging ranges in the driver."""
+"""Reads a range of a task's messages in a Spark task, and acknowledges ranges in the driver.
+
+Used by the batch and stream readers. Owns the position of one attempt in its range. Not thread-safe.
+Design: docs/design/readers.md.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +46,9 @@ _RETRIED = (
 
 @dataclass
 class _Place:
-    """Where messages of a range are: at a worker, the sequences to read of what it has of the task.
+    """The location of a range's messages: a worker, and the sequences to read there.
 
-    position: the last of these that was read, or passed over.
+    position: the last sequence that was read or skipped.
     """
 
     address: str
@@ -60,7 +64,7 @@ class _Place:
         return self.spans[-1][1] if self.spans else self.position
 
     def take(self, frame: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-        """Return what of a frame is to be read, and pass over it."""
+        """Yield the wanted messages of a frame, and advance the position to its end."""
         last = frame[-1].last
         while self._next < len(self.spans) and self.spans[self._next][0] <= last:
             span = self.spans[self._next]
@@ -74,29 +78,29 @@ class _Place:
 
 
 class RangeReader:
-    """Iterates over the messages of a range, as Arrow batches, through broken connections and moves.
+    """Iterates over the messages of a range as Arrow batches, despite broken connections and moves.
 
-    Any number of attempts may read the same range at once. Where the task has moved, its messages are found
-    by the numbers of their entry workers. They are numbered on within the range.
+    Any number of attempts may read the same range at the same time. If the task has moved, its messages are
+    found by the numbers of their entry workers. Their sequences continue within the range.
     """
 
     def __init__(self, wanted: Range, options: SourceOptions, others: tuple[str, ...] = ()) -> None:
-        """Read nothing yet. others: the addresses of more workers, should those two be gone."""
+        """Read nothing yet. others: addresses of more workers, in case the first ones are unreachable."""
         self._wanted = wanted
         self._options = options
         self._others = wanted.address, *others
         self.messages_read = 0
         self.look: Callable[[list[TaskGroup]], object] | None = None
-        """Called with what is read."""
+        """Called with the groups of each batch that is read."""
         self._seen = wanted.after
         self._patience = Patience(options.timeout)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages.
 
-        Raises DataLossError when they are gone and failOnDataLoss says so. Once the timeout has passed, it
-        raises UnreachableError when the worker is out of reach, WrongWorkerError when another one is at its
-        address, and SupersededError when another consumer has the task.
+        Raises DataLossError if messages are lost and failOnDataLoss is set. After the timeout, raises
+        UnreachableError if the worker is unreachable, WrongWorkerError if another one is at its address, and
+        SupersededError if another consumer has the task.
         """
         wanted = self._wanted
         place = self._planned()
@@ -125,7 +129,7 @@ class RangeReader:
         return _Place(wanted.address, wanted.worker_id, wanted.worker, wanted.runs, spans, wanted.start)
 
     def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:
-        """Whether the task is elsewhere by now, or has been meanwhile; None where nobody can tell yet."""
+        """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
             held = tasks.glance().get(self._wanted.task)
         except (UnreachableError, NotReadyError, WrongWorkerError):
@@ -133,9 +137,9 @@ class RangeReader:
         return held is None or (held.worker, held.begin) != (place.worker, place.runs.begin)
 
     def _find(self, tasks: HeldTasks) -> _Place | None:
-        """Find what is left of the range where the task is now; None if it is lost, and may be.
+        """Return the current location of the rest of the range; None if that is lost, and loss is allowed.
 
-        Waits until all of it has been handed over.
+        Waits until the previous worker has forwarded all of it.
         """
         wanted = self._wanted
         left = wanted.messages - self.messages_read
@@ -190,10 +194,11 @@ class RangeReader:
         self._pass_over(place, place.end, tasks)
 
     def _pass_over(self, place: _Place, last: int, tasks: HeldTasks) -> None:
-        """Give up messages of a place up to a sequence, which are not there any more."""
+        """Skip the messages of a place up to a sequence, because the worker no longer has them."""
         if last <= place.position:
             return
-        # What leaves a queue is released there, before all workers know of the move.
+        # A worker releases the messages of a moved task before all workers know of the move. So this is a
+        # loss only if the task has certainly not moved.
         if self._has_moved(tasks, place) is not False:
             raise NotLocalError(f"task {self._wanted.task} has left the worker at {place.address}")
         gone = count(
@@ -207,12 +212,12 @@ class RangeReader:
     def _batch(self, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
         if self.look is not None:
             self.look([each.group for each in deliveries])
-        from tuplewire.spark.columns import read_batch  # which the driver's process has no use for
+        from tuplewire.spark.columns import read_batch  # not needed in the driver
 
         return read_batch(deliveries, headers=self._options.include_headers)
 
     def _lost(self, messages: int, why: str) -> None:
-        """Give up so many messages, where that is allowed."""
+        """Skip this number of lost messages, or raise DataLossError."""
         if not messages:
             return
         first = self._wanted.start + self.messages_read + 1
@@ -227,10 +232,10 @@ class RangeReader:
 def acknowledge(
     offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], tasks: HeldTasks, options: SourceOptions
 ) -> None:
-    """Tell the workers that a query is done with the messages up to these offsets, for good.
+    """Release the messages up to these offsets on the workers, permanently.
 
-    An offset at a worker that has the task no more is passed over. Raises UnreachableError, and
-    SupersededError where a task has a consumer.
+    Offsets on workers that no longer own the task are skipped. Raises UnreachableError, and SupersededError
+    if a task has a consumer.
     """
     by_worker: dict[tuple[str, str, int], dict[int, int]] = {}
     for task, each in held.items():

@@ -1,4 +1,7 @@
-"""Rows of an attempt that are held back until all of them have been checked."""
+"""Holds the rows of an attempt until all of them have been checked.
+
+Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from tuplewire.settings.config import MIB
 
 _MEMORY_BYTES = 32 * MIB
 _SPARKS_DIRECTORIES = "SPARK_LOCAL_DIRS"
-"""Where Spark says to its Python processes what spark.local.dir is; several are divided by commas."""
+"""The variable with spark.local.dir for Spark's Python processes; directories are separated by commas."""
 
 
 def held_back(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same batches, once there are no more; an error among them, and nothing is yielded.
+    """Yield the same batches, but only after the last one has arrived without an error.
 
-    Those that are over a bound on memory wait in a temporary file, which has no name, and are of one schema.
-    Raises OSError where it cannot be written.
+    Batches over a bound on memory wait in an unnamed temporary file; they must have one schema. Raises
+    OSError if the file cannot be written.
     """
     kept: deque[pa.RecordBatch] = deque()
     size = 0
@@ -41,7 +44,7 @@ def held_back(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _in_a_file(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[pa.RecordBatch]:
-    """Write batches into a file that is open until the stack is closed; return what reads them."""
+    """Write batches into a file that is open until the stack is closed; return an iterator over them."""
     first = next(batches, None)
     if first is None:
         return iter(())
@@ -60,14 +63,14 @@ def _in_a_file(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[
 
 
 def _close(file: IO[bytes]) -> None:
-    """Close a file; what could not be written was told when it was."""
+    """Close a file. Write errors were raised before."""
     with suppress(OSError):
         file.close()
 
 
 @contextmanager
 def _explained(directory: str | None) -> Iterator[None]:
-    """Say what the file is for where it cannot be written."""
+    """Add the purpose of the file to an error."""
     try:
         yield
     except OSError as error:
