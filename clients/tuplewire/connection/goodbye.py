@@ -32,11 +32,13 @@ _closing: set[asyncio.Task[None]] = set()
 def owe_goodbye(client: object, sender: SendingEnd) -> None:
     """Close a sender if its client is dropped, or the program exits, without close()."""
     _open.add(sender)
+    # Not at exit: _program_ends() closes all remaining senders together.
     weakref.finalize(client, _dropped, sender, os.getpid()).atexit = False
 
 
 def _dropped(sender: SendingEnd, pid: int) -> None:
     """Close in the background: a finalizer may run on any thread, also the event loop's."""
+    # A forked child inherits the finalizer, but not the connection.
     if pid != os.getpid() or sender.buffer.closing:
         return
     sender.thread.loop.call_soon_threadsafe(_begin_to_close, sender)
@@ -69,7 +71,7 @@ async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
 
 
 async def _close_now(senders: Sequence[SendingEnd]) -> None:
-    for closing in _closing:
+    for closing in _closing:  # their senders are closed below, with the shorter timeout
         closing.cancel()
     await _close(senders, _EXIT_SECONDS)
 

@@ -49,6 +49,7 @@ class RefusedMessages:
             examples.setdefault(refusal.code, refusal)
             self._keep(_text(refusal))
         for code, count in counts.items():
+            # Only queued here: the caller holds a lock, which a logging handler that sends would need.
             if messages := self._log_rate.due(code, count):
                 self._to_log.append({"messages": messages, "reason": _text(examples[code])})
 

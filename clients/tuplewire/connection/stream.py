@@ -87,5 +87,5 @@ class Gathering:
 
     def _time_passed(self) -> None:
         self._timer = None
-        if self._untold:
+        if self._untold:  # otherwise an earlier report has included it
             self._event.set()

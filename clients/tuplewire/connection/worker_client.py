@@ -46,6 +46,7 @@ class WorkerClient(ControlClient):
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
         with mapped_errors(self.address, lambda: "it ends the reading", hint):
+            # No timeout: a slow reader may take any time, and keepalive pings detect a hung worker.
             call = connection.source.Read(request, metadata=metadata)
             try:
                 for data in call:
