@@ -176,7 +176,7 @@ class WorkerProcesses:
         A worker that has not exited ten seconds after its drain's deadline is killed (exit code -9).
         """
         if self._children:
-            for child in self._children:
+            for child in self._children:  # all before the first wait, so that they drain at the same time
                 child.terminate()
             deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
             self.exit_codes = [child.end(deadline) for child in self._children]
