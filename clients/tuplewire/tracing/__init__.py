@@ -30,7 +30,7 @@ def active() -> Tracing | None:
     """
     if not _decided:
         with _lock:
-            if not _decided:
+            if not _decided:  # another thread may have read the environment first
                 settings = TracingSettings.from_environment()
                 _decide(_made(settings.trace_sample) if settings.tracing else None)
     return _tracing
