@@ -64,6 +64,7 @@ class BadRows:
         first, self.rows = self.rows, self.rows + len(tasks)
         messages = batch.column("message")
         sizes = _wire_bytes(batch)
+        # The usual case, without a mask for each reason.
         if not wrong and self._all_good(tasks, sizes):
             return tasks, batch, []
         reasons = self._reasons(tasks.cast(pa.int64()), sizes) | dict(wrong or {})
@@ -86,7 +87,7 @@ class BadRows:
                 f"{text}; {len(rows)} of the {len(tasks)} rows from {first} on cannot be sent. Mend or "
                 "filter them, or set the option badRows: drop, or the task that is to get them"
             )
-        if self.count == len(rows):
+        if self.count == len(rows):  # log the first ones only; the driver logs the total
             extra = {"rows": len(rows), "policy": self.policy, "first": text}
             logger.warning("sink.bad_rows", extra=extra)
         good = pc.invert(bad)
@@ -104,6 +105,7 @@ class BadRows:
 
     def _all_known(self, tasks: pa.Array) -> bool:
         there = {task for task in pc.unique(tasks).to_pylist() if task is not None}
+        # Invalid task IDs are never looked up, and so stay unknown.
         new = {task for task in there - self._known if MIN_TASK <= task <= MAX_TASK}
         if new:
             self._known |= self.known(new)

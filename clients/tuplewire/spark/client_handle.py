@@ -1,7 +1,7 @@
 """A client for functions that Spark runs: pickled with them, with one connection for each process.
 
-Used by programs, and by sinks of topologies. Owns the connected clients of the process, its open blocks, and
-the failures that no caller has received. Thread-safe. Design: docs/design/forks-and-interrupts.md.
+Used by programs, in functions that Spark runs. Owns the connected clients of the process, its open blocks,
+and the failures that no caller has received. Thread-safe. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations
@@ -190,10 +190,10 @@ class ClientHandle(Shipped):
     only within the block. A task that ends without leaving its block fails with ForgottenFlushError. In the
     driver (foreachBatch) there is no task: the next block raises the error, or the program prints it at exit.
 
-    Guarantee: what a task has sent whose function Spark has run to its end was acknowledged when the task
-    succeeded. Where Spark takes only the first rows (`limit`, `take`, `show`) it does not wait for the end:
-    flush() before each `yield`. A task that Spark runs again sends again; the sink
-    (`.write.format("tuplewire")`) is what sorts attempts out.
+    Guarantee: if a task succeeds and its function ran to the end, all its messages were acknowledged. If
+    Spark reads only the first rows (`limit`, `take`, `show`), it does not wait for the end: call flush()
+    before each `yield`. A task that Spark runs again sends its messages again; only the sink
+    (`.write.format("tuplewire")`) removes the duplicates of attempts.
     """
 
     @naming_settings
@@ -252,6 +252,7 @@ class ClientHandle(Shipped):
             if block is None:
                 _clients[key] = client = _clients.get(key) or Client(**self._arguments)
                 block = TaskClient(client, attempt)
+                # A task's blocks must stay alive until _check_task() inspects them.
                 _blocks[key] = ref(block) if attempt is None else lambda: block
             block.depth += 1
         return block
@@ -267,6 +268,7 @@ class ClientHandle(Shipped):
             block = _block(key)
         if block is None:
             return  # the client was not kept, so no messages were sent
+        # A generator that is closed early, as with a limit, has not failed: its messages are flushed.
         abandoned = kind is not None and issubclass(kind, GeneratorExit)
         try:
             if kind is not None and not abandoned:

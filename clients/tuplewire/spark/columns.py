@@ -51,6 +51,7 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
         key, pairs = key_and_headers(groups, headers=headers)
     count = columns.num_rows
     before = deliveries[0].first_sequence - 1
+    # before + 1, before + 2 and so on, without an object for each row.
     sequences = pc.cumulative_sum(repeated([before + 1, 1], [1, count - 1], pa.int64()))
     return pa.RecordBatch.from_arrays(
         [

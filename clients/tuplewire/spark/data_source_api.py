@@ -141,8 +141,8 @@ class EarlierStreamReader(Shipped, DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch.
 
-        Call the reader's latestOffset() first for a start that it has not seen: so a loss raises an error after
-        a restart too.
+        For a start that the reader has not seen, call its latestOffset() first: it raises an error if
+        messages were lost, also after a restart.
         """
         if start not in (end, self._asked_from):
             self._latest(start)

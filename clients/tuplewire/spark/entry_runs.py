@@ -56,6 +56,7 @@ class Runs:
         """
         spans: list[Span] = []
         for sequence, count, worker, entry in self._numbered(end):
+            # In this run, `sequence - entry` converts an entry sequence to a sequence at this worker.
             first = max(sequence, start + 1, sequence + after.get(worker, 0) + 1 - entry)
             last = sequence + count - 1
             if upto is not None:

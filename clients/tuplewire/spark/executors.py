@@ -59,6 +59,7 @@ class Executors:
             backend, known = self._context.schedulerBackend(), self._context.statusStore().executorList(True)
             found = [known.apply(index) for index in range(known.size())]
             named = [(each.id(), each.hostPort()) for each in found]
+            # An executor that is being decommissioned or killed is still listed, but not active.
             return [
                 SparkExecutor(number, _host_of(host))
                 for number, host in named

@@ -115,7 +115,7 @@ class RangeReader:
                         place = None
                 except _RETRIED as error:
                     assert place is not None  # noqa: S101 - _find() raises none of them
-                    if self._has_moved(tasks, place):
+                    if self._has_moved(tasks, place):  # continue at the new worker
                         self._seen = merged(self._seen, place.runs.vector(place.position))
                         place = None
                     else:
@@ -155,6 +155,7 @@ class RangeReader:
                 continue
             spans = runs.spans(0, None, self._seen, wanted.upto)
             there = count(spans)
+            # The missing messages will not arrive any later: skip them, or raise DataLossError.
             if (former is not None and former.lost) or time.monotonic() > deadline:
                 if there < left:
                     self._lost(left - there, f"was at {wanted.address}, and they have died with the worker")

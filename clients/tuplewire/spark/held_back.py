@@ -38,7 +38,7 @@ def held_back(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             break
     with ExitStack() as stack:
         rest = _in_a_file(batches, stack)
-        while kept:
+        while kept:  # frees each batch once the caller has it
             yield kept.popleft()
         yield from rest
 

@@ -1,6 +1,7 @@
-"""Where a query stands: a offset in each task's sequence, as Spark's checkpoint keeps it.
+"""The position of a query in each task, as Spark's checkpoint stores it; pure functions on values.
 
-Pure: what there is comes in, what to read goes out.
+The input is the state of the workers, the output the ranges to read. Used by the readers, fetch.py and
+task_workers.py. Owns no state. Thread-safe. Design: docs/design/readers.md.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.entry_runs import Runs, Vector, count, merged, still_to_come
 
 LAG = "lag"
-"""Beside the tasks of a latest offset, for people: by task, how many messages are there behind the query."""
+"""The key of a latest offset with the number of messages behind the query, by task; for display only."""
 
 
 class DataLossError(TuplewireError):
-    """Messages that a query has not read, or not committed, are not where it left them."""
+    """Messages that a query has not read, or not committed, are no longer available."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOffset:
-    """A place in one task's sequence.
+    """A position in one task's sequence.
 
-    worker: the incarnation of the worker that counts. sequence: of the last message before it; 0: none.
-    address: where that worker was. entries: the messages before it that were not acknowledged at that worker,
-    by their entry workers. before: what was read at other workers, and may come again at this one. messages:
-    how many there are from the place before it to this one. first: where the place before it is at this
-    worker, if that was of another one.
+    Attributes:
+        worker: The incarnation of the worker that assigns the sequence.
+        sequence: The last message before the position; 0: none.
+        address: That worker's address.
+        entries: Messages before the position that were not acknowledged at that worker, by entry worker.
+        before: Messages that were read at other workers and may be redelivered at this one.
+        messages: The number of messages since the previous position.
+        first: The previous position at this worker, if it belonged to another worker.
     """
 
     worker: int
@@ -42,11 +46,11 @@ class TaskOffset:
 
     @property
     def passed(self) -> dict[int, int]:
-        """What was read, in numbers that hold wherever the task is."""
+        """The messages that were read, by entry worker: these numbers are valid on every worker."""
         return merged(self.before, self.entries)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what Spark keeps."""
+        """Return the value that Spark stores."""
         found: dict[str, Any] = {"worker": self.worker, "sequence": self.sequence}
         if self.address:
             found["address"] = self.address
@@ -61,7 +65,7 @@ class TaskOffset:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> TaskOffset:
-        """Read what to_json() wrote."""
+        """Return the object for a value of to_json()."""
         vectors = {
             name: {int(worker): entry for worker, entry in offset.get(name, {}).items()}
             for name in ("entries", "before")
@@ -71,10 +75,10 @@ class TaskOffset:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker holds of a task: the messages after `acknowledged`, up to `tail`.
+    """The messages of a task on a worker: those after `acknowledged`, up to `tail`.
 
-    worker: its incarnation. congested: whether the queue is nearly full. begin: the sequence after which the
-    task's messages begin there. consumer: who is subscribed, if anybody.
+    worker: its incarnation. congested: True if the queue is nearly full. begin: the sequence after which the
+    task's messages start there. consumer: the subscribed consumer; empty: none.
     """
 
     address: str
@@ -90,10 +94,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of one task to be read by one Spark task: after `start`, up to `end`.
+    """Messages of one task that one Spark task must read: after `start`, up to `end`.
 
-    messages: how many they are. after, upto: by entry workers, what was read before them, and the last of
-    them. runs: how they are numbered at the worker; None: it does not have them any more.
+    messages: their number. after, upto: by entry worker, the messages read before them, and the last of them.
+    runs: their numbers at the worker; None: the worker no longer has them.
     """
 
     task: int
@@ -110,30 +114,30 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A offset in each task."""
+    """A position in each task."""
 
     offsets: Mapping[int, TaskOffset]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what Spark keeps."""
+        """Return the value that Spark stores."""
         return {"tasks": {str(task): offset.to_json() for task, offset in self.offsets.items()}}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> Offset:
-        """Read what to_json() wrote."""
+        """Return the object for a value of to_json()."""
         return cls({int(task): TaskOffset.from_json(each) for task, each in offset["tasks"].items()})
 
     def of_tasks(self, held: Mapping[int, Held]) -> Offset:
-        """Return the place in these tasks alone, where they are now.
+        """Return the position in only these tasks, at their current workers.
 
-        New ones begin where initial_offset() says. Those that have moved begin where they do at their new
-        worker; what was read of them is in `before`.
+        A new task starts as in initial_offset(). A task that has moved starts at the start of its messages on
+        the new worker; `before` contains its messages that were read.
         """
         offsets = {task: _located(self.offsets.get(task), each) for task, each in held.items()}
         same = self.offsets.keys() == held.keys() and all(
             offsets[task] is each for task, each in self.offsets.items()
         )
-        return self if same else Offset(offsets)
+        return self if same else Offset(offsets)  # callers compare by identity
 
 
 def _located(offset: TaskOffset | None, held: Held) -> TaskOffset:
@@ -145,9 +149,10 @@ def _located(offset: TaskOffset | None, held: Held) -> TaskOffset:
 
 
 def has_moved(offset: TaskOffset, held: Held) -> bool:
-    """Whether a task has moved since an offset was taken, perhaps there and back."""
+    """Return True if a task has moved since the offset, perhaps there and back."""
     if offset.worker != held.worker or offset.sequence < held.begin:
         return True
+    # Messages were read before the start of the task's messages here: the task has been away and come back.
     return offset.sequence == held.begin and bool(offset.entries)
 
 
@@ -156,20 +161,20 @@ def _beginning(held: Held) -> TaskOffset:
 
 
 def initial_offset(held: Mapping[int, Held], latest: Container[int] = ()) -> Offset:
-    """Return the place before everything that no consumer has acknowledged; in tasks `latest`, after it."""
+    """Return the position before all unacknowledged messages; in the tasks `latest`, after them."""
     ends = tails(held)
     return Offset({task: ends[task] if task in latest else _beginning(each) for task, each in held.items()})
 
 
 def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
-    """Return the place after everything that is there."""
+    """Return the position after all messages."""
     return {task: TaskOffset(each.worker, each.tail, each.address) for task, each in held.items()}
 
 
 def check_held(start: Offset, held: Mapping[int, Held]) -> None:
-    """Raise DataLossError where somebody else has acknowledged what comes after an offset.
+    """Raise DataLossError if another consumer has acknowledged messages after the offset.
 
-    start: located where the tasks are; see Offset.of_tasks.
+    start: the position at the current workers; see Offset.of_tasks.
     """
     for task, each in held.items():
         offset = start.offsets[task]
@@ -183,33 +188,33 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
 
 
 class Former(enum.Enum):
-    """What has become of a task at a worker that had it."""
+    """The state of a task at a previous owner."""
 
     HANDS_OVER = "hands over"
-    """It has still to hand messages over, or it is not known yet what has become of it."""
+    """It still has to forward messages, or its state is not known yet."""
     DONE = "done"
-    """It has handed all of them over, or has ended in good order."""
+    """It has forwarded all messages, or has shut down cleanly."""
     GONE = "gone"
-    """It has ended, and nobody knows that it did so in good order."""
+    """It has exited, and no worker knows of a clean shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a worker that had a task. dropped: how many messages it dropped at its end."""
+    """The last known state of a previous owner. dropped: the number of messages dropped at its shutdown."""
 
     former: Former
     dropped: int = 0
 
     @property
     def lost(self) -> bool:
-        """Whether messages were lost with it."""
+        """True if messages were lost with this worker."""
         return self.former is Former.GONE or self.dropped > 0
 
 
 def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int) -> DataLossError:
-    """Return the error for a worker that has ended with messages of a task.
+    """Return the error for a worker that was lost with messages of a task.
 
-    last_seen: how many were there after the offset when the query last looked.
+    last_seen: the number of messages after the offset at the query's last poll.
     """
     if standing.dropped:
         why = "ended while nobody could take its messages over"
@@ -224,7 +229,7 @@ def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int)
 
 
 def check_assigned(start: Offset, held: Mapping[int, Held], tasks: Container[int]) -> None:
-    """Raise DataLossError where a task of a query that reads ranges of tasks is not assigned any more."""
+    """Raise DataLossError if a task of a query that reads ranges of tasks is no longer assigned."""
     if gone := sorted(task for task in start.offsets if task in tasks and task not in held)[:10]:
         raise DataLossError(
             f"task {', '.join(map(str, gone))} is not assigned any more, with what the query had not read of "
@@ -233,9 +238,9 @@ def check_assigned(start: Offset, held: Mapping[int, Held], tasks: Container[int
 
 
 def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
-    """Raise ConfigError where a query stops reading tasks of which it has not read everything.
+    """Raise ConfigError if a query stops reading tasks that still have unread messages.
 
-    held: what there is of those that it stops reading.
+    held: the state of these tasks.
     """
     left = {}
     for task, each in held.items():
@@ -254,7 +259,7 @@ def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
 
 
 def check_there(start: Offset, end: Offset, held: Mapping[int, Held]) -> None:
-    """Raise DataLossError where a micro-batch has messages of a task that is nowhere any more."""
+    """Raise DataLossError if a micro-batch has messages of a task that is no longer assigned."""
     gone = [task for task in end.offsets if task not in held and start.offsets.get(task) != end.offsets[task]]
     if gone:
         raise DataLossError(
@@ -272,22 +277,23 @@ def next_offset(
     max_messages: int | None = None,
     max_bytes: int | None = None,
 ) -> Offset:
-    """Return where a micro-batch that begins at start ends: start itself when there is nothing to read.
+    """Return the end of a micro-batch that starts at `start`; `start` itself if it reads nothing.
 
-    bounds: where each task is to be read to at most. min_messages: with fewer in all tasks together there is
-    nothing to read, but where senders wait for room. max_messages, max_bytes: of all tasks together, in
-    proportion to what waits in each. Bytes go by the mean size of what a task's worker holds, and at least
-    one message is read.
+    bounds: the last position to read in each task. min_messages: with fewer messages in all tasks, read
+    nothing, unless a queue is nearly full. max_messages, max_bytes: for all tasks together, in
+    proportion to the waiting messages of each. Bytes are estimated from the mean size of a task's messages at
+    its worker; at least one message is read.
     """
     begins = {task: each.acknowledged for task, each in held.items()}
     for task, offset in start.offsets.items():
-        if task in held and offset.worker == held[task].worker:  # another incarnation counts anew
+        if task in held and offset.worker == held[task].worker:  # another incarnation starts a new numbering
             begins[task] = max(begins[task], offset.sequence)
     ends = {
         task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
         for task, each in held.items()
     }
     waiting = {task: max(0, ends[task] - begins[task]) for task in held}
+    # With a congested queue, senders wait, so fewer messages than min_messages may be all that can arrive.
     if sum(waiting.values()) < min_messages and not any(each.congested for each in held.values()):
         return start
     if max_bytes is not None:
@@ -309,22 +315,22 @@ def next_offset(
 
 
 def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
-    """Divide a bound in proportion to what waits; the sum is the bound, or all that waits if that is less."""
+    """Divide a bound in proportion to the waiting messages; if they are fewer, return all of them."""
     total = sum(waiting.values())
     if total <= bound:
         return dict(waiting)
     shares = {task: count * bound // total for task, count in waiting.items()}
     left = bound - sum(shares.values())
-    # By what was rounded off, so that a task with little waiting is not left out for ever.
+    # The largest remainders get one more, so that a task with few messages is not skipped indefinitely.
     for task in sorted(waiting, key=lambda task: waiting[task] * bound % total, reverse=True)[:left]:
         shares[task] += 1
     return shares
 
 
 def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Runs]) -> Offset:
-    """Return where a micro-batch ends, in numbers that hold wherever its tasks move.
+    """Return the end of a micro-batch with the numbers of entry workers, which stay valid after a move.
 
-    start: as Spark has it. current: the same where the tasks are now. runs: of the tasks that it reads.
+    start: Spark's value. current: the same position at the current workers. runs: of the tasks that it reads.
     """
     offsets = dict(end.offsets)
     for task, each in runs.items():
@@ -342,7 +348,7 @@ def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Run
 
 
 def changed(start: Offset, end: Offset) -> dict[int, TaskOffset]:
-    """Return the ends of those tasks of which a micro-batch reads something."""
+    """Return the end of each task from which a micro-batch reads messages."""
     return {
         task: last
         for task, last in end.offsets.items()
@@ -360,10 +366,10 @@ def _start(first: TaskOffset | None, last: TaskOffset) -> int:
 def ranges(
     start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[int, Runs] | None = None
 ) -> list[Range]:
-    """Return what a micro-batch reads.
+    """Return the ranges of a micro-batch.
 
-    held: where the tasks are; one that is nowhere any more is left out. runs: how the messages are numbered
-    at the workers of the end. A task without has moved since, and its messages are looked for by numbers.
+    held: the state of the tasks; a task that is no longer assigned is skipped. runs: the messages' numbers at
+    the workers of the end. A task without runs has moved since: its messages are found by these numbers.
     """
     found = []
     for task, last in changed(start, end).items():

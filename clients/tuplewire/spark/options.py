@@ -1,6 +1,7 @@
 """The options of the format `tuplewire`: strings from the user, checked, as frozen values.
 
-They are written like those of Spark's Kafka connector, and case does not matter.
+Their names follow Spark's Kafka connector, in any case. Used by the format, the readers and the writers. Owns
+the definitions of all options. Thread-safe. Design: docs/design/rows-and-memory.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tuplewire.values.group import check_task
 from tuplewire.values.task_ids import TASKS, TaskRanges, parse_ranges
 
 _SPARKS_OWN = ("checkpointlocation", "queryname")
-"""What Spark passes on of its own options."""
+"""Spark's own options that it passes to a format."""
 _ADDRESS = Kind("ADDRESS", "host:port or unix:///path, or several with commas", str, resolve_addresses)
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)", re.ASCII | re.IGNORECASE)
@@ -60,12 +61,12 @@ _DELAY = Kind(
 
 
 class Start(enum.StrEnum):
-    """Where a new query begins to read a task."""
+    """The start of a new query in a task."""
 
     EARLIEST = "earliest"
-    """With everything that no consumer has acknowledged."""
+    """Before all unacknowledged messages."""
     LATEST = "latest"
-    """After what is there; that is given up."""
+    """After all queued messages, which are discarded."""
 
 
 def _check_starts(value: Any) -> Any:
@@ -107,16 +108,16 @@ _INSTEAD = {
     "subscribepattern": "it is called tasks here, like 100- or *",
     "assign": "it is called tasks here, like 1,2,10-19",
 }
-"""What to do where people look for an option of other formats, such as Spark's Kafka connector."""
+"""The hints for options of other formats, such as Spark's Kafka connector."""
 
 
 class GroupingName(enum.StrEnum):
-    """How a written row's task is chosen. Source: Storm's stream groupings."""
+    """The choice of a written row's task. Source: Storm's stream groupings."""
 
     DIRECT = "direct"
     """By the column `task`."""
     FIELDS = "fields"
-    """By the column `key`, among the option `tasks`: equal keys go to one task, whoever writes them."""
+    """By the column `key`, among the option `tasks`: equal keys have the same task in every writer."""
     SHUFFLE = "shuffle"
     """In turn among the option `tasks`."""
     LOAD_AWARE_SHUFFLE = "loadAwareShuffle"
@@ -124,16 +125,16 @@ class GroupingName(enum.StrEnum):
 
 
 class DeliveryGuarantee(enum.StrEnum):
-    """How often a row is seen where Spark runs a task again."""
+    """The number of times that consumers see a row if Spark runs a task again."""
 
     EXACTLY_ONCE = "exactlyOnce"
-    """Once: nothing is seen before all of a write or micro-batch is computed."""
+    """Once: no row is visible before the whole write or micro-batch is computed."""
     AT_LEAST_ONCE = "atLeastOnce"
     """At least once: rows are sent from the tasks that compute them."""
 
 
 FAIL, DROP = "fail", "drop"
-"""What becomes of rows that cannot be sent; a task id: they go there."""
+"""The policies for rows that cannot be sent; with a task ID instead, they are sent to that task."""
 
 
 def _parse_bad_rows(text: str) -> str | int:
@@ -162,30 +163,31 @@ _BAD_ROWS = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Connecting(Settings):
-    """Settings of the client, by options that begin with `tuplewire.`: see Credentials and SessionSettings.
+    """Client settings from options with the prefix `tuplewire.`: see Credentials and SessionSettings.
 
-    Those of Credentials come before the variables of the process that connects.
+    Settings of Credentials override the environment of the process that connects.
     """
 
     client: Mapping[str, Any] = field(default_factory=dict)
 
     def credentials(self) -> Credentials:
-        """Return the credentials here and now."""
+        """Return the credentials, completed by the current environment of this process."""
         own = settings_of(Credentials)
         return Credentials.from_environment(flags={k: v for k, v in self.client.items() if k in own})
 
     def session(self, worker_bytes: int) -> dict[str, Any]:
-        """Return the settings of a session. worker_bytes: the largest message that the worker takes."""
+        """Return the settings of a session. worker_bytes: the worker's limit for a message."""
         own = settings_of(SessionSettings)
         given = {name: value for name, value in self.client.items() if name in own}
         largest = min(given.get("max_message_bytes", worker_bytes), worker_bytes)
+        # The buffer needs space for at least one message of the maximum size.
         room = max(largest, own["max_pending_bytes"].default)
         return {"max_pending_bytes": room, **given, "max_message_bytes": largest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(_Connecting):
-    """What to read, and how."""
+    """The options of a read or readStream."""
 
     address: str = setting(
         _ADDRESS,
@@ -238,14 +240,14 @@ class SourceOptions(_Connecting):
     )
 
     def starts_at(self, task: int) -> Start:
-        """Return where a new query begins to read a task."""
+        """Return the start of a new query in a task."""
         starts = self.starting_offsets
         return starts if isinstance(starts, str) else starts.get(task, Start.EARLIEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions(_Connecting):
-    """Where and how to write. address: None: looked up where the writing happens. tasks: may be empty."""
+    """The options of a write or writeStream. address: None: resolved in the process that writes."""
 
     address: str | None = setting(
         _ADDRESS, None, "a worker, as for reading (default: TUPLEWIRE_ADDRESS)", option="address"
@@ -282,9 +284,9 @@ class SinkOptions(_Connecting):
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool = True) -> SourceOptions:
-    """Read the options of a `readStream`, or of a `read`, for which those of streams are wrong.
+    """Parse the options of a `readStream`, or of a `read`, which does not accept the options for streams.
 
-    Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
+    Raises ConfigError, with a list of the valid options, for an unknown, wrong or missing one.
     """
     with _listing(SourceOptions, "reading"):
         given = _given(SourceOptions, options)
@@ -308,7 +310,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
-    """Whether a `read` or `readStream` has the column headers; ConfigError for a wrong value."""
+    """Return True if a `read` or `readStream` has the column headers; raise ConfigError for a wrong value."""
     with _listing(SourceOptions, "reading"):
         wanted = settings_of(SourceOptions)["include_headers"]
         given = [text for name, text in options.items() if name.lower() == wanted.option.lower()]
@@ -316,9 +318,9 @@ def includes_headers(options: Mapping[str, str]) -> bool:
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Read the options of a `write` or `writeStream`.
+    """Parse the options of a `write` or `writeStream`.
 
-    Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
+    Raises ConfigError, with a list of the valid options, for an unknown, wrong or missing one.
     """
     with _listing(SinkOptions, "writing"):
         given = _given(SinkOptions, options)
@@ -336,7 +338,7 @@ _CLIENT = {**settings_of(Credentials), **settings_of(SessionSettings)}
 
 
 def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the user has set, in whatever case, and the topology."""
+    """Return the options that the user has set, in any case, and the topology."""
     known = {each.option.lower(): each for each in settings_of(kind).values()}
     values: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -350,6 +352,7 @@ def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
                 raise unknown(f"option {name!r}", setting, list(_CLIENT))
             client[setting] = _CLIENT[setting].parse(text, f"option {name}")
         elif name.lower() not in _SPARKS_OWN:
+            # All hints except the one for `path` are about reading.
             instead = _INSTEAD.get(name.lower()) if kind is SourceOptions or name == "path" else None
             raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
     values["client"] = client
@@ -364,7 +367,7 @@ def _require_tasks(given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
-    """List the right options in an error."""
+    """Add a list of the valid options to a ConfigError."""
     try:
         yield
     except ConfigError as error:

@@ -1,7 +1,7 @@
-"""The client as one zip for Spark: `python -m tuplewire.spark.package FILE.zip`.
+"""Writes the client as one zip file for Spark: `python -m tuplewire.spark.package FILE.zip`.
 
 For --py-files, SparkContext.addPyFile and SparkSession.addArtifact(pyfile=True). grpcio and protobuf have
-compiled parts, which Python does not import from a zip: executors need them installed.
+compiled parts, which Python cannot import from a zip: install them on the executors.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 _PACKAGES = ("tuplewire", "tuplewire_topology")
 _WHEN = (1980, 1, 1, 0, 0, 0)
-"""The same files are the same zip."""
+"""A fixed date, so that the same files result in the same zip."""
 
 
 def write_package(target: Path) -> None:
-    """Write `tuplewire` and `tuplewire_topology` into a zip, and make its folder; an old zip is replaced."""
+    """Write `tuplewire` and `tuplewire_topology` into a zip, with its folder; replace an old zip."""
     packages = [Path(spec.origin).parent for spec in map(find_spec, _PACKAGES) if spec and spec.origin]
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -27,7 +27,7 @@ def write_package(target: Path) -> None:
 
 
 def main() -> None:
-    """Write it where the command line says."""
+    """Write the zip to the path on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tuplewire.spark.package", description="Zip the client for Spark."
     )

@@ -1,4 +1,4 @@
-"""How far a streaming query is behind, out of what Spark tells of it."""
+"""The lag of a streaming query, from the progress that Spark reports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> dict[int, int]:
-    """Return, for each task, how many messages waited when a query's last micro-batch was planned, behind it.
+    """Return the number of messages behind a query's last micro-batch, by task, at the time of its planning.
 
-    query: a query, or what it told of a micro-batch: an element of recentProgress, a listener's
-    `event.progress`. All sources of this format are added up. Empty before the first progress.
+    query: a query, or its progress: an element of recentProgress, or a listener's `event.progress`. The
+    numbers of all sources of this format are added. Empty before the first progress.
 
-    It is the `lag` of `sources[].latestOffset`. Spark has metrics of sources in `sources[].metrics` only for
-    those that are written for its JVM.
+    The numbers are from the `lag` in `sources[].latestOffset`. Spark fills `sources[].metrics` only for
+    sources that run in its JVM.
     """
     progress: Any = getattr(query, "lastProgress", query)
     found: Counter[int] = Counter()

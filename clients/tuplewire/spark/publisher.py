@@ -1,4 +1,8 @@
-"""The driver's part of a sink: it has the attempts published that Spark has chosen, once for each task."""
+"""The driver's part of a sink: it publishes the attempts that Spark has chosen, once for each task.
+
+Used by the writers when Spark commits. Owns the clients of the workers with staged attempts of one epoch.
+Not thread-safe. Design: docs/design/sinks.md.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,16 @@ _Answer = TypeVar("_Answer")
 
 _SHOWN_TASKS = 10
 _WAIT_SECONDS = 5.0
-"""So long a commit waits for room. Spark cannot interrupt a commit: query.stop() and a cancelled job wait for
-its end. The workers keep what still waits then, and go on. See docs/how-to/spark.md."""
+"""The time that a commit waits for free space. Spark cannot interrupt a commit: query.stop() and a cancelled
+job wait for its end. Afterwards, the workers continue with the waiting messages. See docs/how-to/spark.md."""
 _FORMER_SECONDS = 2.0
-"""So long a worker has to answer that no assignment has any more."""
+"""The timeout of a call to a worker that is no longer in an assignment."""
 
 
 class Publisher(SinkWorkers):
-    """Publishes the chosen attempts of an epoch, by their names: in the driver.
+    """Publishes the chosen attempts of an epoch by name, in the driver.
 
-    run: names the run of the query; empty: nobody else publishes the epoch, ever.
+    run: the name of the query's run; empty: no other run ever publishes the epoch.
     """
 
     def __init__(
@@ -48,9 +52,9 @@ class Publisher(SinkWorkers):
         self._sink, self._epoch, self._chosen, self._run = sink, epoch, chosen, run
 
     def check(self) -> dict[At, Sequence[int]]:
-        """See that everything is there that is to be published; return which tasks are where.
+        """Check that all chosen attempts are staged; return the tasks at each worker.
 
-        Raises StageGoneError, or what keeps a worker out of reach once the timeout has passed.
+        Raises StageGoneError, or the reason why a worker is unreachable after the timeout.
         """
         return {at: self._check(at, {}) for at in self._chosen}
 
@@ -59,14 +63,14 @@ class Publisher(SinkWorkers):
         return self._patiently(at[0], lambda worker: worker.check(request)).tasks
 
     def publish(self) -> int:
-        """Have the epoch published; return how many messages were not published before.
+        """Publish the epoch; return the number of messages that were not published before.
 
-        Waits some seconds for room in the tasks' queues. The workers hold what finds none, and put it there
-        as consumers make room. Each task gets an epoch once, whoever publishes it again, and wherever the
-        task is by then, while the workers live or end in good order.
+        Wait some seconds for free space in the tasks' queues. The workers store the remaining messages, and
+        queue them when consumers free space. Each task gets an epoch once, even if another run publishes it
+        again or the task has moved, as long as the workers run or shut down cleanly.
 
-        Raises StageGoneError if a worker has lost what was staged, and what keeps a worker out of reach once
-        the timeout has passed. Then other workers may have their part.
+        Raises StageGoneError if a worker has lost staged messages, and the reason why a worker is unreachable
+        after the timeout. Other workers may have published their part by then.
         """
         published: dict[At, pb.PublishResponse] = {}
         unknown: list[At] = []
@@ -77,12 +81,12 @@ class Publisher(SinkWorkers):
                 unknown.append(at)
         earlier: dict[int, TaskContent] = {}
         if unknown and published:
-            # A worker that knows this run has had another epoch of it: no earlier run has this one.
+            # A worker that knows this run has had another epoch of it. So no earlier run has this epoch.
             for at in unknown:
                 self._patiently(at[0], partial(self._begin_at, at=at))
         elif unknown:
             earlier = self._begin()
-        for at in unknown if earlier else ():  # before anything is published anywhere
+        for at in unknown if earlier else ():  # before any worker publishes its part
             self._check(at, earlier)
         for at in unknown:
             published[at] = self._publish(at, earlier)
@@ -90,7 +94,7 @@ class Publisher(SinkWorkers):
         return sum(each.chosen for each in published.values())
 
     def _wait(self, waiting: Sequence[At]) -> None:
-        """Wait a while for room, and say where there is none."""
+        """Wait a few seconds for free space; log the tasks without any."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while waiting:
             left: dict[At, pb.ProgressResponse] = {}
@@ -109,12 +113,12 @@ class Publisher(SinkWorkers):
                 return
 
     def _about(self, at: At) -> dict[str, Any]:
-        """Return the fields that every request has."""
+        """Return the common fields of all requests."""
         about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
         return {**about, "receiver_id": at[1]}
 
     def _attempts(self, at: At, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
-        """Return the attempts at a worker. earlier: what tasks got of the epoch by earlier runs."""
+        """Return the attempts at a worker. earlier: the content that tasks got from earlier runs."""
         return {
             "attempts": self._chosen[at],
             "published_tasks": earlier,
@@ -134,10 +138,10 @@ class Publisher(SinkWorkers):
         return self._patiently(at[0], lambda worker: worker.publish(request))
 
     def _begin(self) -> dict[int, TaskContent]:
-        """Make this run known to all workers; return what tasks got that have the epoch by an earlier one.
+        """Register this run at all workers; return the content of tasks that got the epoch by an earlier run.
 
-        An earlier driver may have died while it published, and a task may have moved since. Its worker of
-        that time knows, or those to which that one has said goodbye.
+        An earlier driver may have failed while it published, and a task may have moved since. The task's
+        worker of that time knows it, or the workers that this worker notified when it shut down.
         """
         asked: dict[At, pb.BeginResponse] = {}
         patience = Patience(self._seconds)
@@ -156,13 +160,14 @@ class Publisher(SinkWorkers):
         }
         answers = list(asked.values())
         silent = False
+        # A worker that is no longer assigned may still be draining, and knows the epochs of its tasks.
         for at in former - asked.keys():
             try:
                 with self.client(at[0], _FORMER_SECONDS) as control:
                     answers.append(self._begin_at(control, at))
             except AWAY:
                 silent = True
-        if silent:  # it has ended by now, and may have said goodbye to the others after these were asked
+        if silent:  # it may have shut down and notified the others only after they were polled
             for at in asked:
                 with suppress(UnreachableError):
                     answers.append(self._begin_at(self[at[0]], at))

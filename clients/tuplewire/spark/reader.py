@@ -1,6 +1,7 @@
 """Batch and stream readers of the format `tuplewire`.
 
-Design: docs/design/readers.md.
+Used by Spark through data_source.py: the driver plans offsets, and Spark tasks read ranges (fetch.py). Owns
+the query's position and its connections to the workers. Not thread-safe. Design: docs/design/readers.md.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ from tuplewire.tracing import active
 logger = event_logger(__name__)
 
 _IDLE_SECONDS = 0.4
-"""So long one question about news waits. A query with several sources asks them one after the other."""
+"""The time that one poll waits for messages. Spark polls the sources of a query one after the other."""
 _ALL = 2**62
 
 
 @dataclass
 class RangePartition(InputPartition):
-    """A partition of a read; travels to the Spark task. others: the addresses of the workers there are."""
+    """A partition of a read, which is sent to the Spark task. others: the addresses of all known workers."""
 
     wanted: Range
     others: tuple[str, ...] = ()
 
 
 class RangePartitionReader(Shipped):
-    """What both readers share: their options, and the reading of a partition in a Spark task."""
+    """The common base of both readers: their options, and the read of a partition in a Spark task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -74,21 +75,21 @@ class RangePartitionReader(Shipped):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
-            return iter(())  # Spark plans one empty partition where there are none
+            return iter(())  # Spark plans one empty partition if there are none
         reader = RangeReader(partition.wanted, self._options, partition.others)
         tracing = active()
         return iter(reader) if tracing is None else observed(tracing, reader, partition.wanted.task)
 
 
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
-    """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
+    """Reads the queued messages of some tasks without acknowledging them: they stay for the consumer.
 
-    Spark plans it once: a DataFrame has what was there at its first use. Once that is acknowledged by
-    somebody else, another use of the same DataFrame raises DataLossError.
+    Spark plans it once: a DataFrame has the messages at its first use. After another program acknowledges
+    them, another use of the same DataFrame raises DataLossError.
     """
 
     def partitions(self) -> list[InputPartition]:
-        """Return one for each task of which something is held."""
+        """Return a partition for each task with messages."""
         with HeldTasks(self._options) as tasks:
             while True:
                 held = tasks.look()
@@ -101,18 +102,18 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
                 end = Offset(tails(held))
                 wanted = {task: each.sequence for task, each in changed(start, end).items()}
                 runs = tasks.runs(wanted, held)
-                if runs.keys() == wanted.keys():  # else one has moved meanwhile
+                if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
                     break
         end = numbered(start, start, end, runs)
         return [RangePartition(each, tasks.addresses) for each in ranges(start, end, held, runs)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads some tasks for a streaming query, of which it is the one consumer.
+    """Reads tasks for a streaming query, which must be their only consumer.
 
-    Guarantee: while the workers live, every message is in exactly one micro-batch, also when the driver is
-    killed at any moment and the query is started again from its checkpoint. A worker keeps what is not
-    committed, within its receive queues: so a query that is slower than its senders makes these wait.
+    Guarantee: while the workers run, each message is in exactly one micro-batch, even if the driver is killed
+    at any moment and the query restarts from its checkpoint. A worker retains uncommitted messages within its
+    receive queues, so a query that is slower than its senders makes them wait.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -121,20 +122,20 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
         self._quiet: dict[int, Held] = {}
-        """What there was at the last look, if nothing of it was to be read."""
+        """The state at the last poll, if it resulted in no micro-batch."""
         self._end = Offset({})
-        """Where the micro-batch ends that was planned last."""
+        """The end of the last planned micro-batch."""
         self._last_batch = time.monotonic()
         self._acknowledged: Offset | None = None
         self._runs: dict[int, Runs] = {}
-        """How the messages are numbered that the last latestOffset() has found."""
+        """The entry numbers of the messages that the last latestOffset() found."""
         self._followed: set[tuple[int, int]] = set()
-        """Tasks that have moved to a worker, and have left the one before in good order."""
+        """Tasks and their new workers (incarnations) after the check of the previous owner."""
         self._dropped: set[int] = set()
-        """Tasks that the query does not read any more, and of which it has read everything."""
+        """Tasks that the query no longer reads, after the check for unread messages."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a new query begins: before what no consumer has acknowledged, or after it."""
+        """Return the start of a new query: before all unacknowledged messages, or after them."""
         held = self._tasks.look()
         latest = {task for task in held if self._options.starts_at(task) is Start.LATEST}
         if given_up := {task: held[task].tail - held[task].acknowledged for task in sorted(latest)}:
@@ -142,28 +143,28 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         return initial_offset(held, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return one of the bounds of the options; latestOffset heeds both."""
+        """Return one of the limits in the options; latestOffset() applies both."""
         if self._options.max_messages is not None:
             return ReadMaxRows(self._options.max_messages)
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
         if self._options.min_messages is not None:
-            return ReadMaxRows(_ALL)  # and not ReadAllAvailable, with which Spark overrides every limit
+            return ReadMaxRows(_ALL)  # not ReadAllAvailable, which Spark passes to override limits
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read no further from now on than what is there."""
+        """Fix the current end of the tasks as the end of the query."""
         self._target = tails(self._tasks.look())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return where the next micro-batch ends, after waiting a little for something to come.
+        """Return the end of the next micro-batch, after waiting a moment for messages.
 
-        Acknowledges what is before start: Spark asks for a next offset only once the batch that ends at start
-        is in its commit log. Its commit() comes later, with the next batch, and a query would stand still
-        where uncommitted messages leave the senders no room.
+        Acknowledge the messages before start: Spark requests a next offset only after the batch that ends at
+        start is in its commit log. Spark calls commit() later, with the next batch. A query would stall if
+        uncommitted messages left no free space for senders.
 
-        Raises DataLossError as failOnDataLoss says, UnreachableError when a worker is out of reach, and
-        ConfigError when the query stops reading tasks that still hold messages for it.
+        Raises DataLossError if failOnDataLoss is set, UnreachableError if a worker is unreachable, and
+        ConfigError if the query stops reading tasks that still have messages for it.
         """
         stands = Offset.from_json(start)
         self._acknowledge(stands)
@@ -198,7 +199,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 return start
 
     def _least(self, limit: ReadLimit, now: float) -> int:
-        """Return with how many messages a micro-batch may begin by now."""
+        """Return the minimum number of messages for a micro-batch at this time."""
         least = self._options.min_messages
         overdue = now - self._last_batch >= self._options.max_delay
         if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
@@ -206,13 +207,13 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         return least
 
     def _numbered(self, stands: Offset, begin: Offset, end: Offset, held: dict[int, Held]) -> Offset | None:
-        """Return an end in numbers that hold wherever its tasks move; None if one has moved meanwhile."""
+        """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
         taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
         self._runs = runs = self._tasks.runs(taken, held)
         return numbered(stands, begin, end, runs) if runs.keys() == taken.keys() else None
 
     def _check_former(self, stands: Offset, held: dict[int, Held]) -> None:
-        """Wait until the tasks' former owners have handed everything over; an error if one has died."""
+        """With failOnDataLoss, wait until previous owners have forwarded all messages; raise if one fails."""
         for task, offset in stands.offsets.items():
             each = held.get(task)
             if each is None or each.worker == offset.worker or (task, each.worker) in self._followed:
@@ -226,7 +227,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             self._followed.add((task, each.worker))
 
     def _check_dropped(self, start: Offset) -> None:
-        """Have an error where the query stops reading a task that still holds something; once for each."""
+        """With failOnDataLoss, raise if the query stops reading a task with unread messages; once a task."""
         tasks = self._options.tasks
         dropped = {task for task in start.offsets if task not in tasks} - self._dropped
         if dropped and self._options.fail_on_data_loss:
@@ -234,9 +235,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._dropped |= dropped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the place after everything that was there at the last look, for the query's progress.
+        """Return the position after all messages at the last poll, for the query's progress.
 
-        With `lag`: by task, how many messages were there behind the last micro-batch.
+        `lag` is the number of messages behind the last micro-batch, by task.
         """
         if not self._held:
             return None
@@ -249,10 +250,10 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         return {**Offset(tails(self._held)).to_json(), LAG: lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return one for each task of which a micro-batch has something."""
+        """Return a partition for each task with messages in a micro-batch."""
         begin, last = map(Offset.from_json, (start, end))
         held = self._held
-        if not held.keys() >= last.offsets.keys():  # after a restart: what was planned before it
+        if not held.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
             held = self._tasks.look_at(last.offsets.keys())
         if self._options.fail_on_data_loss:
             check_there(begin, last, held)
@@ -264,11 +265,11 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         return [RangePartition(each, self._tasks.addresses) for each in ranges(begin, last, held, runs)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge what is committed."""
+        """Acknowledge the committed messages."""
         self._acknowledge(Offset.from_json(end))
 
     def _acknowledge(self, offset: Offset) -> None:
-        """Acknowledge up to an offset, once. A failure does no harm: the next time says it again."""
+        """Acknowledge up to an offset, once. A failure does no harm: the next request repeats it."""
         if offset == self._acknowledged:
             return
         try:

@@ -1,4 +1,4 @@
-"""Rows that a query cannot process, as the sink takes them: to their task again, or to the dead letters."""
+"""Rows that a query rejects, for the sink: each is sent to its task again, or to the dead-letter task."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def rejected(
 ) -> DataFrame:
     """Return rows that a query rejects, to be written with the format `tuplewire`.
 
-    Each goes to its task again, behind what is there, with the header `tuplewire-rejected`; or, once it was
-    rejected so often, to the dead-letter task, as what consumers reject. See docs/how-to/reject.md.
+    Each row is sent to its task again, after the queued messages, with the header `tuplewire-rejected`. After
+    `limit` rejections, it is sent to the dead-letter task, like messages that consumers reject. See
+    docs/how-to/reject.md.
 
     Args:
-        rows: Of the source, with the option includeHeaders; more columns do no harm.
-        dead_letter_task: The workers' dead_letter_task, where `tuplewire dead-letters` looks.
-        limit: After so many rejections a message is a dead letter.
-        reason: Why, for people: a text for all, or a column.
+        rows: Rows of the source, with the option includeHeaders. Other columns are ignored.
+        dead_letter_task: The workers' dead_letter_task, which `tuplewire dead-letters` reads.
+        limit: The number of rejections after which a message is a dead letter.
+        reason: The reason for operators: a text for all rows, or a column.
 
     Raises:
         ConfigError: The rows lack a column, or the limit is less than 1.

@@ -1,7 +1,8 @@
-"""What the Spark has that is installed, from 3.5 on: the one place that asks.
+"""The features of the installed Spark, from 3.5 on: all checks are here.
 
-It looks for each thing itself and not at the number, since vendors port back. What is missing is either done
-another way here, or NeedsSparkError. data_source_api has the same for the classes of data sources.
+They check for the feature itself, not for the version, because vendors backport features. A missing feature
+is replaced here, or raises NeedsSparkError. data_source_api.py does the same for the classes of data sources.
+Used by the format, the checks of slots and executors, and Spark topologies. Owns no state. Thread-safe.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ logger = event_logger(__name__)
 
 _OTHER = "set PYSPARK_PYTHON to this program's Python before the session starts, or install tuplewire in both"
 _ADMISSION = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
-"""Options of readStream that take a Spark which asks a source for so much and no more."""
+"""Options of readStream that need a Spark which passes a limit to its sources."""
 _TIME_ZONE = "UTC"
 
 
 class NeedsSparkError(ConfigError):
-    """The Spark that is installed lacks what is asked for."""
+    """The installed Spark lacks a required feature."""
 
 
 def is_remote(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect."""
+    """Return True for a session of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def needs(what: str, first: str, instead: str) -> NeedsSparkError:
-    """Return the error for what only Sparks from `first` on can do; instead: what the reader does now."""
+    """Return the error for a feature of Spark `first` and later. instead: the advice for the user."""
     from pyspark import __version__ as installed
 
     return NeedsSparkError(f"{what} needs Spark {first}, this is {installed}: {instead}")
 
 
 def has_data_sources() -> bool:
-    """Whether a format can be written in Python at all: from 4.0 on."""
+    """Return True if formats can be written in Python: from 4.0 on."""
     return find_spec("pyspark.sql.datasource") is not None
 
 
 def has_admission_control() -> bool:
-    """Whether Spark tells a stream's reader where to begin and how much to read: from 4.2 on."""
+    """Return True if Spark passes a start and a limit to a stream's reader: from 4.2 on."""
     return find_spec("pyspark.sql.streaming.datasource") is not None
 
 
 def check_data_sources() -> None:
-    """Raise NeedsSparkError where .format("tuplewire") cannot be."""
+    """Raise NeedsSparkError if this Spark does not support .format("tuplewire")."""
     if not has_data_sources():
         raise needs(
             "the format tuplewire",
@@ -67,7 +68,7 @@ def check_data_sources() -> None:
 
 
 def check_stream_options(options: Mapping[str, str]) -> None:
-    """Raise NeedsSparkError for options of readStream that this Spark cannot heed."""
+    """Raise NeedsSparkError for options of readStream that this Spark does not support."""
     given = {name.lower() for name in options}
     wanted = [name for name in _ADMISSION if name.lower() in given]
     if wanted and not has_admission_control():
@@ -79,13 +80,13 @@ def check_stream_options(options: Mapping[str, str]) -> None:
 
 
 def check_topology_session(spark: SparkSession, *, remote: bool) -> None:
-    """Raise NeedsSparkError where a topology cannot run in a session: over Spark Connect before 4.0."""
+    """Raise NeedsSparkError if a topology cannot run in a session: over Spark Connect before 4.0."""
     if remote and not hasattr(type(spark.range(0)), "localCheckpoint"):
         raise needs("a topology over Spark Connect", "4.0", "submit it from a program with a SparkContext")
 
 
 def parse_schema(text: str) -> StructType:
-    """Read columns as SQL writes them, `name type, name type`; TopologyError for anything else."""
+    """Parse columns in SQL's form, `name type, name type`; raise TopologyError for anything else."""
     from pyspark.sql.types import StructType, _parse_datatype_string
 
     from_ddl = getattr(StructType, "fromDDL", _parse_datatype_string)  # not in 3.5
@@ -96,7 +97,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the columns in which mapInArrow takes rows of a schema; times are in UTC."""
+    """Return the Arrow schema in which mapInArrow accepts rows of a schema; times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
@@ -105,9 +106,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def use_in_this_thread(spark: SparkSession) -> None:
-    """Let the calling thread find what a session has registered; say where Spark runs another Python.
+    """Let the calling thread find the formats of a session; log a warning if Spark runs another Python.
 
-    The JVM looks formats up in the session of the thread that calls it. A new thread of a program has none.
+    The JVM looks up formats in the session of the calling thread. A new thread of a program has no session.
     """
     session: Any = spark
     try:
@@ -124,7 +125,7 @@ def use_in_this_thread(spark: SparkSession) -> None:
 def inheritable_thread(
     spark: SparkSession, target: Callable[..., None], *arguments: Any, **settings: Any
 ) -> threading.Thread:
-    """Return a thread with the caller's local properties, and over Spark Connect its tags; not started."""
+    """Return a new thread, not started, with the caller's local properties (over Spark Connect: its tags)."""
     from pyspark import InheritableThread
 
     if "session" in inspect.signature(InheritableThread).parameters:  # not in 3.5

@@ -1,6 +1,6 @@
-"""The spans of what Spark's tasks read and write with the format, where tracing is on.
+"""The spans of reads and writes in Spark's tasks, if tracing is on.
 
-A Python process of Spark's may be killed when its task ends, so spans are sent before.
+A Python process of Spark may be killed when its task ends, so spans are sent before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def observed(tracing: Tracing, reader: RangeReader, task: int) -> Iterator[pa.RecordBatch]:
-    """Read a range, and make one span `receive` of it, linked to each trace of which it has a message."""
+    """Read a range, and make one span `receive` for it, linked to each trace in its messages."""
     began_ns = time.time_ns()
     found: Counter[TraceParent] = Counter()
     reader.look = partial(count_contexts, into=found)
@@ -40,7 +40,7 @@ def observed(tracing: Tracing, reader: RangeReader, task: int) -> Iterator[pa.Re
 
 @contextmanager
 def attempt(tracing: Tracing | None, partition: int) -> Iterator[None]:
-    """Have a span `send` around an attempt to write a partition, if it is sampled."""
+    """Make a span `send` for an attempt to write a partition, if it is sampled."""
     if tracing is None or not tracing.samples():
         yield
         return

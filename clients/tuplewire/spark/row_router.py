@@ -1,4 +1,8 @@
-"""Rows of a DataFrame become messages by task, in the columns that they come in."""
+"""Groups the rows of a DataFrame into messages by task, without an object for each row.
+
+Used by the writers in Spark tasks. Owns the groupings of the process, which outlive a task. Not thread-safe.
+Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,11 @@ _LOAD_SECONDS = 1.0
 
 
 def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of about PIECE_BYTES at most; a view of each, not a copy.
+    """Yield the same rows in batches of at most about PIECE_BYTES, as views, not as copies.
 
-    Spark's batches have 10,000 rows, which may be 100 MB. So the first of them leave before the last are
-    sorted by task, and what holds the copies is used again: pages that are new to a process cost more than
-    to copy into them.
+    Spark's batches have 10,000 rows, which may be 100 MB. In smaller batches, the first rows are sent before
+    the last ones are grouped by task, and the buffers of the copies are reused: new pages cost more than the
+    copy itself.
     """
     for batch in batches:
         rows = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, 1))
@@ -42,12 +46,12 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class RowRouter:
-    """Turns batches of rows into groups of messages by task, without an object per row.
+    """Converts batches of rows into groups of messages by task, without an object for each row.
 
-    partition: of the write; the turns of a shuffle begin at different tasks in different partitions. bad:
-    sorts out what cannot be sent. address: of a worker that knows the loads.
+    partition: the number of the partition; a shuffle starts at a different task in each. bad: finds rows that
+    cannot be sent. address: a worker that reports the loads.
 
-    Where tracing is on, rows without a trace context get that of the span around.
+    If tracing is on, rows without a trace context get the current span's context.
     """
 
     def __init__(self, options: SinkOptions, partition: int, bad: BadRows, address: str) -> None:
@@ -61,10 +65,10 @@ class RowRouter:
             self._shuffle = shuffle(options.tasks, partition)
 
     def checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that can be sent: `task`, `message`, and `encoded` where there are keys or headers.
+        """Yield the rows that can be sent: `task`, `message`, and `encoded` if there are keys or headers.
 
-        Raises BadRowsError for rows that cannot, unless the option badRows says otherwise. Those that go to a
-        task come after the others of their batch.
+        Raises BadRowsError for rows that cannot be sent, if the option badRows is `fail`. Bad rows for a task
+        follow the other rows of their batch.
         """
         for batch in batches:
             if not batch.num_rows:
@@ -111,10 +115,10 @@ class _LoadAware:
             with ControlClient(self._address, _LOAD_SECONDS, credentials=self._credentials) as control:
                 return control.load(self._tasks)
         except TuplewireError:
-            return {}  # whether the worker is there, sending will show
+            return {}  # if the worker is unreachable, the send raises the error
 
     def refreshed(self) -> SingleGrouping:
-        """Return the grouping, once a second after another look at the loads."""
+        """Return the grouping; refresh its loads first if they are older than a second."""
         now = time.monotonic()
         if now - self._looked >= _REFRESH_SECONDS:
             self._looked = now
@@ -122,7 +126,7 @@ class _LoadAware:
         return self._grouping
 
 
-# One of each in a process: the one remembers the tasks of keys, and the other takes longer than a micro-batch
-# to learn the loads.
+# Cached for the process: `fields` remembers the tasks of keys, and a load-aware grouping needs longer than a
+# micro-batch to learn the loads.
 _fields = lru_cache(8)(fields)
 _load_aware = lru_cache(8)(_LoadAware)

@@ -1,6 +1,8 @@
-"""What Spark sends to its executors says what it was made with; an executor that does not fit says so.
+"""Checks the versions of Tuplewire and its libraries when an executor unpickles an object of the driver.
 
-Spark itself compares the interpreters. This module is imported before anything that needs a library.
+Spark itself compares the interpreters. This module is imported before all modules that need a library. Used
+by the readers, writers and ClientHandle. Owns the memory settings of reused Python processes. Thread-safe.
+Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tuplewire.processes.heaps import reuse_buffers, share_heaps, share_with_arr
 
 @dataclass(frozen=True, slots=True)
 class _Required:
-    """A library: its module, the first version that will do, the first that will not, and one between."""
+    """A library: its module, the first supported version, the first one beyond, and an exception between."""
 
     module: str
     first: str
@@ -31,7 +33,7 @@ class _Required:
     but: str = ""
 
     def takes(self, version: str) -> bool:
-        """Whether a version will do."""
+        """Return True if a version is supported."""
         parts, but = _parts(version), _parts(self.but)
         return _parts(self.first) <= parts < _parts(self.beyond) and not (but and parts[: len(but)] == but)
 
@@ -40,7 +42,7 @@ class _Required:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: none for an error's text."""
+    """Return the leading numbers of a version; empty for the text of an error."""
     return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))
 
 
@@ -48,7 +50,7 @@ REQUIRED = {
     "grpcio": _Required("grpc", "1.74", "2", but="1.83"),
     "protobuf": _Required("google.protobuf", "6.31.1", "8"),
 }
-"""The libraries of an executor, as `pyproject.toml` has them."""
+"""The libraries that an executor needs, as in `pyproject.toml`."""
 
 _WAYS = (
     "install it in the executors' interpreter, ship a packed environment (spark.archives), or set "
@@ -57,12 +59,12 @@ _WAYS = (
 
 
 class VersionMismatchError(ConfigError):
-    """An executor's Python has other versions than the driver's, or than Tuplewire needs."""
+    """An executor's Python has other versions than the driver, or than Tuplewire requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The versions of an interpreter: Tuplewire's, and by name those of REQUIRED."""
+    """The versions in an interpreter: Tuplewire's, and the libraries' in REQUIRED by name."""
 
     tuplewire: str
     libraries: Mapping[str, str]
@@ -70,12 +72,12 @@ class Versions:
     @classmethod
     @cache
     def here(cls) -> Self:
-        """Return those of this process; a library that cannot be imported has its error in place of one."""
+        """Return the versions in this process; for a library that cannot be imported, its error."""
         return cls(tuplewire.__version__, {name: _version(each.module) for name, each in REQUIRED.items()})
 
 
 def check(driver: Versions, executor: Versions) -> None:
-    """Raise VersionMismatchError unless what was made with the one can be used with the other."""
+    """Raise VersionMismatchError unless the executor's versions can be used with the driver's."""
     where = f"{sys.executable} on {socket.gethostname()}"
     if executor.tuplewire != driver.tuplewire:
         raise VersionMismatchError(
@@ -93,9 +95,9 @@ def check(driver: Versions, executor: Versions) -> None:
 
 
 class Shipped:
-    """A base of what Spark pickles in the driver and unpickles in an executor: that checks the versions.
+    """A base class for objects that the driver pickles: unpickling in an executor checks the versions first.
 
-    The subclass's own module is imported only once they fit, so that a missing library is told as such.
+    The subclass's module is imported only after the check, so that the error names a missing library.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,21 +110,21 @@ def _arrived(driver: Versions, module: str, name: str) -> Any:
     check(driver, Versions.here())
     kind = getattr(import_module(module), name)
     _settle_in()
-    return object.__new__(kind)
+    return object.__new__(kind)  # pickle then sets its state
 
 
 _KEPT_BYTES = 48 * 1024 * 1024
-"""The rows that wait for the last one of their attempt, and some copies of what is sent."""
+"""The memory for rows that wait until all of their attempt are checked, and for some copies."""
 _modules = 0
-"""How many modules this process had when they were last set apart."""
+"""The number of modules at the last gc.freeze()."""
 
 
 def _settle_in() -> None:
-    """Have a process that Spark uses again keep its buffers, and look for no garbage in what imports make.
+    """In a reused Python process of Spark, keep freed buffers, and exclude imported objects from collection.
 
-    Spark looks through all of it after each task. With the modules of a sink that takes 23 ms, three times as
-    long as with PySpark alone, and each write has four such processes. So it is set apart, again whenever
-    there are more modules.
+    Spark collects garbage after each task. With the modules of a sink, this takes 23 ms, three times as long
+    as with PySpark alone, and each write has four such processes. So gc.freeze() is called whenever there are
+    more modules than before.
     """
     global _modules
     if len(sys.modules) > _modules and os.environ.get("SPARK_REUSE_WORKER"):
@@ -138,5 +140,5 @@ def _version(module: str) -> str:
         found = import_module(module)
     except ImportError as error:
         return f"none ({error})"
-    # A folder of that name is a package without a version: Spark's jar has a google/protobuf.
+    # A folder of that name is a package without a version: Spark's jar contains google/protobuf.
     return getattr(found, "__version__", f"none ({module} is a folder of something else)")

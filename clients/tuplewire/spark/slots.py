@@ -1,4 +1,4 @@
-"""How many tasks Spark runs at the same time: its slots. Asked before anything waits for one."""
+"""Checks Spark's slots, the number of tasks that it can run at the same time, before a task waits for one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> None:
-    """Raise ConfigError when Spark cannot run so many PySpark tasks at the same time.
+    """Raise ConfigError if Spark cannot run this number of PySpark tasks at the same time.
 
-    tasks: those that wait for each other, and so have to run together; for streaming queries beside them add
-    one. what: who needs them, for the error. Spark itself would let them wait without a word, or for ten
-    minutes where they are a barrier stage. Over Spark Connect the slots are known for local masters only:
-    elsewhere this does nothing. It counts what Spark has, busy or not.
+    tasks: the number of tasks that wait for each other; add one for streaming queries that run next to them.
+    what: the name of the caller, for the error. Spark itself would let the tasks wait without a message, or
+    for ten minutes in a barrier stage. All slots count, busy or not. Over Spark Connect, the slots are known
+    only for local masters: for others, this does nothing.
     """
     slots = _local_slots(spark.conf.get("spark.master", "") or "") if is_remote(spark) else _slots(spark)
     if slots is not None and slots < tasks:
@@ -30,16 +30,16 @@ def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> N
 
 
 def _slots(spark: SparkSession) -> int:
-    """Return what Spark itself compares with, which is not public; where a Spark has none, the cores.
+    """Return the number of slots from Spark's internal method; if that is missing, the number of cores.
 
-    These (defaultParallelism) are too many where a task needs several (spark.task.cpus), and whatever the
-    user says where spark.default.parallelism is set.
+    The cores (defaultParallelism) are too many if a task needs several (spark.task.cpus), and are the user's
+    value if spark.default.parallelism is set.
     """
     context = spark.sparkContext
     try:
         scala: Any = context._jsc.sc()
         return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
-    except Exception:  # noqa: BLE001 - whatever py4j says where there is no such method
+    except Exception:  # noqa: BLE001 - any error of py4j for a missing method
         return context.defaultParallelism
 
 

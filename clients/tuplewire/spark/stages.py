@@ -1,4 +1,8 @@
-"""Attempts of Spark tasks stage what they write, at the workers of its tasks."""
+"""Stages the rows of an attempt of a Spark task at the workers of their tasks.
+
+Used by the writers and the Publisher. Owns the clients of the workers and the pieces that are not full yet.
+Not thread-safe. Design: docs/design/sinks.md.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +39,18 @@ logger = event_logger(__name__)
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
 _LEAST_CALL_SECONDS = 2.0
-"""A worker takes a moment to answer that something waits, whatever the user's timeout is."""
+"""The minimum timeout of a call: a worker needs a moment to answer, regardless of the user's timeout."""
 _LOOK_SECONDS = 5.0
-"""So long a task waits for room before it says so."""
+"""The time that a task waits for free space before it logs a warning."""
 NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
-"""A write's tasks may hold all of them: then neither goes on. See docs/how-to/spark.md."""
+"""A write's tasks may use all cores: then neither can continue. See docs/how-to/spark.md."""
 AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
-"""A worker may be back soon, or its tasks elsewhere."""
+"""Errors to retry: the worker may return soon, or its tasks may move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where tasks are, by one version of the assignment. All attempts of an epoch go by the same."""
+    """The workers of all tasks in one version of the assignment, the same for all attempts of an epoch."""
 
     version: int
     tasks: Mapping[At, array[int]]
@@ -58,7 +62,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """What an attempt has staged at one worker: where, and how much."""
+    """The part of an attempt that is staged at one worker."""
 
     address: str
     worker_id: str
@@ -68,7 +72,7 @@ class StagedPart:
 
 @dataclass(slots=True)
 class _Piece:
-    """What goes to a worker next, and what has gone there."""
+    """The next piece for a worker, and the counts of earlier ones."""
 
     groups: list[TaskGroup] = field(default_factory=list)
     size_bytes: int = 0
@@ -77,7 +81,7 @@ class _Piece:
 
 
 class SinkWorkers(TaskWorkers):
-    """The workers that a sink writes to; what attempts and the driver have in common."""
+    """The workers of a sink; the common base of attempts and the driver's part."""
 
     CALL_SECONDS = 10.0
 
@@ -87,7 +91,7 @@ class SinkWorkers(TaskWorkers):
         self._timeout = max(options.timeout, _LEAST_CALL_SECONDS)
 
     def placement(self) -> Placement:
-        """Return where all tasks are now; raises what known() raises."""
+        """Return the current workers of all tasks. Raises the errors of known()."""
         self._workers_of(())
         tasks: dict[At, array[int]] = {}
         for task, at in self._all.items():
@@ -95,14 +99,14 @@ class SinkWorkers(TaskWorkers):
         return Placement(self._version, tasks)
 
     def known(self, tasks: Collection[int]) -> set[int]:
-        """Return which of some tasks the assignment has, by another look at it.
+        """Return the given tasks that are in the current assignment, which is requested again.
 
-        Raises what keeps the worker out of reach once the timeout has passed, and WrongTopologyError.
+        Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
         return set(self._workers_of(tasks))
 
     def check_known(self, tasks: Collection[int]) -> None:
-        """Raise UnknownTaskError, and what known() raises, unless the assignment has all of these tasks."""
+        """Raise UnknownTaskError unless the assignment has all of these tasks. Also raises as known()."""
         if missing := sorted(set(tasks) - self.known(tasks)):
             raise self._unknown(missing)
 
@@ -115,21 +119,22 @@ class SinkWorkers(TaskWorkers):
                 self._bear(patience, error, self._address)
 
     def _bear(self, patience: Patience, error: TuplewireError, address: str) -> None:
-        """Wait a moment, and connect anew: gRPC waits longer each time. Raise the error if time is over."""
+        """Wait a moment, and open a new channel: gRPC's backoff would grow. After the timeout, raise."""
         self.drop(address)
         patience.bear(error)
 
     def wait_for_room(self, attempt: Callable[[float], object]) -> None:
-        """Try to hand messages over until there is room for them, as long as the worker answers.
+        """Repeat `attempt` until there is free space, as long as the worker answers.
 
-        attempt: takes how long to try, and raises BufferFullError or FlushTimeoutError if there was no room.
-        Raises UnreachableError once the worker does not answer within the timeout.
+        attempt: gets its time limit, and raises BufferFullError or FlushTimeoutError without free space.
+        Raises UnreachableError if the worker does not answer within the timeout.
         """
         warnings = LogRate()
         while True:
             try:
                 attempt(min(self._seconds, _LOOK_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
+                # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
                 with self.client(self.reached, self._timeout) as control:
                     control.load([0])
                 if warnings.due(self.reached):
@@ -139,7 +144,7 @@ class SinkWorkers(TaskWorkers):
                 return
 
     def discard(self, at: At, sink: str, epoch: int, attempt: str = "") -> None:
-        """Have what was staged of an attempt thrown away, or all of an epoch; log it if that fails."""
+        """Discard the staged messages of an attempt, or of a whole epoch; log a failure."""
         address, worker_id = at
         try:
             self[address].discard(
@@ -152,9 +157,9 @@ class SinkWorkers(TaskWorkers):
 
 
 class AttemptStage(SinkWorkers):
-    """Stages what an attempt of a Spark task writes, piece by piece as it comes, at the workers of its tasks.
+    """Stages the messages of an attempt in pieces, at the workers of their tasks; runs in the Spark task.
 
-    In the task. A task that moves meanwhile stays staged where the attempt has begun with it.
+    If a task moves during the attempt, its messages are still staged at the worker of its first piece.
     """
 
     def __init__(
@@ -165,24 +170,24 @@ class AttemptStage(SinkWorkers):
         partition: int,
         placement: Placement | None = None,
     ) -> None:
-        """Begin. sink, epoch, partition: see Stage.
+        """Start an attempt. sink, epoch, partition: its name, with a random `attempt`.
 
-        placement: where the tasks are staged, though they may have moved since; None: where they are now.
+        placement: the workers that tasks are staged at, even if they have moved; None: the current ones.
         """
         super().__init__(options)
         self._sink, self._epoch, self._partition = sink, epoch, partition
         self.attempt = uuid.uuid4().hex
-        """Its name. Spark's numbers of attempts begin anew with every driver."""
+        """The name of the attempt. It is random, as Spark's attempt numbers start again with each driver."""
         self.versions = set() if placement is None else {placement.version}
-        """The versions of the assignment by which it has found its workers."""
+        """The versions of the assignments from which the workers were taken."""
         self._worker_of = {} if placement is None else placement.workers()
         self._pieces: dict[At, _Piece] = {}
 
     def add(self, groups: Sequence[TaskGroup]) -> None:
-        """Stage messages, or keep them for the next piece.
+        """Stage messages, or add them to the next piece.
 
-        Waits for room as long as it takes. Raises UnknownTaskError, EpochTooLargeError and the like, and what
-        keeps a worker out of reach once the timeout has passed.
+        Wait for free space without a time limit. Raises refusals such as UnknownTaskError and
+        EpochTooLargeError, and the reason why a worker is unreachable after the timeout.
         """
         self._find(groups)
         for group in groups:
@@ -199,7 +204,8 @@ class AttemptStage(SinkWorkers):
         return self._pieces.setdefault(self._worker_of[group.task], _Piece())
 
     def end(self) -> list[StagedPart]:
-        """Stage the rest; return what is where."""
+        """Stage the remaining messages; return the staged parts of all workers."""
+        # _send() may move groups to another worker's piece, so repeat until no piece is waiting.
         while waiting := [at for at, piece in self._pieces.items() if piece.groups]:
             for at in waiting:
                 self._send(at)
@@ -210,7 +216,7 @@ class AttemptStage(SinkWorkers):
         ]
 
     def abandon(self) -> None:
-        """Have what was staged thrown away, where that is possible at once; else it dies with its epoch."""
+        """Discard the staged messages at once if possible; otherwise they expire with their epoch."""
         for at, piece in self._pieces.items():
             if piece.pieces:
                 self.discard(at, self._sink, self._epoch, self.attempt)
@@ -223,12 +229,12 @@ class AttemptStage(SinkWorkers):
         return found
 
     def _find(self, groups: Iterable[TaskGroup]) -> None:
-        """Find the workers of tasks that the attempt has not had yet."""
+        """Look up the workers of tasks that are new in this attempt."""
         if new := {group.task for group in groups}.difference(self._worker_of):
             self.check_known(new)
 
     def _send(self, at: At) -> None:
-        """Send the next piece to a worker; to others if it has none of ours and takes none."""
+        """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
         address, worker_id = at
         piece = self._pieces[at]
         patience, warnings = Patience(self._seconds), LogRate()
@@ -246,10 +252,11 @@ class AttemptStage(SinkWorkers):
         while True:
             try:
                 waits_for = self[address].stage(request)
-            except (*AWAY, UnknownTaskError) as error:  # the worker's assignment may be older than ours
+            except (*AWAY, UnknownTaskError) as error:  # its assignment may be older
                 self._bear(patience, error, address)
-                if piece.pieces:
+                if piece.pieces:  # earlier pieces are staged there, and this one must follow them
                     continue
+                # Nothing is staged there yet: find the workers again from a new assignment.
                 del self._pieces[at]
                 self._worker_of = {task: each for task, each in self._worker_of.items() if each != at}
                 self._find(piece.groups)

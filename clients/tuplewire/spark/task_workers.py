@@ -1,4 +1,8 @@
-"""The workers that hold some tasks, and what they hold of them."""
+"""The workers of some tasks, and the messages of these tasks on them.
+
+Used by the readers, fetch.py, stages.py and publisher.py. Owns a client of each worker and the last
+assignment. Not thread-safe. Design: docs/design/readers.md.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +35,18 @@ At = tuple[str, str]
 _POLL_SECONDS = 0.05
 NOTHING: Mapping[int, Held] = {}
 _MOST_OTHERS = 100
-"""So many workers' addresses are tried where the first is out of reach."""
+"""The maximum number of other workers' addresses to try if the first one is unreachable."""
 
 
 class Patience:
-    """Bears with trouble for some seconds, counted from when it began."""
+    """Tolerates errors for some seconds, counted from the first one."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since: float | None = None
 
     def bear(self, error: TuplewireError) -> None:
-        """Wait a moment, or raise the error if the time is over."""
+        """Wait a moment, or raise the error if the time has passed."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if now - self._since > self._seconds:
@@ -50,43 +54,43 @@ class Patience:
         time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
 
     def over(self) -> None:
-        """Take note that there is no trouble."""
+        """Reset the time, after a success."""
         self._since = None
 
 
 class TaskWorkers(ControlClients[WorkerClient]):
-    """Finds the workers that have some tasks; keeps a channel to each of them until it is closed.
+    """Finds the workers of tasks, and keeps a channel to each worker until it is closed.
 
-    options: their address is that of any worker of the topology, or several with commas. Their timeout is for
-    a worker that does not answer, or that has no assignment or no room yet.
+    options: `address` is one worker of the topology, or several with commas. `timeout` is for a worker that
+    does not answer, or that has no assignment or no free space yet.
     """
 
     CALL_SECONDS: ClassVar[float]
-    """The longest that one call takes."""
+    """The maximum timeout of one call."""
 
     def __init__(self, options: SourceOptions | SinkOptions) -> None:
         super().__init__(lambda address: self.client(address, min(self._timeout, self.CALL_SECONDS)))
         self._credentials = options.credentials()
         self._address, *more = resolve_addresses(options.address).split(",")
         self.reached = self._address
-        """The address of the worker that has answered last."""
+        """The address of the worker that answered last."""
         self._topology = options.topology
         self._timeout = options.timeout
         self._version = 0
         self.max_message_bytes = 0
-        """The largest payload that the worker takes that was asked for the assignment."""
+        """The payload limit of the worker that sent the assignment."""
         self._others = tuple(more)
-        """The addresses of other workers: those that assignments have had, the last ones first."""
+        """The addresses of other workers: from the option and from assignments, the newest first."""
         self._all: dict[int, At] = {}
         self._present: dict[str, str] = {}
         """The workers of the last assignment: address to id."""
 
     def client(self, address: str, timeout: float) -> WorkerClient:
-        """Return a client of one worker, to be closed. timeout: of a call, in seconds."""
+        """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
         return WorkerClient(address, timeout, credentials=self._credentials)
 
     def _assigned(self, tasks: Iterable[int]) -> dict[int, At]:
-        """Return the workers of those of these tasks that are assigned, by the addresses that workers use."""
+        """Return the worker of each assigned task, from a new assignment."""
         assignment = self._assignment()
         if assignment is None:
             raise NotReadyError(
@@ -108,7 +112,7 @@ class TaskWorkers(ControlClients[WorkerClient]):
         return {task: self._all[task] for task in tasks if task in self._all}
 
     def _assignment(self) -> pb.Assignment | None:
-        """Ask the worker of the option `address`, and the others that are known where it does not answer."""
+        """Request the assignment from the worker at the option `address`; if unreachable, from others."""
         try:
             return self._assignment_of(self._address)
         except UnreachableError:
@@ -133,16 +137,16 @@ class TaskWorkers(ControlClients[WorkerClient]):
 
 
 class HeldTasks(TaskWorkers):
-    """Asks the workers what they hold of the tasks that a query reads."""
+    """Polls the workers for the messages of the tasks that a query reads."""
 
     CALL_SECONDS = 5.0
 
     def __init__(
         self, options: SourceOptions, tasks: Collection[int] | None = None, others: Sequence[str] = ()
     ) -> None:
-        """Ask nobody yet. others: the addresses of more workers, if the first is out of reach.
+        """Poll no worker yet. others: the addresses of more workers, if the first one is unreachable.
 
-        tasks: None: those of the options; of TaskRanges those that are assigned, now and later.
+        tasks: default: from the options. With TaskRanges: all tasks in them that are assigned, now and later.
         """
         super().__init__(options)
         self._others += tuple(others)
@@ -151,14 +155,14 @@ class HeldTasks(TaskWorkers):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses of the workers that are known."""
+        """The addresses of the known workers."""
         return self._others
 
     def look(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
-        """Return what is held of each task now; before, wait for so many seconds for more than was seen.
+        """Return the state of each task; first wait up to `wait` seconds for messages that are not in `seen`.
 
-        Raises UnreachableError, NotReadyError or WrongWorkerError once the timeout has passed,
-        WrongTopologyError, or UnknownTaskError for a task that the assignment does not have.
+        Raises UnreachableError, NotReadyError or WrongWorkerError after the timeout, WrongTopologyError, or
+        UnknownTaskError for a task that is not in the assignment.
         """
         if isinstance(self._tasks, TaskRanges):
             return self.look_at(None, seen, wait)
@@ -168,23 +172,23 @@ class HeldTasks(TaskWorkers):
         return found
 
     def glance(self) -> dict[int, Held]:
-        """Do as look_at() with the tasks, by the newest assignment, and once."""
+        """Do the same as look_at() for the tasks, from the newest assignment and without a retry."""
         self._at = {}
         return self._look(None if isinstance(self._tasks, TaskRanges) else self._tasks)
 
     def look_at(
         self, tasks: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
-        """Return what is held now of those of some tasks that the assignment has. Raises what look() does.
+        """Return the state of the given tasks that are in the assignment. Raises as look().
 
-        tasks: None: all that the assignment has of the ranges.
+        tasks: None: all assigned tasks in the ranges.
         """
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 return self._look(tasks, seen, wait)
             except (UnreachableError, NotReadyError, WrongWorkerError):
-                self._at = {}
+                self._at = {}  # the tasks may have moved: request a new assignment
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_SECONDS)
@@ -193,7 +197,7 @@ class HeldTasks(TaskWorkers):
         self, wanted: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
         if wanted is None:
-            if not self._at:  # at first, and when a worker has a newer assignment
+            if not self._at:  # at first, and after a worker had a newer assignment
                 self._assigned(())
             wanted = [task for task in self._all if task in self._tasks]
             if not wanted:
@@ -210,6 +214,7 @@ class HeldTasks(TaskWorkers):
         found: dict[int, Held] = {}
         for at, request in polls.items():
             answer = self[at[0]].poll(request)
+            # With a newer assignment, or without one of the tasks, the answer may be incomplete.
             if answer.assignment_version > self._version or len(answer.tasks) < len(request.tasks):
                 raise NotReadyError(
                     f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
@@ -228,7 +233,7 @@ class HeldTasks(TaskWorkers):
         return {task: found[task] for task in wanted if task in found}
 
     def _poll_of(self, at: At, tasks: Sequence[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:
-        # A worker counts for itself: what was seen at another one says nothing.
+        # Each worker has its own numbering: a sequence seen at another worker means nothing here.
         known = {task: seen[task].tail for task in tasks if task in seen and seen[task].worker_id == at[1]}
         polled = (pb.PolledTask(task=task, seen_sequence=known.get(task, 0)) for task in tasks)
         return pb.PollRequest(
@@ -236,7 +241,7 @@ class HeldTasks(TaskWorkers):
         )
 
     def _wait_for_any(self, polls: Mapping[At, pb.PollRequest], wait: float) -> None:
-        """Wait until one of several workers has news; then ask all of them what there is."""
+        """Wait until one of several workers has new messages; afterwards, poll all without a wait."""
         news = threading.Event()
         calls = [self[address].begin_poll(request) for (address, _), request in polls.items()]
         for call in calls:
@@ -247,9 +252,9 @@ class HeldTasks(TaskWorkers):
             request.wait_millis = 0
 
     def runs(self, last: Mapping[int, int], held: Mapping[int, Held]) -> dict[int, Runs]:
-        """Return how messages are numbered, of those tasks that have not moved since `held` was looked at.
+        """Return the entry numbers of messages, for tasks that have not moved since the poll of `held`.
 
-        last: for each task the sequence up to which; 0: all. Raises UnreachableError.
+        last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
         tasks_at: dict[tuple[str, str, int], list[int]] = {}
         for task in last:
@@ -270,9 +275,9 @@ class HeldTasks(TaskWorkers):
         return found
 
     def standing(self, task: int, worker: int, address: str) -> Standing:
-        """Return what is known of a worker (its incarnation) that had a task, at an address.
+        """Return the last known state of a task's previous owner. worker: its incarnation.
 
-        Waits while it hands messages over, or is out of reach, for the timeout at most.
+        Wait while it forwards messages or is unreachable, for at most the timeout.
         """
         deadline = time.monotonic() + self._timeout
         while True:
@@ -302,4 +307,6 @@ class HeldTasks(TaskWorkers):
             for each in answer.departed:
                 return Standing(Former.DONE, each.dropped)
             replaced = replaced or where == address
+        # Lost only if another incarnation answers at its address and no present worker is unreachable: an
+        # unreachable worker may know about a clean shutdown.
         return Standing(Former.GONE if replaced and not silent else Former.HANDS_OVER)

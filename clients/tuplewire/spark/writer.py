@@ -1,8 +1,10 @@
 """Batch and stream writers of the format `tuplewire`.
 
-Two ways. Sent from Spark's tasks: at least once, since a task that Spark runs again sends again. Or staged:
-each attempt hands its messages to the workers of their tasks, where nobody sees them. Spark chooses one
-attempt of each partition, and the driver has those published, by name, as an epoch that tasks get once.
+atLeastOnce: Spark's tasks send their rows; a task that Spark runs again sends them again. exactlyOnce: each
+attempt stages its messages at the workers of their tasks, where consumers do not see them. Spark chooses one
+attempt of each partition. The driver publishes these by name, as an epoch that each task gets once.
+Used by Spark through data_source.py. Owns the name and the placement of one write. Not thread-safe.
+Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ from tuplewire.wire.control_pb2 import StagedAttempt
 logger = event_logger(__name__)
 
 _QUERY_ID = "sql.streaming.queryId"
-"""The property by which Spark tells its tasks; it is kept in the checkpoint."""
+"""The property of a Spark task with the query's id, which is stored in the checkpoint."""
 _BATCH_ID = "streaming.sql.batchId"
-"""The same for the micro-batch."""
+"""The property with the number of the micro-batch."""
 _RUN_ID = "spark.jobGroup.id"
-"""The same for this run of the query: each start has another."""
+"""The property with the run of the query: it differs for each start."""
 _PERMANENT = (
     MessageError,
     PayloadRefusedError,
@@ -68,18 +70,23 @@ _PERMANENT = (
     StaleEpochError,
     EpochTooLargeError,
 )
-"""Another attempt would end in the same way. Spark makes four whatever the error is; only an attempt that
-succeeds is not tried again. So these travel to the driver, which raises them instead of committing."""
+"""Errors that another attempt would also get. Spark makes four attempts after any error, and none after a
+success. So these errors are returned to the driver, which raises them instead of committing."""
 
 
 @dataclass
 class Part(WriterCommitMessage):
-    """What one attempt of one partition has to say: how much it has sent, or where it has staged how much.
+    """The result of one attempt of one partition.
 
-    sink: names the streaming query, also after a restart, or the batch write. attempt: its name where it has
-    staged. versions: those of the assignment by which it has found the workers. bad_rows: how many of its
-    rows could not be sent. failure: why it has given up, where another attempt would do so, too. run: of the
-    query, by name; empty: nobody else publishes what was staged.
+    Attributes:
+        sink: The name of the streaming query, also after a restart, or of the batch write.
+        attempt: Its name.
+        messages: The number of messages sent or staged.
+        staged: The parts at the workers; empty if the messages were sent.
+        versions: The versions of the assignments from which the workers were taken.
+        bad_rows: The number of rows that could not be sent.
+        failure: An error that another attempt would also get.
+        run: The name of the query's run; empty: no other run publishes the staged messages.
     """
 
     sink: str
@@ -94,7 +101,7 @@ class Part(WriterCommitMessage):
 
 
 class _Sink(Shipped):
-    """What both writers have in common. default: the guarantee where the user has not chosen."""
+    """The common base of both writers. default: the guarantee if the user has not chosen one."""
 
     def __init__(self, options: SinkOptions, default: DeliveryGuarantee) -> None:
         self._exactly_once = (options.guarantee or default) is DeliveryGuarantee.EXACTLY_ONCE
@@ -105,7 +112,7 @@ class _Sink(Shipped):
         self._placement: Placement | None = None
 
     def _written(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
-        """Stage or send one partition; in a Spark task."""
+        """Stage or send one partition, in a Spark task."""
         partition = _context().partitionId()
         try:
             with attempt(active(), partition):
@@ -116,7 +123,7 @@ class _Sink(Shipped):
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
         """Send one partition, and wait until it is acknowledged.
 
-        Rows leave once all of them are checked; with an option badRows that lets none fail, as they come.
+        With badRows=fail, send rows only after all of them are checked; otherwise, as they arrive.
         """
         options = self._options
         context = _context()
@@ -124,7 +131,7 @@ class _Sink(Shipped):
         with SinkWorkers(options) as workers:
             bad = _bad_rows(options, partition, workers)
             address = workers.reached
-            # A newer attempt fences an older one off that still runs.
+            # The incarnation grows with each attempt, so a newer attempt fences an older one that still runs.
             client = Client(
                 address,
                 topology=options.topology,
@@ -144,7 +151,7 @@ class _Sink(Shipped):
                     workers.wait_for_room(partial(_send, client, batch))
                 workers.wait_for_room(client.flush)
             except BaseException:
-                client.close(timeout=0)  # what was not sent yet is the next attempt's
+                client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
         return Part(self._write_id, partition, str(attempt), bad.messages, bad_rows=bad.count)
@@ -165,9 +172,9 @@ class _Sink(Shipped):
         return Part(sink, partition, stage.attempt, bad.messages, staged, versions, bad.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
-        """Publish the chosen attempts, or raise what has kept one from being there.
+        """Publish the chosen attempts, or raise the error of one that failed.
 
-        repeated: whether a driver that comes back publishes the epoch again.
+        repeated: True if a restarted driver publishes the epoch again.
         """
         parts = [part for part in messages if isinstance(part, Part)]
         failures = [part.failure for part in parts if part.failure is not None]
@@ -190,6 +197,8 @@ class _Sink(Shipped):
         sink = parts[0].sink
         versions = sorted(frozenset().union(*(part.versions for part in parts)))
         with Publisher(self._options, sink, epoch, chosen, parts[0].run) as publisher:
+            # Attempts of different versions may have staged one task at two workers. A batch write is not
+            # repeated, so all its attempts are checked before the first worker publishes.
             if len(versions) > 1 or not repeated:
                 places = Counter(chain.from_iterable(publisher.check().values()))
                 split = sorted(task for task, workers in places.items() if workers > 1)
@@ -205,7 +214,7 @@ class _Sink(Shipped):
         logger.info("spark.published", extra=extra)
 
     def _discard(self, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """Throw away the staged part of an epoch that fails; else it dies with the next, or in time."""
+        """Discard the staged parts of a failed epoch; otherwise the next epoch drops them, or they expire."""
         parts = [part for part in messages if isinstance(part, Part)]
         with SinkWorkers(self._options) as workers:
             for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
@@ -215,9 +224,9 @@ class _Sink(Shipped):
 class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
     """Sends the rows of a DataFrame.
 
-    Guarantee: when the write has succeeded, the worker has acknowledged every row's message. By default a
-    task that Spark runs again sends again: at least once. With exactlyOnce one attempt of each partition is
-    seen, and nothing before all of them are computed.
+    Guarantee: if the write succeeds, the worker has acknowledged the message of every row. By default, a task
+    that Spark runs again sends its rows again: at least once. With exactlyOnce, consumers see one attempt of
+    each partition, and no row before all partitions are computed.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -228,33 +237,34 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         return self._written(iterator, f"spark-{self._write_id}", 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what was staged; in the driver, once all partitions are there."""
+        """Publish the staged rows, in the driver, after all partitions are complete."""
         self._publish(0, messages, repeated=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Throw away what was staged, where that is possible; in the driver."""
+        """Discard the staged rows if possible, in the driver."""
         self._discard(0, messages)
 
 
 class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """Publishes the rows of each micro-batch, once it is computed; with atLeastOnce, tasks send theirs.
+    """Publishes the rows of each micro-batch after it is computed; with atLeastOnce, tasks send their rows.
 
-    Guarantee: of each partition and micro-batch exactly one attempt is seen, whatever fails, however many
-    attempts Spark makes, and also when the driver dies while it publishes: it then publishes the micro-batch
-    again, and the workers take what they lack of it, wherever the tasks are by then. This holds while the
-    workers live or drain, and where a row goes to the same task when it is computed again.
+    Guarantee: consumers see exactly one attempt of each partition and micro-batch, for any failure and any
+    number of attempts. If the driver fails while it publishes, the restarted driver publishes the micro-batch
+    again. The workers then accept the missing part of it, also if tasks have moved. This holds while the
+    workers run or drain, and if a row has the same task when it is computed again.
 
-    Spark makes one for each micro-batch, in the driver.
+    Spark creates one writer for each micro-batch, in the driver.
     """
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options, DeliveryGuarantee.EXACTLY_ONCE)
         if self._exactly_once:
+            # All attempts of the micro-batch stage a task at the same worker, even if the task moves.
             with SinkWorkers(self._options) as workers:
                 self._placement = workers.placement()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """Stage or send one partition; in a Spark task."""
+        """Stage or send one partition, in a Spark task."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
@@ -263,11 +273,11 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         return self._written(iterator, f"spark-{query}", int(batch), run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the micro-batch; in the driver."""
+        """Publish the micro-batch, in the driver."""
         self._publish(batchId, messages, repeated=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Throw away what was staged, where that is possible; in the driver."""
+        """Discard the staged rows if possible, in the driver."""
         self._discard(batchId, messages)
 
 
@@ -282,9 +292,9 @@ def _context() -> TaskContext:
 
 
 def _bad_rows(options: SinkOptions, partition: int, workers: SinkWorkers) -> BadRows:
-    """Look the tasks of the options up; return what looks after those of the rows.
+    """Check the tasks of the options; return the object that checks the rows.
 
-    Raises UnknownTaskError, what keeps the worker out of reach, and WrongTopologyError.
+    Raises UnknownTaskError, WrongTopologyError, and the reason why the worker is unreachable.
     """
     own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
     workers.check_known((*options.tasks, *own))
