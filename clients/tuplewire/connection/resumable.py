@@ -1,6 +1,6 @@
 """The common base of SendingEnd and Receiver: a stream that is replaced whenever it breaks.
 
-Subclasses say hello, read and write. This class connects, backs off after failures, logs an unreachable
+Subclasses open, read and write a stream. This class connects, backs off after failures, logs an unreachable
 worker, and decides which errors are final. Owns the task that runs the stream. Call only from the event loop.
 Design: docs/design/sessions.md.
 """

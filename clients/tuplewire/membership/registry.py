@@ -103,7 +103,7 @@ class Registry:
         """The addresses of the registered workers, which must be polled in addition to the listed ones."""
         return list(self._members)
 
-    # --- what is seen ----------------------------------------------------------------------------
+    # --- answers of a poll -----------------------------------------------------------------------
 
     def look(
         self, now: float, wanted: Mapping[str, str], answers: Mapping[str, Report | TuplewireError]
@@ -248,7 +248,7 @@ class Registry:
             )
             self.events.append(("membership.superseded", member.about(version=version)))
 
-    # --- what follows ----------------------------------------------------------------------------
+    # --- decisions -------------------------------------------------------------------------------
 
     def decide(self) -> control_pb2.Assignment | None:
         """Return a new assignment if the current one no longer fits; None if it does."""
