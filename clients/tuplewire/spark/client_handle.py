@@ -184,8 +184,8 @@ class ClientHandle(Shipped):
                     client.send(TaskMessageBatch.from_arrow(batch["task"], batch["message"]))
                     yield batch
 
-    The connection is opened by the first `with`. All handles of a process with the same settings share it,
-    also across Spark jobs. Leaving the block waits until all messages are acknowledged, and raises an error
+    No connection is opened before `with`. All handles of a process with the same settings share one, also
+    across Spark jobs. Leaving the block waits until all messages are acknowledged, and raises an error
     if one is not, because Spark ends its Python processes without a chance to finish. So messages can be sent
     only within the block. A task that ends without leaving its block fails with ForgottenFlushError. In the
     driver (foreachBatch) there is no task: the next block raises the error, or the program prints it at exit.

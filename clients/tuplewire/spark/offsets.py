@@ -279,8 +279,8 @@ def next_offset(
 ) -> Offset:
     """Return the end of a micro-batch that starts at `start`; `start` itself if it reads nothing.
 
-    bounds: the last position to read in each task. min_messages: with fewer messages in all tasks, read
-    nothing, unless a queue is nearly full. max_messages, max_bytes: for all tasks together, in
+    bounds: the last position to read in each task. With fewer than min_messages in all tasks, nothing is
+    read, unless a queue is nearly full. max_messages, max_bytes: for all tasks together, in
     proportion to the waiting messages of each. Bytes are estimated from the mean size of a task's messages at
     its worker; at least one message is read.
     """

@@ -216,7 +216,7 @@ class AttemptStage(SinkWorkers):
         ]
 
     def abandon(self) -> None:
-        """Discard the staged messages at once if possible; otherwise they expire with their epoch."""
+        """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""
         for at, piece in self._pieces.items():
             if piece.pieces:
                 self.discard(at, self._sink, self._epoch, self.attempt)
