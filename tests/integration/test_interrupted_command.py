@@ -259,6 +259,7 @@ def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("job", "moment"),
     [
@@ -280,7 +281,7 @@ def test_while_spark_starts_and_runs(job: str, moment: str, tmp_path: Path) -> N
             "PythonGatewayServer": "SparkSubmit",
             "daemon": "pyspark.daemon",
         }[moment]
-        eventually(lambda: any(word in each for each in marked(mark)), SECONDS)
+        eventually(lambda: any(word in each for each in marked(mark)), 3 * SECONDS)  # Spark starts slowly
 
     given = [f"--input={book}"] if job == "wordcount" else []
     code, errors = interrupted(["run", job, *given], seen)
