@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import eventually, rolling_words
+from helpers import eventually
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -37,7 +37,6 @@ from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submi
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-cloudpickle.register_pickle_by_value(rolling_words)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 TWO = {"topology.workers": 2}
@@ -458,7 +457,7 @@ class StandStill(Double):
         (self.notes / "went on").touch()
 
 
-def test_a_wait_for_a_bolt_ends_with_the_job(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+def test_a_wait_ends_with_the_job(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
     """A spout that waits for a bolt that stands still does not hold up a job that is cancelled."""
     running = submit_topology(
         spark, doubling(Numbers(None), StandStill(tmp_path)), conf=TWO, workers=workers, name="still"
