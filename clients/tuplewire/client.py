@@ -15,14 +15,15 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.memory_stream import MEMORY, dial_memory
+from tuplewire.connection.receiver import Arrive, Fail, Push, Receiver
 from tuplewire.connection.resumable import Identity
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.sending_end import SendingEnd
@@ -133,20 +134,25 @@ class BaseClient(Live):
         self, tasks: int | Iterable[int], timeout: float | None
     ) -> tuple[Receiver, float | None, Observer | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
+        timeout, named = checked_timeout(timeout), check_tasks(tasks)
+        return self._receiver(named, None), timeout, self._observing()
+
+    def _receiver(self, tasks: Sequence[int], push: Push | None) -> Receiver:
         if self._process is not _process:
             self._forget()
-        timeout, named, thread = checked_timeout(timeout), check_tasks(tasks), messaging_loop()
-        receiver = Receiver(
-            self.address, self._identity(), named, self._settings, thread.loop, self._dial(), self._worker_id
-        )
+        thread = messaging_loop()
+        about = self.address, self._identity(), tasks, self._settings, thread.loop
+        receiver = Receiver(*about, self._dial(), self._worker_id, push)
         thread.begin(receiver)
         self._receivers.add(receiver)
-        return receiver, timeout, self._observing()
+        return receiver
 
     def _observing(self) -> Observer | None:
         return observer() if self.traced else None
 
     def _dial(self) -> Dial:
+        if self.address.startswith(MEMORY):
+            return dial_memory(self.topology, int(self.address.removeprefix(MEMORY)))
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
 
     @staticmethod
@@ -323,6 +329,14 @@ class Client(BaseClient):
         for an invalid task id, or if there are no tasks.
         """
         return Subscription(*self._receive(tasks, timeout))
+
+    def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
+        """Have the messages of tasks passed to functions; return a function that ends this.
+
+        For executors of topologies: there is no thread between the event loop and the receiver. See Push.
+        """
+        receiver = self._receiver(tasks, Push(receive, failed))
+        return lambda: messaging_loop().run(receiver.close())
 
     def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then close.

@@ -1,4 +1,4 @@
-"""Workers of this process with the links of their executors, joined by an assignment."""
+"""Embedded workers with the links of their executors, joined by an assignment."""
 
 from __future__ import annotations
 
@@ -6,28 +6,49 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.process.embedded_worker import EmbeddedWorker
 from tuplewire_topology import Topology
-from tuplewire_topology.clusters.local_worker import HostedWorker
+from tuplewire_topology.clusters.local_worker import link_to
 
 TOPOLOGY = "t"
 
 
+class Hosted(EmbeddedWorker):
+    """A worker of this process, and a link to it."""
+
+    def __init__(self, name: str, topology: Topology, conf: Mapping[str, Any]) -> None:
+        super().__init__(name, TOPOLOGY, conf)
+        self.link = link_to(self, topology, conf)
+        self.worker = self._worker
+
+    def status(self) -> GetStatusResponse:
+        """Return its status."""
+        return self._loop.call(self.worker.status)
+
+    def abort(self) -> None:
+        """End both as if the process were killed."""
+        self.link.abort()
+        super().abort()
+
+    def close(self, timeout: float) -> None:
+        """End both in good order."""
+        super().close(timeout)
+        self.link.abort()
+
+
 def host(
     name: str, topology: Topology, transport: str = "local", conf: Mapping[str, Any] | None = None
-) -> HostedWorker:
+) -> Hosted:
     """Start a worker of this process, without an assignment."""
-    return HostedWorker(name, TOPOLOGY, topology, {**(conf or {}), TRANSPORT_KEY: transport})
+    return Hosted(name, topology, {**(conf or {}), TRANSPORT_KEY: transport})
 
 
-def assign(version: int, shares: Mapping[HostedWorker, Sequence[int]]) -> None:
+def assign(version: int, shares: Mapping[Hosted, Sequence[int]]) -> None:
     """Tell workers who has which tasks."""
-    assignment = Assignment(
-        version, TOPOLOGY, tuple(AssignedWorker(*each.peer, tuple(share)) for each, share in shares.items())
-    )
     for each in shares:
-        each.assign(assignment, ())
+        each.assign(version, {hosted.peer: share for hosted, share in shares.items()})
 
 
 @contextmanager
@@ -36,10 +57,10 @@ def hosted(
     *shares: Sequence[int],
     transport: str = "local",
     conf: Mapping[str, Any] | None = None,
-) -> Iterator[list[HostedWorker]]:
+) -> Iterator[list[Hosted]]:
     """Run a worker for each share of tasks; they end with the block, and see off what they have."""
     with ExitStack() as stack:
-        workers: list[HostedWorker] = []
+        workers: list[Hosted] = []
         for number in range(len(shares)):
             workers.append(host(f"w{number}", topology, transport, conf))
             stack.callback(workers[-1].close, 1.0)

@@ -29,7 +29,7 @@ from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.coordination.termination import ProcessFailedError, Termination
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import ClientLink, Link
+from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.timer import SimulatedTimer
 from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
@@ -123,7 +123,7 @@ def client_links(shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
     """Return links that are clients of worker processes, a process for each."""
     with WorkerProcesses(len(shares), "t") as processes:
         processes.assign(dict(enumerate(shares)))
-        yield [ClientLink(Client(each.unix_address, topology="t")) for each in processes.endpoints]
+        yield [Link(Client(each.unix_address, topology="t")) for each in processes.endpoints]
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tuplewire.connection import receipts
+from tuplewire.connection.memory_stream import memory_servers
 from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.messaging import receiving_end
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext, local_transport
+from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed_transport import StreamedServer
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.scenery import TOPOLOGY, Recorder
@@ -108,7 +109,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
             sender.close()
             server.close()
         assert len(context._made) < 5
-        eventually(lambda: not local_transport._servers, 10)
+        eventually(lambda: not memory_servers, 10)
 
 
 def test_a_limit_of_sessions_is_told(

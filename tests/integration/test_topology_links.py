@@ -25,7 +25,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import ClientLink
+from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 200
@@ -166,7 +166,7 @@ def test_no_destination_is_counted() -> None:
         worker.activate()
         assert wait_idle(worker, SECONDS)
         eventually(lambda: here.link.lost() == len(LINES), SECONDS)
-        assert here.link.statistics().refused_messages == {"UNKNOWN_TASK": len(LINES)}
+        assert here.status().refused_messages == {"UNKNOWN_TASK": len(LINES)}
         worker.close()
 
 
@@ -181,7 +181,7 @@ def test_words_are_counted_over_clients() -> None:
             for endpoint in processes.endpoints
         ]
         workers = [
-            ExecutorWorker(topology, tasks, topology_id="t", link=ClientLink(client))
+            ExecutorWorker(topology, tasks, topology_id="t", link=Link(client))
             for tasks, client in zip((HERE, THERE), clients, strict=True)
         ]
         for worker in workers:
@@ -200,7 +200,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
     with WorkerProcesses(1, "t") as processes:
         processes.assign({0: [2]})
         client = Client(processes.endpoints[0].unix_address, topology="t")
-        worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=ClientLink(client))
+        worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=Link(client))
         worker.start()
         worker.activate()
         assert wait_idle(worker, SECONDS)
@@ -215,7 +215,7 @@ def test_a_lost_subscription_fails_the_worker() -> None:
         processes.assign({0: [1]})
         address = processes.endpoints[0].unix_address
         topology = word_count(counts)
-        link = ClientLink(Client(address, topology="t"))
+        link = Link(Client(address, topology="t"))
         worker = ExecutorWorker(topology, [1], topology_id="t", link=link)
         worker.start()
         with Client(address, topology="t") as other:

@@ -56,6 +56,7 @@ class NotedLink(Link):
     """A link that notes what another is asked for."""
 
     def __init__(self, link: Link, notes: Notes) -> None:
+        self.worker = link.worker
         self.link = link
         self.notes = notes
 
@@ -66,10 +67,6 @@ class NotedLink(Link):
     def send(self, groups: Sequence[TaskGroup]) -> None:
         self.notes.again("transfer")
         self.link.send(groups)
-
-    @property
-    def not_ready(self) -> str:
-        return self.link.not_ready
 
     def close(self, timeout: float) -> None:
         self.notes("link closes")
@@ -198,7 +195,7 @@ def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
     with hosted(topology, [2, 3], [1]) as (here, there):
         there.link.open([range(1, 2)], receive, lambda _: None)
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=here.link)
-        here.link.executors = worker
+        here.host.attach(worker, topology.tasks)
         worker.start()
         worker.activate()
         queue = worker.bolts[0].queue

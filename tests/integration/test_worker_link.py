@@ -6,13 +6,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import helpers.words
 import pytest
-from helpers.hosted import assign, host, hosted
+from helpers.hosted import Hosted, assign, host, hosted
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MessageTooLargeError, RefusedError
+from tuplewire_service.process.program import ProgramFlags
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,
@@ -22,9 +24,9 @@ from tuplewire_topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire_topology.clusters import worker_link
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.clusters.local_worker import HostedWorker
+from tuplewire_topology.clusters.topology_program import TopologyProgram
+from tuplewire_topology.running import link
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Done
 from tuplewire_topology.running.outgoing import outbound_tasks
@@ -57,12 +59,23 @@ def topology() -> Topology:
     return chain(FeederSpout(["number"]))
 
 
+class Idle:
+    """Stands for a program that has nothing to do."""
+
+    not_ready = ""
+    busy = False
+
+    def disconnect(self) -> None:
+        """Do nothing."""
+
+
 class Taker:
     """Stands for the executors of some tasks: keeps what comes, and is done with it when it is told so."""
 
-    def __init__(self, at: HostedWorker, *tasks: int) -> None:
+    def __init__(self, at: Hosted, *tasks: int) -> None:
         self.came: list[tuple[int, bytes]] = []
         self._undone: list[tuple[TaskGroup, Done]] = []
+        at.host.attach(Idle(), tasks)
         at.link.open([range(task, task + 1) for task in tasks], self.receive, lambda _: None)
 
     def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
@@ -80,9 +93,9 @@ class Taker:
 @pytest.fixture
 def waiting(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[HostedWorker, Taker, threading.Thread]]:
+) -> Iterator[tuple[Hosted, Taker, threading.Thread]]:
     """Return a worker, the taker of another, and the thread that waits to send to it."""
-    monkeypatch.setattr(worker_link, "BLOCKED_SECONDS", 0.05)
+    monkeypatch.setattr(link, "BLOCKED_SECONDS", 0.05)
     with hosted(topology, [4], [1], conf=SMALL) as (here, there):
         taker = Taker(there, 1)
 
@@ -92,7 +105,7 @@ def waiting(
 
         sending = threading.Thread(target=send)
         sending.start()
-        eventually(lambda: here.link.exhausted, SECONDS)
+        eventually(lambda: here.worker.servers.any_exhausted, SECONDS)
         yield here, taker, sending
         while sending.is_alive():
             taker.finish()
@@ -109,13 +122,13 @@ def test_outbound_tasks(topology: Topology) -> None:
 
 
 def test_a_sender_waits_for_a_task_that_stands_still(
-    waiting: tuple[HostedWorker, Taker, threading.Thread], caplog: pytest.LogCaptureFixture
+    waiting: tuple[Hosted, Taker, threading.Thread], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who sends to a task waits while its queue's worth is outstanding; then all goes on, in order."""
     here, taker, sending = waiting
     eventually(lambda: logged(caplog, "executors.blocked"), SECONDS)
-    assert (here.link.pending, list(here.link.exhausted)) == (64, [1])
-    assert logged(caplog, "executors.blocked")[0]["task"] == 1
+    assert (here.link.pending, here.worker.servers.exhausted()) == (64, {1})
+    assert logged(caplog, "executors.blocked")[0]["tasks"] == [1]
     while len(taker.came) < 200:
         taker.finish()
         sending.join(0.001)
@@ -124,12 +137,14 @@ def test_a_sender_waits_for_a_task_that_stands_still(
     eventually(lambda: not here.link.pending, SECONDS)
 
 
-def test_others_do_not_wait(waiting: tuple[HostedWorker, Taker, threading.Thread]) -> None:
+def test_others_do_not_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> None:
     """While one task stands still, messages to another, and to spouts, go on."""
     here, _, _ = waiting
+    fates = Taker(here, 4)
     for _ in range(100):
         here.link.send([TaskGroup.of(4, [b"fate"])])
-    assert list(here.link.exhausted) == [1]
+    eventually(lambda: len(fates.came) == 100, SECONDS, "acknowledged although the spout has not read them")
+    eventually(lambda: here.worker.servers.exhausted() == {1}, SECONDS)
 
 
 def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
@@ -147,7 +162,7 @@ def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
 
         sending = threading.Thread(target=send)
         sending.start()
-        eventually(lambda: here.link.exhausted, SECONDS)
+        eventually(lambda: here.worker.servers.any_exhausted, SECONDS)
         here.link.abort()
         sending.join(SECONDS)
         assert len(raised) == 1
@@ -201,14 +216,18 @@ def test_no_other_consumer(topology: Topology) -> None:
 
 def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
     """Tasks that are sent to and that nobody has are logged once, and messages to them are counted."""
-    with hosted(topology, [1]) as (here,):
-        (told,) = logged(caplog, "assignment.tasks_missing")
-        assert told["tasks"] == [2, 3]
-        here.link.send([TaskGroup.of(2, [b"a"])])
-        eventually(lambda: here.link.lost() == 1, SECONDS)
-        assert not here.link.pending
-        assign(2, {here: [1, 2, 3]})
-        assert not here.link.missing
+    words = helpers.words.topology()
+    (spout,) = words.tasks_of("lines")
+    with hosted(topology, [spout]) as (here,):
+        program = TopologyProgram(
+            here.host, ProgramFlags("helpers.words:topology", {"topology.acker.executors": 0})
+        )
+        program.start("127.0.0.1:1", "", "")
+        eventually(lambda: logged(caplog, "assignment.tasks_missing"), SECONDS)
+        assert logged(caplog, "assignment.tasks_missing")[0]["tasks"] == sorted(words.tasks_of("split"))
+        eventually(lambda: here.status().refused_messages["UNKNOWN_TASK"] > 0, SECONDS)
+        program.stop_input()
+        assert program.close(SECONDS)
 
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
@@ -222,7 +241,7 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     taker = Taker(first, 1)
     worker = ExecutorWorker(topology, [4], topology_id="t", link=here.link)
     worker.start()
-    eventually(lambda: here.link.not_ready == "no connection to second", SECONDS)
+    eventually(lambda: here.link.not_connected == "no connection to second", SECONDS)
     worker.activate()
     feeder.feed([1])
     assert not wait_idle(worker, 0.2)

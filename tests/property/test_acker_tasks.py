@@ -12,8 +12,7 @@ from tuplewire_topology.acking.acker import AckerTracker, News, keys_of
 from tuplewire_topology.acking.acker_tasks import Fate, Trees, with_ackers
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input, Topology
-from tuplewire_topology.authoring.tuples import MessageId, Stream, Tuple
-from tuplewire_topology.running.receive_queue import AddressedTuples
+from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Stream, Tuple
 
 OUT = (Stream("value"),)
 TOPOLOGY = with_ackers(

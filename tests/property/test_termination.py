@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import ConfigError
-from tuplewire_topology.coordination.termination import (
-    Failure,
-    ProcessFailedError,
-    ProcessReport,
-    Termination,
-)
+from tuplewire_topology.coordination.termination import ProcessFailedError, Termination
+from tuplewire_topology.running.idle import Failure, ProcessReport
 
 
 @dataclass

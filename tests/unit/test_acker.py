@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tuplewire_topology.acking.acker import Acker
-from tuplewire_topology.authoring.tuples import ACK_STREAM
-from tuplewire_topology.running.receive_queue import AddressedTuples
+from tuplewire_topology.authoring.tuples import ACK_STREAM, AddressedTuples
 
 A, B = (7, "a"), (8, "b")
 

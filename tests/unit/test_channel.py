@@ -11,8 +11,9 @@ import pytest
 from tuplewire.errors import MalformedError, UnreachableError
 from tuplewire_topology.authoring.user_metrics import UserSample
 from tuplewire_topology.clusters.worker_process import Channel
-from tuplewire_topology.coordination.termination import Failure, ProcessReport, from_report, to_report
+from tuplewire_topology.coordination.termination import from_report, to_report
 from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
+from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.receive_queue import QueueStatistics
 from tuplewire_topology.running.statistics import (
     AtWork,

@@ -26,46 +26,12 @@ DEBTS: frozenset[tuple[str, str]] = frozenset(
     (module, target)
     for module, targets in {
         "tuplewire.values.headers": "tuplewire.wire.messaging_pb2",
-        "tuplewire_topology.coordination.mail": "tuplewire.packing.packing",
-        "tuplewire_topology.acking.acker": "tuplewire_topology.running.receive_queue",
-        "tuplewire_topology.running.executor": "tuplewire_topology.coordination.termination",
-        "tuplewire_topology.running.executor_worker": "tuplewire_topology.coordination.termination",
-        "tuplewire_topology.running.timer": "tuplewire_topology.coordination.termination",
-        "tuplewire_topology.running.tuple_transfer": "tuplewire_topology.coordination.termination",
         "tuplewire_topology.clusters.distributed_topology": (
             "tuplewire_service.messaging.factory "
             "tuplewire_service.config.config_sources "
             "tuplewire_service.worker.assignment"
         ),
-        "tuplewire_topology.clusters.local_topology": "tuplewire_service.worker.assignment",
-        "tuplewire_topology.clusters.local_worker": (
-            "tuplewire_service.messaging.base "
-            "tuplewire_service.messaging.factory "
-            "tuplewire_service.messaging.transport_settings "
-            "tuplewire_service.config.config_sources "
-            "tuplewire_service.config.worker_config "
-            "tuplewire_service.worker.assignment "
-            "tuplewire_service.worker.worker "
-            "tuplewire_service.worker.worker_settings"
-        ),
-        "tuplewire_topology.clusters.topology_program": (
-            "tuplewire_service.config.config_sources "
-            "tuplewire_service.config.stop "
-            "tuplewire_service.config.worker_config "
-            "tuplewire_service.worker.assignment "
-            "tuplewire_service.worker.worker"
-        ),
-        "tuplewire_topology.clusters.worker_link": (
-            "tuplewire_service.messaging.base "
-            "tuplewire_service.messaging.subscription "
-            "tuplewire_service.worker.assignment "
-            "tuplewire_service.worker.servers "
-            "tuplewire_service.worker.worker"
-        ),
         "tuplewire_topology.clusters.worker_process": "tuplewire_service.worker.assignment",
-        "tuplewire_service.process.main": (
-            "tuplewire_topology.clusters.topology_program tuplewire_topology.clusters.worker_process"
-        ),
     }.items()
     for target in targets.split()
 )

@@ -11,8 +11,8 @@ import pytest
 from tuplewire.errors import ClosedError, ConfigError
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Stream, Tuple
-from tuplewire_topology.authoring.tuples import TupleSource
-from tuplewire_topology.running.receive_queue import AddressedTuples, RateTracker, ReceiveQueue
+from tuplewire_topology.authoring.tuples import AddressedTuples, TupleSource
+from tuplewire_topology.running.receive_queue import RateTracker, ReceiveQueue
 
 SOURCE = TupleSource("spout", 1, Stream("number"))
 

@@ -21,8 +21,9 @@ from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
 from tuplewire_topology.coordination.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind
-from tuplewire_topology.coordination.termination import Failure, ProcessReport, from_report
+from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.spark import rows
 from tuplewire_topology.spark.letters import as_output
 from tuplewire_topology.spark.member import Submitted

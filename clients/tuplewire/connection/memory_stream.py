@@ -1,21 +1,26 @@
 """A stream within one event loop: two bounded queues, one for each direction.
 
-Used by the worker's local transport and its Send service. Owns the messages that are written but not read.
-Call only from the event loop. Design: docs/design/sessions.md.
+Used by clients of a worker in the same process, the worker's local transport and its Send service. Owns the
+registry of the servers in this process, and the messages that are written but not read. Call only from the
+event loop. Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken
+from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.flow import OutFrame
 from tuplewire.values.group import TaskGroup
 
+MEMORY = "memory:"
+"""The prefix of addresses of servers in this process, before the port."""
 _ROOM_BYTES = 4 << 20
 """A writer waits while this many bytes are not read yet, as with gRPC's flow control."""
 
@@ -122,3 +127,27 @@ class MemoryClientStream(MemoryStream, ClientStream):
         self.break_off(UnreachableError("the stream was closed"))
         assert self.broken is not None  # noqa: S101 - break_off has set it
         return self.broken
+
+
+memory_servers: dict[tuple[str, int], Callable[[str], MemoryClientStream]] = {}
+"""Opens a stream of a method to a server of this process, by topology and port. Source: Storm's `queues-map`.
+"""
+# Their streams belong to the parent's event loop.
+os.register_at_fork(after_in_child=memory_servers.clear)
+
+
+def dial_memory(topology: str, port: int) -> Dial:
+    """Return a function that opens streams to a server of this process."""
+
+    @asynccontextmanager
+    async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+        server = memory_servers.get((topology, port))
+        if server is None:
+            raise UnreachableError(f"{MEMORY}{port}: topology {topology!r} has no server there")
+        stream = server(method)
+        try:
+            yield stream
+        finally:
+            stream.break_off(UnreachableError("the stream was closed by the other side"))
+
+    return open_stream

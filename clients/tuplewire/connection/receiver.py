@@ -1,8 +1,9 @@
 """A consuming session with one worker: it reads messages, acknowledges them, and reconnects.
 
 The loop reads frames into a buffer that the prefetch settings bound. One thread (or coroutine) at a time
-takes batches from it and acknowledges them. Used by clients, their subscriptions and the dead-letter command.
-Owns the buffer, the consume window and the stream. Thread-safe, except the methods for the loop.
+takes batches from it and acknowledges them. The executors of topologies get the batches from the loop
+instead (Push). Used by clients, their subscriptions and the dead-letter command. Owns the buffer, the consume
+window and the stream. Thread-safe, except the methods for the loop.
 Design: docs/design/sessions.md.
 """
 
@@ -14,7 +15,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Container, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
 from tuplewire.settings.config import PROTOCOL_VERSION, RejectOrder, SessionSettings
 from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -36,6 +39,23 @@ logger = event_logger(__name__)
 
 _FAREWELL_SECONDS = 3.0
 """The time in which a closed subscription tries to report its last acknowledgements."""
+
+
+Arrive = Callable[[list[TaskGroup], Callable[[], None]], None]
+Fail = Callable[[TuplewireError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Functions that get messages instead of the buffer. Called on the event loop, so they must not block.
+
+    Attributes:
+        receive: Called with each batch, in order, and a function that acknowledges it; from any thread.
+        failed: Called once, with the error after which nothing more arrives.
+    """
+
+    receive: Arrive
+    failed: Fail
 
 
 class Receiver(Resumable):
@@ -53,8 +73,11 @@ class Receiver(Resumable):
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
         receiver_id: str = "",
+        push: Push | None = None,
     ) -> None:
+        """Describe a subscription. `push` gets the messages; None: take() returns them."""
         super().__init__(address, identity, settings, loop, dial, receiver_id)
+        self._push = push
         self.failed: TuplewireError | None = None
         self._number = secrets.randbits(63)
         self._lock = threading.Lock()
@@ -122,11 +145,15 @@ class Receiver(Resumable):
         if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if timeout is None and self._not_let_in:
-            seconds = self._settings.connect_seconds
-            raise UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._last_problem}")
+            raise self._unreachable
         if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
             raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
         return None
+
+    @property
+    def _unreachable(self) -> UnreachableError:
+        seconds = self._settings.connect_seconds
+        return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._last_problem}")
 
     @property
     def rejects_wait(self) -> bool:
@@ -167,6 +194,8 @@ class Receiver(Resumable):
         with self._lock:
             self._not_let_in = True
             self._moved.notify_all()
+        if self._push is not None:
+            self._push.failed(self._unreachable)
 
     def _in_reach(self) -> None:
         super()._in_reach()
@@ -215,6 +244,8 @@ class Receiver(Resumable):
             # These messages can no longer be acknowledged; the worker delivers them to the task's consumer.
             self._buffer.clear()
             self._moved.notify_all()
+        if self._push is not None and not self.over:
+            self._push.failed(error)
 
     def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         return (self._write(stream),)
@@ -268,9 +299,11 @@ class Receiver(Resumable):
             with self._lock:
                 asks, now_ns = response.tell_at_once, time.time_ns()
                 arrived = self._window.arrived(deliveries, asks=asks, now_ns=now_ns)
-                if arrived.deliveries:
+                if arrived.deliveries and self._push is None:
                     self._buffer.append(arrived)
                     self._moved.notify_all()
+            if arrived.deliveries and self._push is not None:
+                self._push.receive(arrived.groups, partial(self.acknowledge, arrived))
         if self._said_goodbye:
             self._known = self._acknowledged
 

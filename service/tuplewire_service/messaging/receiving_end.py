@@ -28,10 +28,12 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import SessionStatus
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.sender_sessions import SendStream
-from tuplewire_service.messaging.server_stream import EVERYTHING, IAccess
+from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"
+EXECUTORS_SOURCE = "executors"
+"""The source of the messages of a worker's own program."""
 SessionKey = tuple[str, str]
 """The owner, see IAccess, and the sender's id. Without authentication, the owner is empty."""
 MAX_SESSIONS = 10_000
@@ -52,16 +54,18 @@ class Session:
     Call only from the event loop, except release().
     """
 
-    def __init__(self, hello: pb.Hello, owner: str, epoch: int, leases: Leases, exhausted: Exhausted) -> None:
-        """Start a session. For `owner`, see IAccess; for `exhausted`, see CreditBook."""
+    def __init__(
+        self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, exhausted: Exhausted
+    ) -> None:
+        """Start a session. For `exhausted`, see CreditBook."""
         self.epoch = epoch
         """Differs for each session of a sender, on this or another worker."""
-        self.key = owner, hello.sender_id
+        self.key = access.owner, hello.sender_id
         self.sender_id = hello.sender_id
         worker = hello.kind == pb.PEER_KIND_WORKER
         # The sender id of a worker: its id, then its start and the number of the connection.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
-        self.source = worker_id if worker else CLIENT_SOURCE
+        self.source = worker_id if worker else EXECUTORS_SOURCE if access.is_own_program else CLIENT_SOURCE
         self.worker_number = worker_number(worker_id, hello.incarnation) if worker else 0
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
         self.ack_mode = AckMode.PROCESSED if processed else AckMode.QUEUED
@@ -83,7 +87,7 @@ class Session:
         self.stream: SendStream | None = None
         self.departed_before = 0
         """Number of departed workers at the start of the session."""
-        self.access: IAccess = EVERYTHING
+        self.access = access
         """The rights of the client that carries the session now."""
         self._inbounds: dict[int, _Inbound] = {}
         self._leases = leases

@@ -109,6 +109,7 @@ class RecvService(StreamService):
             list(cursors.values()),
             peer,
             subscribe.subscription,
+            access.is_own_program,
         )
         return self.source.subscribe(request, wake.set)
 

@@ -139,7 +139,10 @@ class SendService(StreamService):
                 hello = await self._hello(wire)
                 if hello is None:
                     return
-                intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
+                worker = hello.kind == pb.PEER_KIND_WORKER
+                intake = Intake.of(worker=worker, draining=hello.draining)
+                if access.is_own_program:
+                    intake = Intake.NOBODY  # it is never dismissed: what it holds belongs to the drain
                 session = self._open(hello, intake, access)
                 stream.intake = intake
                 # The newest stream carries the session; an older one may be broken without notice.
@@ -173,7 +176,7 @@ class SendService(StreamService):
 
     def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
         self._check_peer("sender", hello)
-        access.open_session(hello.topology, worker=intake is not Intake.ALL)
+        access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
@@ -204,7 +207,7 @@ class SendService(StreamService):
             self.leases.forget((access.owner, hello.sender_id))
             # The clock makes it unique across restarts of this worker.
             self._epoch = max(self._epoch + 1, time.time_ns())
-            session = Session(hello, access.owner, self._epoch, self.leases, self.exhausted)
+            session = Session(hello, access, self._epoch, self.leases, self.exhausted)
             session.departed_before = self._departed
             self.leases.add(session)
         session.access = access

@@ -58,6 +58,11 @@ class IAccess:
     Checked once for each stream, and for messages once for each frame; `refused` must be very fast.
     """
 
+    is_own_program = False
+    """True for the program in the worker's process: it may send until the end of a drain, because its work
+    must finish, and only it may receive the messages of its tasks.
+    """
+
     def open_session(self, topology: str, *, worker: bool) -> None:
         """Check the right to send for a topology, possibly as a worker. Raises RefusedError."""
 
@@ -90,6 +95,14 @@ class IAccess:
 
 EVERYTHING = IAccess()
 """The rights of a caller without authentication."""
+
+
+class _OwnProgramAccess(IAccess):
+    is_own_program = True
+
+
+OWN_PROGRAM = _OwnProgramAccess()
+"""The rights of the program in the worker's process."""
 
 
 class ServerStream(MessageStream):

@@ -25,6 +25,7 @@ class SubscribeRequest:
         worker_incarnation: The worker incarnation that the cursors belong to; 0: none.
         address: The address reported by the transport; empty: in this process.
         subscription: Distinguishes consumers with the same id and incarnation.
+        is_own_program: True for the program in the worker's process.
     """
 
     owner: str
@@ -34,6 +35,7 @@ class SubscribeRequest:
     cursors: Sequence[Cursor]
     address: str = ""
     subscription: int = 0
+    is_own_program: bool = False
 
     @property
     def consumer_key(self) -> tuple[str, str]:

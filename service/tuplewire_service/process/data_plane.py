@@ -22,7 +22,7 @@ from tuplewire.wire.control_pb2_grpc import (
     add_SourceServicer_to_server,
 )
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.config.stop import EXIT_DEFECT, Stop, StopRequest
+from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Stop, StopRequest
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.health_servicer import HealthServicer
@@ -34,8 +34,10 @@ from tuplewire_service.control.source_servicer import SourceServicer
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
+from tuplewire_service.messaging.local.local_transport import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
+from tuplewire_service.process.program import Host
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
@@ -85,8 +87,15 @@ class DataPlane:
                 {TRANSPORT_KEY: config.transport, **common.conf(), **_PEERS_CONF}
             )
             self._contexts.append(peers)
+        own_program = None
+        if config.program:
+            own_program = OwnProgramContext()
+            own_program.prepare(TransportSettings(**of_transport(config, incarnation)).conf())
+            self._contexts.append(own_program)
         advertise = config.advertise or ""
-        self.worker = self.loop.call(lambda: Worker(config, programs, incarnation, peers, advertise))
+        self.worker = self.loop.call(
+            lambda: Worker(config, programs, incarnation, peers, advertise, own_program)
+        )
         self.loop.on_wait(self.worker.times.waited)
         self._health = HealthServicer(self.worker)
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
@@ -191,6 +200,14 @@ class DataPlane:
             self._keeping.cancel()
             await asyncio.to_thread(self._state.end)
         return ledger
+
+    def host(self) -> Host:
+        """Return the worker as its program sees it."""
+
+        def request_stop(reason: str, *, failed: bool, deadline_seconds: float) -> None:
+            self._stop.request(StopRequest(reason, EXIT_FAILED if failed else EXIT_OK, deadline_seconds))
+
+        return Host(self.worker, request_stop)
 
     def close(self) -> None:
         """Close every connection and every server."""

@@ -24,6 +24,7 @@ from tuplewire.processes.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
 from tuplewire.settings.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.text.events import event_logger
+from tuplewire_service.config.config_sources import read_conf
 from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
@@ -34,6 +35,7 @@ from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.program import ProgramFlags, load_program
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
@@ -115,12 +117,10 @@ def _serve(
         plane = DataPlane(config, stop, debugging)
         cleanup.callback(plane.close)
         program = None
-        if config.program:  # what it needs is imported only where there is one
-            from tuplewire_topology.clusters.topology_program import Program
-            from tuplewire_topology.clusters.worker_process import Channel
-
-            channel = None if control is None else Channel(control)
-            program = Program(config, plane.worker, stop, channel, collect)
+        if config.program:
+            conf = read_conf(config.program_conf) if config.program_conf else {}
+            flags = ProgramFlags(config.program, conf, config.program_state_file, control, collect)
+            program = load_program(plane.host(), flags)
         plane.bind()
         servers = plane.worker.servers
         if config.tasks:
@@ -153,7 +153,7 @@ def _serve(
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
         at_last.callback(end_by_force(deadline + _CLOSE_SECONDS, plane.why_not_ended).cancel)
         if program is not None:
-            program.deactivate()
+            program.stop_input()
         ledger = plane.drain(deadline)
         left = ledger.dropped[DropReason.SHUTDOWN]
         logger.log(

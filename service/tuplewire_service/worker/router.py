@@ -73,8 +73,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()
         """Seconds from the sender's acceptance of a message to the acknowledgement of its consumer."""
-        self.taken_here: Container[int] = ()
-        """Tasks that this process consumes itself; subscriptions of other consumers are refused."""
+        self.program_tasks: Container[int] = ()
+        """Tasks of the program in this process; subscriptions of other consumers are refused."""
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
         self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
         self.consumers = QueueConsumers(settings, incarnation, self.queues, self.rejections)
@@ -334,7 +334,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
         for cursor in request.cursors:
-            if cursor.task in self.taken_here:
+            if cursor.task in self.program_tasks and not request.is_own_program:
                 raise PermissionDeniedError(
                     f"task {cursor.task} is run by worker {self._settings.worker_id} itself: "
                     "no other consumer may have its messages"

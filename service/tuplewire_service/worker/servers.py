@@ -1,6 +1,7 @@
 """A worker's servers: one for programs, and one for peers if they use another transport.
 
-Used by worker.py and times.py. Owns the bound servers and the hosted program. Call only from the event loop.
+One more serves the program in the worker's process, if there is one. Used by worker.py and times.py. Owns the
+bound servers. Call only from the event loop.
 Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
 Design: docs/design/sessions.md (transports).
 """
@@ -8,7 +9,6 @@ Design: docs/design/sessions.md (transports).
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -20,73 +20,54 @@ from tuplewire_service.messaging.base import (
     IContext,
     Intake,
     IServerConnection,
-    ServerStatistics,
 )
-from tuplewire_service.worker.assignment import Assignment
 
 _CLOSE_SECONDS = 10.0
-
-
-class IProgram(ABC):
-    """A program inside the worker, such as executors. Called on the event loop, so it must not block."""
-
-    @property
-    @abstractmethod
-    def not_ready_because(self) -> str:
-        """The reason that the program is not ready, as text; empty if it is ready."""
-
-    @property
-    @abstractmethod
-    def busy(self) -> bool:
-        """True if it holds work for which it may still send messages."""
-
-    @abstractmethod
-    def assigned(self, assignment: Assignment) -> None:
-        """Apply the new current assignment."""
-
-    @abstractmethod
-    def exchange_loads(self, known: Mapping[int, float]) -> Mapping[int, float]:
-        """Receive the worker's known loads, 0 to 1, and return the loads of the program's tasks."""
-
-    @property
-    @abstractmethod
-    def exhausted(self) -> Collection[int]:
-        """The tasks whose credit it waits for, the longest wait first; see IServerConnection."""
-
-    @abstractmethod
-    def statistics(self) -> ServerStatistics:
-        """Return the counts of messages that it sent to the worker; see IServerConnection."""
 
 
 class Servers:
     """The servers of one worker, with one callback. Call only from the event loop."""
 
-    def __init__(self, programs: IContext, peers: IContext | None, topology: str) -> None:
-        """Start without servers. `peers` is the transport between workers; None: the same as for programs."""
+    def __init__(
+        self, programs: IContext, peers: IContext | None, own_program: IContext | None, topology: str
+    ) -> None:
+        """Start without servers; see Worker for the transports."""
         self._programs = programs
         self._peers = peers
+        self._own_program = own_program
         self._topology = topology
-        self._bound: list[IServerConnection] = []
-        self.program: IProgram | None = None
-        """A program inside the worker, which sends messages like a client of a server."""
+        self._by_context: dict[IContext, IServerConnection] = {}
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and start to serve. Raises BindError."""
-        for context, at in ((self._programs, port), (self._peers, peers_port)):
+        for context, at in ((self._programs, port), (self._peers, peers_port), (self._own_program, 0)):
             if context is not None:
                 # bind() waits for the messaging loop, so it must not run on it.
-                self._bound.append(await asyncio.to_thread(context.bind, self._topology, at, callback))
+                bound = await asyncio.to_thread(context.bind, self._topology, at, callback)
+                self._by_context[context] = bound
+
+    @property
+    def _bound(self) -> Collection[IServerConnection]:
+        return self._by_context.values()
+
+    def _addresses(self, context: IContext | None) -> list[str]:
+        bound = None if context is None else self._by_context.get(context)
+        return [] if bound is None else list(bound.addresses)
 
     @property
     def addresses(self) -> list[str]:
         """Every address at which programs are served."""
-        # The first server is for programs, a second one for peers.
-        return [address for server in self._bound[:1] for address in server.addresses]
+        return self._addresses(self._programs)
 
     @property
     def peer_addresses(self) -> list[str]:
         """The addresses of a separate server for peers."""
-        return [address for server in self._bound[1:] for address in server.addresses]
+        return self._addresses(self._peers)
+
+    @property
+    def own_program_address(self) -> str:
+        """The address for the program in this process."""
+        return self._addresses(self._own_program)[0]
 
     async def stop_intake(self, intake: Intake) -> None:
         """See IServerConnection."""
@@ -112,27 +93,24 @@ class Servers:
 
     def exhausted(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return {task for each in self._senders() for task in each.exhausted}
+        return {task for each in self._bound for task in each.exhausted}
 
     @property
     def any_exhausted(self) -> bool:
         """True if there is such a task."""
-        return any(each.exhausted for each in self._senders())
+        return any(each.exhausted for each in self._bound)
 
     def longest_exhausted(self) -> Iterator[int]:
         """Yield, for each sender, the task that has been exhausted longest."""
-        for each in self._senders():
+        for each in self._bound:
             yield from islice(each.exhausted, 1)
-
-    def _senders(self) -> list[IServerConnection | IProgram]:
-        return [*self._bound, *([] if self.program is None else [self.program])]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""
         status.addresses.extend(self.addresses)
         status.peer_addresses.extend(self.peer_addresses)
         received: dict[str, pb.ReceiveCount] = {}
-        parts = [sender.statistics() for sender in self._senders()]
+        parts = [server.statistics() for server in self._bound]
         if windows := [part.smallest_window for part in parts if part.smallest_window is not None]:
             status.smallest_window = min(windows)
         for part in parts:

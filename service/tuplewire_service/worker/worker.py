@@ -12,9 +12,10 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import tuplewire
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import in_own_thread, watched
 from tuplewire.errors import DrainingError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
@@ -25,7 +26,7 @@ from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer, ledger_to_wire
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
-from tuplewire_service.worker.servers import IProgram, Servers
+from tuplewire_service.worker.servers import Servers
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_observer import WorkerObserver
@@ -63,6 +64,21 @@ class WorkerState(enum.StrEnum):
     STOPPED = "stopped"
 
 
+class AttachedProgram(Protocol):
+    """The program in the worker's process, such as executors. Its properties are read on the event loop."""
+
+    @property
+    def not_ready(self) -> str:
+        """The reason that it is not ready, as text; empty if it is ready."""
+
+    @property
+    def busy(self) -> bool:
+        """True if it holds messages, or may still send some."""
+
+    def disconnect(self) -> None:
+        """Send and receive nothing more, at the end of a drain. It may block: not for the event loop."""
+
+
 class Worker:
     """One worker of a topology. Call only from the event loop, unless a method states otherwise."""
 
@@ -73,6 +89,7 @@ class Worker:
         incarnation: int | None = None,
         peers: IContext | None = None,
         advertise: str = "",
+        own_program: IContext | None = None,
     ) -> None:
         """Create a worker.
 
@@ -83,6 +100,7 @@ class Worker:
             peers: The transport between workers; None: the same.
             advertise: The address for others (a host, optionally with a port), if it differs from the bound
                 one.
+            own_program: The transport for a program in this process; None: there is none.
         """
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
@@ -94,7 +112,11 @@ class Worker:
         self.assignment_problem: Callable[[], str] = lambda: ""
         """Returns the reason that the assignment file is not in use, or an empty string."""
         self._clock = asyncio.get_running_loop().time
-        self.servers = Servers(programs, peers, settings.topology)
+        self.servers = Servers(programs, peers, own_program, settings.topology)
+        self.program: AttachedProgram | None = None
+        """The program in this process: readiness includes it, and a drain waits for its work."""
+        self.program_loads: Mapping[int, float] = {}
+        """The loads of the program's tasks, 0 to 1; a load counts if it exceeds that of the queue."""
         self.congested: frozenset[int] = frozenset()
         """Congested tasks; see congested()."""
         self._advertise = advertise
@@ -181,11 +203,7 @@ class Worker:
             return f"not connected yet to {', '.join(missing)}"
         if self.state is WorkerState.READY and (problem := self.assignment_problem()):
             return problem  # it still serves the previous assignment, but a rollout must stop here
-        return "" if self.servers.program is None else self.servers.program.not_ready_because
-
-    def host(self, program: IProgram) -> None:
-        """Attach a hosted program: readiness includes the program, and a drain waits for its work."""
-        self.servers.program = program
+        return "" if self.program is None else self.program.not_ready
 
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Refuse new messages, deliver or forward held ones, close, and return the ledger.
@@ -211,7 +229,7 @@ class Worker:
             return passing() and self._clock() < moves_deadline
 
         def finished() -> bool:
-            busy = self.servers.program is not None and self.servers.program.busy
+            busy = self.program is not None and self.program.busy
             held = router.held_messages or self.sinks.publishing
             return stays_open() or not (router.moving_tasks or held or busy)
 
@@ -232,6 +250,8 @@ class Worker:
                 await router.activity.until(finished, deadline)
             if not stays_open():
                 break
+        if self.program is not None:
+            await in_own_thread(self.program.disconnect)
         for ticker in self._tickers:
             ticker.cancel()
         self.waits_for = "connections to all other workers, to say goodbye"
@@ -275,8 +295,6 @@ class Worker:
             self.times.assigned(assignment)
             self.sinks.assigned(before, assignment)
             self._look_at_name()
-            if self.servers.program is not None:
-                self.servers.program.assigned(assignment)
             self._check_ready()
         return changed
 
@@ -309,11 +327,9 @@ class Worker:
         """Send loads and congestion to senders. Congestion is repeated while it lasts; else it expires."""
         queues = self.router.queues
         loads = queues.changed_loads()
-        if self.servers.program is not None:
-            own = self.servers.program.exchange_loads(self.loads())
-            loads.update(
-                {task: max(load, loads.get(task, 0.0)) for task, load in own.items() if task in queues}
-            )
+        for task, load in self.program_loads.items():
+            if task in queues:
+                loads[task] = max(load, loads.get(task, 0.0))
         before, self.congested = self.congested, congested(loads, self.congested)
         relieved = before - self.congested
         if self.state is not WorkerState.READY:

@@ -21,8 +21,15 @@ from typing import Any
 from tuplewire_topology.acking.acker_tasks import EDGE_MASK, ID, factor_of, from_block, to_block
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
-from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, MessageId, Tuple, fate
-from tuplewire_topology.running.receive_queue import AddressedTuples
+from tuplewire_topology.authoring.tuples import (
+    ACK_STREAM,
+    FAIL_STREAM,
+    INIT_STREAM,
+    AddressedTuples,
+    MessageId,
+    Tuple,
+    fate,
+)
 
 _message_id = attrgetter("message_id")
 _flat = chain.from_iterable

@@ -6,7 +6,7 @@ Source: Storm's `StreamInfo`, `Fields`, `Tuple`, `TupleImpl`, `MessageId`.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -190,3 +190,15 @@ _FAIL_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=FAIL
 def fate(message_id: Any, *, processed: bool) -> Tuple:
     """Return the tuple that tells a spout what has become of one of its own."""
     return Tuple([message_id], _ACK_SOURCE if processed else _FAIL_SOURCE)
+
+
+@dataclass(frozen=True, slots=True)
+class AddressedTuples:
+    """Tuples for one task, in order. Source: Storm's `AddressedTuple`, as a column.
+
+    done: called by the executor, in its thread, once all of them are processed; None: nobody asks.
+    """
+
+    task: int
+    tuples: Sequence[Tuple]
+    done: Callable[[], None] | None = None

@@ -14,23 +14,17 @@ from tuplewire.errors import ClosedError, TopologyError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.process.embedded_worker import EmbeddedWorker, check_conf
 from tuplewire_topology.acking.acker import Acker, Root
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.authoring.tuples import AddressedTuples
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.local_worker import (
-    HostedWorker,
-    LocalWorker,
-    config_of,
-    context_of,
-    rests,
-)
+from tuplewire_topology.clusters.local_worker import LocalWorker, rests
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorBeat
-from tuplewire_topology.running.receive_queue import AddressedTuples
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.running.timer import SimulatedTimer
 
@@ -92,7 +86,7 @@ class LocalTopology:
         try:
             portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
             # What is wrong with a transport's settings is an error of one worker alone, too.
-            context_of(conf, config_of(conf, name, name)).term()
+            check_conf(conf, name)
             self._several = len(portions) > 1
             for number, portion in enumerate(portions):
                 self._workers.append(self._make_worker(number, portion))
@@ -114,7 +108,7 @@ class LocalTopology:
         return LocalWorker(
             self.topology,
             tasks,
-            HostedWorker(worker_id, self.name, self.topology, self._conf) if self._several else None,
+            EmbeddedWorker(worker_id, self.name, self._conf) if self._several else None,
             self._moved,
             topology_id=self.name,
             conf=self._conf,
@@ -131,13 +125,12 @@ class LocalTopology:
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
         if self._several:
             self._version += 1
-            shares = [AssignedWorker(*each.peer, tuple(sorted(tasks))) for each, tasks in self._hosted()]
-            assignment = Assignment(self._version, self.name, tuple(shares))
+            shares = {each.peer: sorted(tasks) for each, tasks in self._hosted()}
             dead = [worker.hosted.peer for worker in self._workers if worker.hosted and worker.dead]
             for hosted, _ in self._hosted():
-                hosted.assign(assignment, dead)
+                hosted.assign(self._version, shares, dead)
 
-    def _hosted(self) -> Iterator[tuple[HostedWorker, Collection[int]]]:
+    def _hosted(self) -> Iterator[tuple[EmbeddedWorker, Collection[int]]]:
         """Yield what is around each of several workers that live, with its tasks."""
         for worker in self._living():
             if worker.hosted is not None:
@@ -205,16 +198,16 @@ class LocalTopology:
         """
         deadline = time.monotonic() + timeout
         epochs: dict[LocalWorker, int] = {}
-        with self._moved:
-            while True:
-                for worker in self._living():
-                    if worker not in epochs:
-                        epochs[worker] = worker.new_epoch()
-                if self.failure is not None or (self._changes <= changes and rests(epochs)):
-                    return True
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
+        while True:
+            for worker in self._living():
+                if worker not in epochs:
+                    epochs[worker] = worker.new_epoch()
+            if self.failure is not None or (self._changes <= changes and rests(epochs)):
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with self._moved:
                 self._moved.wait(min(left, _LOOK_SECONDS))
 
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:

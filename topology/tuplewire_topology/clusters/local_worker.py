@@ -2,95 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import threading
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.text.events import event_logger
-from tuplewire_service.config.config_sources import settings_in, transport_settings_in
-from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.base import IContext
-from tuplewire_service.messaging.factory import TransportFactory
-from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.worker import Worker
-from tuplewire_service.worker.worker_settings import of_transport
+from tuplewire_service.process.embedded_worker import EmbeddedWorker
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.clusters.worker_link import WorkerLink
-from tuplewire_topology.coordination.termination import IdleWatch
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-
-logger = event_logger(__name__)
-
-_HOST = "127.0.0.1"
+from tuplewire_topology.running.idle import IdleWatch
+from tuplewire_topology.running.link import Link
 
 
-def context_of(conf: Mapping[str, Any], config: WorkerConfig, incarnation: int = 0) -> IContext:
-    """Return what joins a worker of this process with the others; ConfigError for what cannot be."""
-    of_worker = TransportSettings(**of_transport(config, incarnation))
-    own = transport_settings_in(conf)
-    return TransportFactory.make_context({**own, **of_worker.conf()})
-
-
-def config_of(conf: Mapping[str, Any], worker_id: str, topology_id: str) -> WorkerConfig:
-    """Return the settings of a worker of this process; ConfigError."""
-    given = settings_in(conf, of_processes=False)
-    return WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology_id})
-
-
-class HostedWorker:
-    """A worker in this process, on its event loop, with the link of its executors.
-
-    conf: settings by Storm's keys, and those of a worker; see settings_in.
-    """
-
-    def __init__(self, worker_id: str, topology_id: str, topology: Topology, conf: Mapping[str, Any]) -> None:
-        config = config_of(conf, worker_id, topology_id)
-        incarnation = time.time_ns()
-        self._loop = messaging_loop()
-        self._context = context_of(conf, config, incarnation)
-        self.worker = self._loop.call(lambda: Worker(config, self._context, incarnation))
-        self._loop.run(self.worker.start(0))
-        # host:port, or ipc://.../port.ipc in ZeroMQ's local mode
-        self.port = int(re.split("[:/]", self.worker.servers.addresses[0].removesuffix(".ipc"))[-1])
-        self.link = WorkerLink(self.worker, topology, TopologySettings.from_conf(conf))
-
-    @property
-    def peer(self) -> tuple[str, str]:
-        """Its id and address."""
-        return self.worker.settings.worker_id, f"{_HOST}:{self.port}"
-
-    def assign(self, assignment: Assignment, dead: Collection[tuple[str, str]]) -> None:
-        """Put an assignment in force; dead: workers that were killed."""
-
-        def update() -> None:
-            self.worker.router.lose(dead)
-            self.worker.update_assignment(assignment)
-
-        self._loop.call(update)
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return its balance."""
-        return self._loop.call(self.worker.router.ledger)
-
-    def abort(self) -> None:
-        """End it as if its process were killed."""
-        self.link.abort()
-        self._loop.run(self.worker.abort())
-        self._context.term()
-
-    def close(self, timeout: float) -> None:
-        """See off what it has, for at most so many seconds, and end it; what is dropped is logged."""
-        dropped = self._loop.run(self.worker.drain(timeout)).dropped
-        if reasons := {reason: count for reason, count in dropped.items() if count}:
-            logger.warning("messages.dropped", extra={"worker": self.peer[0], "reasons": reasons})
-        self._context.term()
+def link_to(hosted: EmbeddedWorker, topology: Topology, conf: Mapping[str, Any]) -> Link:
+    """Return the link of executors to the worker in this process."""
+    settings = TopologySettings.from_conf(conf)
+    client = hosted.host.client(len(topology.tasks), settings.receive_queue_tuples)
+    return Link(client, spouts=topology.spout_tasks, worker=hosted.host)
 
 
 class LocalWorker(ExecutorWorker):
@@ -104,34 +34,41 @@ class LocalWorker(ExecutorWorker):
         self,
         topology: Topology,
         tasks: Collection[int],
-        hosted: HostedWorker | None,
+        hosted: EmbeddedWorker | None,
         moved: threading.Condition,
+        conf: Mapping[str, Any],
         **settings: Any,
     ) -> None:
         self.dead = False
         self.hosted = hosted
+        self.link: Link | None = None
+        idle = IdleWatch(moved)
         if hosted is None:
-            super().__init__(topology, tasks, idle=IdleWatch(moved), **settings)
+            super().__init__(topology, tasks, idle=idle, conf=conf, **settings)
             return
         try:
+            self.link = link_to(hosted, topology, conf)
             super().__init__(
-                topology, tasks, link=hosted.link, idle=IdleWatch(moved), port=hosted.port, **settings
+                topology, tasks, link=self.link, idle=idle, port=hosted.port, conf=conf, **settings
             )
+            hosted.host.attach(self, topology.tasks)
         except BaseException:
             hosted.abort()
             raise
-        hosted.link.executors = self
 
     @property
     def pending(self) -> int:
-        """Messages that are on the way to other workers."""
-        return 0 if self.hosted is None else self.hosted.link.pending
+        """Messages in the client and in the worker. Call only from the event loop."""
+        if self.hosted is None or self.link is None or self.dead:
+            return 0
+        return self.link.pending + self.hosted.held_messages
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
         """End it as if its process were killed; see ExecutorWorker.kill."""
         self.dead = True
         left = super().kill(0.0)
-        if self.hosted is not None:
+        if self.hosted is not None and self.link is not None:
+            self.link.abort()
             self.hosted.abort()
         return [executor for executor in left if not executor.join(timeout)]
 
@@ -154,6 +91,12 @@ def rests(epochs: Mapping[LocalWorker, int]) -> bool:
     before = [worker.idle.begun for worker, _ in living]
     return (
         all(worker.idle.empty and worker.finished(epoch) for worker, epoch in living)
-        and not any(worker.pending for worker, _ in living)
+        and not _pending(worker for worker, _ in living)
         and before == [worker.idle.begun for worker, _ in living]
     )
+
+
+def _pending(workers: Iterable[LocalWorker]) -> int:
+    """Return how many messages are on the way between workers, at one moment of their event loop."""
+    hosted = [worker for worker in workers if worker.hosted is not None]
+    return messaging_loop().call(lambda: sum(worker.pending for worker in hosted)) if hosted else 0

@@ -6,36 +6,33 @@ Source: Storm's `Worker`, whose executors are what a worker is there for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
 from tuplewire.packing.packing import pack_values
 from tuplewire.settings.config import MIB
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.config.config_sources import read_conf
-from tuplewire_service.config.stop import EXIT_FAILED, Stop, StopRequest
-from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.worker import Worker
+from tuplewire_service.process.program import Host, Program, ProgramFlags
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.reference import load_topology
-from tuplewire_topology.clusters.worker_link import WorkerLink
 from tuplewire_topology.clusters.worker_process import Channel
 from tuplewire_topology.coordination.executor_metrics import metric_families
-from tuplewire_topology.coordination.termination import Failure, from_report
+from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat
+from tuplewire_topology.running.idle import Failure
+from tuplewire_topology.running.link import Link
+from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.statistics import ExecutorStatistics, from_statistics
 from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
 
@@ -49,44 +46,52 @@ _FAILED_SECONDS = 1.0
 _PART_BYTES = MIB
 
 
-class Program:
+class TopologyProgram(Program):
     """Runs the tasks of a topology that the assignment gives to this worker, as it changes; thread-safe.
 
-    channel: to whoever started the process and says when its spouts begin; None: they begin at once.
-    collect: the components whose tuples are kept for it. An error of a spout or bolt ends the process.
+    A process that controls this one says when the spouts begin; without one, they begin at once. An error of
+    a spout or bolt ends the process.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        worker: Worker,
-        stop: Stop,
-        channel: Channel | None = None,
-        collect: Sequence[str] = (),
-    ) -> None:
-        """Load the topology, and join the worker. Raises ConfigError for what is wrong with either."""
-        self._conf = read_conf(config.program_conf) if config.program_conf else {}
+    def __init__(self, host: Host, flags: ProgramFlags) -> None:
+        """Load the topology, and attach to the worker. Raises ConfigError if one of the two is wrong."""
+        self._conf = dict(flags.conf)
         settings = TopologySettings.from_conf(self._conf)
-        self._topology = with_ackers(load_topology(config.program or ""), settings.ackers)
-        self._config = config
-        self._worker = worker
-        self._loop = messaging_loop()
-        self._stop = stop
-        self._channel = channel
-        self._captured = Captured(collect)
+        self._receive_queue_tuples = settings.receive_queue_tuples
+        self._topology = with_ackers(load_topology(flags.program), settings.ackers)
+        self._host = host
+        self._state_file = flags.state_file
+        self._channel = channel = None if flags.control is None else Channel(flags.control)
+        self._captured = Captured(flags.collect)
         self._active = channel is None
         self._port = 0
         self._version = 0
         self._ending = threading.Event()
         self._executors: ExecutorWorker | None = None
         self._serializer = MessagePackTupleSerializer(self._topology)
-        self._link = WorkerLink(worker, self._topology, settings)
+        self._missing: frozenset[int] = frozenset()
+        host.attach(self, self._topology.tasks)
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)
 
     # --- for the process ------------------------------------------------------------------------------
 
+    @property
+    def not_ready(self) -> str:
+        """See AttachedProgram."""
+        return "the executors are starting" if self._executors is None else self._executors.not_ready
+
+    @property
+    def busy(self) -> bool:
+        """See AttachedProgram."""
+        return self._executors is not None and self._executors.busy
+
+    def disconnect(self) -> None:
+        """See AttachedProgram."""
+        if self._executors is not None:
+            self._executors.disconnect()
+
     def start(self, address: str, peer_address: str, metrics_url: str) -> None:
-        """Begin, once the worker has bound its addresses; peer_address: that for other workers, or empty."""
+        """See Program."""
         self._port = int(address.rpartition(":")[2])
         if self._channel is not None:
             self._channel.send("bound", address, peer_address, metrics_url)
@@ -101,12 +106,12 @@ class Program:
         return [] if self._executors is None else self._executors.heartbeat.executors
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add the topology, and its executors here, to the worker's status; from any thread."""
+        """Add the topology, and its executors here, to the worker's status."""
         executors = self._executors
         statistics = [] if executors is None else executors.statistics(registered=False)
         status.components.extend(component_statuses(self._topology, statistics))
 
-    def deactivate(self) -> None:
+    def stop_input(self) -> None:
         """Follow no assignment any more, and stop the spouts; what is on the way goes on."""
         self._ending.set()
         if self._thread.ident is not None:
@@ -115,13 +120,12 @@ class Program:
             self._executors.deactivate()
 
     def metrics(self) -> list[pb.MetricFamily]:
-        """Return the metrics of the executors; from any thread."""
+        """Return the metrics of the executors."""
         return metric_families(self.statistics(), self.beats())
 
     def close(self, timeout: float) -> bool:
         """End the executors; False, and a word in the log, when one has not ended in so many seconds."""
         self._ending.set()
-        self._link.abort()
         try:
             if self._executors is not None:
                 self._executors.close(timeout)
@@ -144,11 +148,11 @@ class Program:
                     self._answer(self._channel, *message)
         except UnreachableError as error:
             logger.warning("program.alone", extra={"reason": str(error)})
-            self._stop.request(StopRequest("parent-gone", EXIT_FAILED, _FAILED_SECONDS))
+            self._host.request_stop("parent-gone", failed=True, deadline_seconds=_FAILED_SECONDS)
         except BaseException as error:
             logger.exception("program.failed")  # with the place in the user's code
             self._tell_failure(error)
-            self._stop.request(StopRequest("program-failed", EXIT_FAILED, _FAILED_SECONDS))
+            self._host.request_stop("program-failed", failed=True, deadline_seconds=_FAILED_SECONDS)
 
     def _tell_failure(self, error: BaseException) -> None:
         failure = Failure.of(error)
@@ -160,21 +164,22 @@ class Program:
 
     def _follow(self) -> None:
         """Run what the assignment in force gives to this worker: end what is gone, open what is new."""
-        assignment = self._worker.assignment
+        assignment = self._host.assignment
         if assignment is None or assignment.version == self._version:
             return
-        wanted = frozenset(assignment.tasks_of(self._config.worker_id)).intersection(self._topology.tasks)
+        wanted = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
+        self._warn_of_missing(wanted, assignment.owner_of)
         if self._executors is None:
-            state_file = self._config.program_state_file
-            self._executors = self._link.executors = ExecutorWorker(
+            client = self._host.client(len(self._topology.tasks), self._receive_queue_tuples)
+            self._executors = ExecutorWorker(
                 self._topology,
                 wanted,
-                topology_id=self._config.topology,
+                topology_id=self._host.topology,
                 conf=self._conf,
-                link=self._link,
+                link=Link(client, spouts=self._topology.spout_tasks, worker=self._host),
                 emitted=self._captured.add,
                 dead_letter=self._bury,
-                state_file=None if state_file is None else Path(state_file),
+                state_file=None if self._state_file is None else Path(self._state_file),
                 port=self._port,
             )
             self._executors.start(_OPEN_SECONDS)
@@ -187,13 +192,22 @@ class Program:
         if self._channel is not None:
             self._channel.send("following", assignment.version)
 
+    def _warn_of_missing(self, tasks: Collection[int], owners: Container[int]) -> None:
+        """Log tasks that these send to and no worker has, once for each set.
+
+        Source: Storm's "Missing assignment for following tasks".
+        """
+        missing = frozenset(task for task in outbound_tasks(self._topology, tasks) if task not in owners)
+        if missing and missing != self._missing:
+            logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
+        self._missing = missing
+
     def _bury(self, letter: DeadLetter) -> bool:
         """Send a tuple that was given up to the worker's dead-letter task; in an executor's thread.
 
         Returns False where there is none, or no room; what could not be sent is nobody's message.
         """
-        rejections = self._worker.router.rejections
-        if not letter.tries or not rejections.has_room:
+        if not letter.tries:
             return False
         try:
             payload = self._serializer.serialize(Tuple(letter.tuple.values, letter.tuple.source))
@@ -201,8 +215,7 @@ class Program:
             return False  # the log has it
         source = letter.tuple.source_task
         group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
-        self._loop.loop.call_soon_threadsafe(rejections.bury, group, letter.tries, letter.reason)
-        return True
+        return self._host.bury(group, letter.tries, letter.reason)
 
     @property
     def _running(self) -> ExecutorWorker:
@@ -214,8 +227,7 @@ class Program:
         """Do what is asked over the channel."""
         match kind:
             case "assign":
-                assignment = Assignment.from_json(values[0])
-                self._loop.call(lambda: self._worker.update_assignment(assignment))
+                self._host.assign(values[0])
             case "activate":
                 self._active = True
                 self._running.activate()
@@ -233,12 +245,12 @@ class Program:
             case "beats":
                 channel.send("beats", *map(from_beat, self.beats()))
             case "ledger":
-                channel.send("ledger", *astuple(self._loop.call(self._worker.router.ledger)))
+                channel.send("ledger", *astuple(self._host.ledger()))
             case "collect":
                 _hand_over(self._captured, channel)
             case "close":
                 seconds = max(0.1, float(values[0]))
-                self._stop.request(StopRequest("topology-killed", deadline_seconds=seconds))
+                self._host.request_stop("topology-killed", failed=False, deadline_seconds=seconds)
             case _:
                 raise TuplewireError(f"nobody here knows what {kind!r} asks for: two releases?")
 

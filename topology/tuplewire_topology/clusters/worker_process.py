@@ -22,8 +22,9 @@ from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
-from tuplewire_topology.coordination.termination import Failure, ProcessFailedError, ProcessReport, to_report
+from tuplewire_topology.coordination.termination import ProcessFailedError, to_report
 from tuplewire_topology.running.heartbeat import ExecutorBeat, to_beat
+from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.statistics import ExecutorStatistics, to_statistics
 
 _MOST_BYTES = 256 * 1024 * 1024

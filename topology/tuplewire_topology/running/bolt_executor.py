@@ -13,9 +13,8 @@ from tuplewire_topology.acking.acker import Root
 from tuplewire_topology.acking.acker_tasks import Trees, to_block
 from tuplewire_topology.authoring.collector import OutputCollector
 from tuplewire_topology.authoring.component import Bolt
-from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, Tuple
+from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, AddressedTuples, Tuple
 from tuplewire_topology.running.executor import BATCH, Executor, Task
-from tuplewire_topology.running.receive_queue import AddressedTuples
 from tuplewire_topology.running.statistics import ColumnAtWork, Doing
 from tuplewire_topology.running.tuple_observer import TaskObserver
 

@@ -17,11 +17,11 @@ from tuplewire_topology.authoring.collector import Emitted, Outbox
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
-from tuplewire_topology.authoring.tuples import MessageId, Tuple
+from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
-from tuplewire_topology.coordination.termination import IdleWatch
+from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.outgoing import Outgoing
-from tuplewire_topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.statistics import Doing, ExecutorLoad, ExecutorStatistics, Pulse, Tally
 
 if TYPE_CHECKING:

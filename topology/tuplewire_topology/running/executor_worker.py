@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,10 @@ from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentK
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
-from tuplewire_topology.coordination.termination import Failure, IdleWatch, ProcessReport
 from tuplewire_topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire_topology.running.executor import Executor, Surroundings
 from tuplewire_topology.running.heartbeat import Heartbeats, WorkerHeartbeat
+from tuplewire_topology.running.idle import Failure, IdleWatch, ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.spout_executor import SpoutExecutor
@@ -79,6 +77,7 @@ class ExecutorWorker:
         self.idle = idle or IdleWatch()
         self.failure: TuplewireError | None = None
         self._link = link
+        self._host = None if link is None else link.worker
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
@@ -103,12 +102,7 @@ class ExecutorWorker:
             topology=topology,
             conf=conf,
             context=lambda task: TopologyContext(
-                topology_id,
-                topology,
-                task,
-                worker_port=port,
-                worker_tasks=self.tasks,
-                metrics=metrics,
+                topology_id, topology, task, worker_port=port, worker_tasks=self.tasks, metrics=metrics
             ),
             transfer=self.transfer.send,
             failed=self._failed,
@@ -118,7 +112,7 @@ class ExecutorWorker:
             idle=self.idle,
             emitted=emitted,
             received=received,
-            ready=lambda: link is None or not link.not_ready,
+            ready=lambda: link is None or not link.not_connected,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
             tracing=spans,
@@ -355,15 +349,16 @@ class ExecutorWorker:
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
-        return {**(self._link.loads() if self._link is not None else {}), **self._own_loads}
+        known = {} if self._host is None else self._host.loads()
+        return {**known, **self._own_loads}
 
     def _refresh(self) -> None:
         if self._closed:
             return
         loads = ((each.tasks, each.look_at_load()) for each in self.executors)
         self._own_loads = {task: load for tasks, load in loads for task in tasks}
-        if self._link is not None:
-            self._link.report(self._own_loads)
+        if self._host is not None:
+            self._host.report_loads(self._own_loads)
         for executor in self.executors:
             executor.refresh()
 
@@ -372,7 +367,7 @@ class ExecutorWorker:
             return f"failed: {self.failure}"
         if self._closed or not self._started:
             return "stopped" if self._closed else "starting"
-        return "" if self._link is None else self._link.not_ready
+        return "" if self._link is None else self._link.not_connected
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
@@ -384,17 +379,19 @@ class ExecutorWorker:
         """Why it does not do its work now, in one line; empty when it does. For a readiness probe."""
         return self._heartbeats.not_ready
 
-    def statistics(self, *, registered: bool = True) -> list[ExecutorStatistics]:
+    @property
+    def busy(self) -> bool:
+        """Whether a drain must wait: it has tuples, or sent messages that the worker has not accepted."""
+        if self.failure is not None:
+            return False
+        return not self.idle.empty or (self._link is not None and self._link.pending > 0)
+
+    def disconnect(self) -> None:
+        """See AttachedProgram: executors that wait for free space end."""
+        if self._link is not None:
+            self._link.abort()
+
+    def statistics(self, *, registered: bool = True) -> Sequence[ExecutorStatistics]:
         """Return a snapshot of every executor; see Executor.statistics."""
         found = [executor.statistics(registered=registered) for executor in self.executors]
-        if not self.settings.size_metrics:
-            return found
-        component_of = self._surroundings.topology.component_of
-        sizes: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        for (source, task), size in self.transfer.sizes().items():
-            sender = "" if source is None else component_of(source).id
-            sizes[task][sender] += size
-        return [
-            replace(each, received_bytes=sum((sizes[task] for task in each.tasks), Counter()))
-            for each in found
-        ]
+        return self.transfer.with_sizes(found, self._surroundings.topology)

@@ -1,20 +1,27 @@
-"""How the executors of a process reach those of others: the contract, and the link through a client.
+"""The connection between the executors of a process and those of other processes: a client of a worker.
 
-Source: what Storm's worker needs of `IContext`.
+Used by executor_worker.py. Owns the client. Thread-safe. Source: what Storm's worker needs of `IContext`.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from tuplewire.client import Client
-from tuplewire.errors import BufferFullError, TuplewireError, as_tuplewire
-from tuplewire.subscription import Subscription
+from tuplewire.errors import (
+    BufferFullError,
+    ClosedError,
+    FlushTimeoutError,
+    NotLocalError,
+    RefusedMessagesError,
+    TuplewireError,
+    as_tuplewire,
+)
 from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -22,123 +29,116 @@ from tuplewire.values.group import TaskGroup
 logger = event_logger(__name__)
 
 BLOCKED_SECONDS = 5.0
-"""How long an executor waits for room before the log says so."""
+"""The time after which the log reports that an executor waits for free space."""
 BLOCKED_AGAIN_SECONDS = 60.0
 
 Done = Callable[[TaskGroup], None]
 Receive = Callable[[Sequence[TaskGroup], Done], None]
-"""Takes what has arrived, in order, without waiting; calls back once each group is processed."""
+"""Accepts messages in order, without waiting; calls `Done` for each group once it is processed."""
 
 Failed = Callable[[TuplewireError], None]
 
 
-class Link(ABC):
-    """Carries messages between the processes of a topology; thread-safe."""
+class HostWorker(Protocol):
+    """The worker in the process of the executors."""
 
-    @abstractmethod
-    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
-        """Begin to deliver what comes for these tasks, one range for each executor.
-
-        What is not called back for is kept, bounded by credit; it comes again to whoever has the task next.
-        failed: told of an error after which nothing more will arrive.
-        """
-
-    @abstractmethod
-    def send(self, groups: Sequence[TaskGroup]) -> None:
-        """Accept messages to tasks of other processes, waiting for room; ClosedError once closed."""
-
-    def leave(self, tasks: range) -> None:  # noqa: B027 - what has one fixed share of the tasks need not
-        """Deliver nothing more for the tasks of an executor that has ended; by default nothing happens."""
-
-    @property
-    def not_ready(self) -> str:
-        """Which connections do not stand that are needed; empty, as by default, when all do."""
-        return ""
+    def not_connected(self) -> str:
+        """Return which required connections to other workers are missing; empty if there are all."""
 
     def loads(self) -> Mapping[int, float]:
-        """Return the load, from 0 to 1, of each task of other processes that is heard of; by default none."""
-        return {}
+        """Return the known loads of all tasks, 0 to 1."""
 
-    def report(self, loads: Mapping[int, float]) -> None:  # noqa: B027 - a worker beside it may know better
-        """Tell other processes the loads of ours; by default nothing happens."""
+    def report_loads(self, loads: Mapping[int, float]) -> None:
+        """Report the loads of the tasks in this process."""
 
-    def lost(self) -> int:
-        """Return how many messages that were accepted will never arrive, so far; by default none."""
-        return 0
-
-    @abstractmethod
-    def close(self, timeout: float) -> None:
-        """Deliver nothing more, see off what was sent, for at most so many seconds, and end."""
+    def dropped(self) -> int:
+        """Return the number of messages that the worker has dropped."""
 
 
-class ClientLink(Link):
-    """Sends and receives through a client, that of a PySpark task or another; closes it at its end.
+class Link:
+    """Sends and receives the tuples of executors through a client, and closes it at the end.
 
-    Each executor has a subscription and a thread of its own, so that a slow one holds up no other. A batch is
-    acknowledged once its tuples are processed, so that what was not processed comes again when this process
-    dies. What they have led to is then with the client: it arrives as long as this process lives, and what
-    the client has not delivered dies with it.
+    A batch is acknowledged once its tuples are processed, so the worker delivers unprocessed ones again if
+    this process dies. The tuples emitted for them are then in the client: it delivers them while this process
+    lives, and they are lost with it.
 
-    first_task: what is added to every task id on the way, so that several runs of a topology can be told
-    apart by the workers. spouts: tasks that get only the fate of their tuples. That is acknowledged as it
-    arrives: a spout that waits for room does not read it, and the tasks that report it must not wait for it.
-    The overflow of the client's session must not be "fail".
+    A spout's executor receives only the outcomes of its tuples. They are acknowledged on arrival: a spout
+    that waits for free space does not read them, and the tasks that report them must not wait for it.
     """
 
-    def __init__(self, client: Client, first_task: int = 0, spouts: Container[int] = ()) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        first_task: int = 0,
+        spouts: Container[int] = (),
+        worker: HostWorker | None = None,
+    ) -> None:
+        """Use a client, whose `overflow` must not be "fail".
+
+        Args:
+            client: A client of the worker that has the tasks.
+            first_task: Is added to every task id on the wire, to distinguish several runs of a topology.
+            spouts: The tasks of spouts.
+            worker: The worker, if it is in this process; it provides loads and the state of connections.
+        """
+        self.worker = worker
         self._client = client
         self._spouts = spouts
         client.traced = False  # its tuples have spans of their own
         self._first_task = first_task
-        self._moved = threading.Condition()
         self._closed = False
-        self._subscriptions: list[Subscription] = []
-        self._threads: list[threading.Thread] = []
+        self._subscriptions: dict[range, Callable[[], None]] = {}
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
+        """Start to deliver the messages of these tasks, a range for each executor.
+
+        `failed` is called with an error after which nothing more arrives.
+        """
         for each in tasks:
-            subscription = self._client.recv([task + self._first_task for task in each])
-            self._subscriptions.append(subscription)
-            thread = threading.Thread(
-                target=self._receive,
-                args=(subscription, receive, failed),
-                name=f"receive {each[0]}-{each[-1]}",
-                daemon=True,
-            )
-            self._threads.append(thread)
-            thread.start()
+            shifted = range(each.start + self._first_task, each.stop + self._first_task)
+            arrived, ended = partial(self._arrived, receive, failed), partial(self._failed, failed)
+            self._subscriptions[each] = self._client.push(shifted, arrived, ended)
 
-    def _receive(self, subscription: Subscription, receive: Receive, failed: Failed) -> None:
-        try:
-            for batch in subscription:  # which acknowledges the one before
-                if not self._process(batch, receive):
-                    return
-        except BaseException as error:  # noqa: BLE001 - nothing arrives any more, whatever it was
-            if not self._closed:
-                failed(as_tuplewire(error))
-
-    def _process(self, batch: TaskMessageBatch, receive: Receive) -> bool:
-        """Have a batch processed, and wait until it is; False when the link is closed first."""
-        groups = self._shifted(batch.groups, -self._first_task)
-        if groups and groups[0].task in self._spouts:  # as all of them then: an executor has one component
-            receive(groups, lambda _: None)
-            return True
-        left = len(groups)
+    def _arrived(
+        self, receive: Receive, failed: Failed, groups: Sequence[TaskGroup], acknowledge: Callable[[], None]
+    ) -> None:
+        groups = self._shifted(groups, -self._first_task)
+        undone = list(groups)
 
         def done(_: TaskGroup) -> None:
-            nonlocal left
-            with self._moved:
-                left -= 1
-                if not left:
-                    self._moved.notify_all()
+            undone.pop()
+            if not undone:
+                acknowledge()
 
-        receive(groups, done)
-        with self._moved:
-            self._moved.wait_for(lambda: not left or self._closed)
-            return not left
+        try:
+            if groups[0].task in self._spouts:  # so are all of them: an executor has one component
+                receive(groups, lambda _: None)
+                acknowledge()
+            else:
+                receive(groups, done)
+        except ClosedError:
+            # The executor has stopped. Its messages wait for the next consumer of the task.
+            return
+        except Exception as error:  # noqa: BLE001 - a defect must end the executors, not the stream
+            self._failed(failed, as_tuplewire(error))
+
+    def _failed(self, failed: Failed, error: TuplewireError) -> None:
+        # A worker in this process has moved the task, and the program follows the assignment.
+        moved = self.worker is not None and isinstance(error, NotLocalError)
+        if not self._closed and not moved:
+            failed(error)
+
+    def leave(self, tasks: range) -> None:
+        """Deliver nothing more for the tasks of an executor that has stopped."""
+        if (close := self._subscriptions.pop(tasks, None)) is not None:
+            close()
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
-        """See Link. Waits as long as it takes, and says so in the log."""
+        """Accept messages, and wait for free space without limit, as Storm's transfer does.
+
+        Raises ClosedError once closed, and MessageTooLargeError.
+        """
         batch = TaskMessageBatch.from_groups(self._shifted(groups, self._first_task))
         began = time.monotonic()
         patience = BLOCKED_SECONDS
@@ -162,19 +162,40 @@ class ClientLink(Link):
             for group in groups
         ]
 
+    @property
+    def not_connected(self) -> str:
+        """Which required connections are missing; empty if there are all, or if they are not known."""
+        return "" if self.worker is None else self.worker.not_connected()
+
+    @property
+    def pending(self) -> int:
+        """The number of sent messages that the worker has not acknowledged."""
+        return self._client.ledger().pending
+
     def lost(self) -> int:
-        return sum(self._client.ledger().dropped.values())
+        """Return the number of accepted messages that will never arrive, so far."""
+        dropped = sum(self._client.ledger().dropped.values())
+        return dropped if self.worker is None else dropped + self.worker.dropped()
+
+    def abort(self) -> None:
+        """Stop immediately: senders that wait for free space get a ClosedError."""
+        self._closed = True
+        self._client.close(0.0)
 
     def close(self, timeout: float) -> None:
-        """See Link. Raises what Client.flush does, where not all was seen off; the client is closed then."""
+        """Deliver nothing more, and wait for the acknowledgement of sent messages for `timeout` seconds.
+
+        Then close the client. Raises the errors of Client.flush. If the worker is in this process, a timeout
+        and refused messages are no errors: the worker counts and logs them.
+        """
         deadline = time.monotonic() + timeout
-        with self._moved:
-            self._closed = True
-            self._moved.notify_all()
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._client.close, 0.0)
-            for subscription in self._subscriptions:
-                subscription.close()
-            for thread in self._threads:
-                thread.join()
+        self._closed = True
+        try:
+            for tasks in list(self._subscriptions):
+                self.leave(tasks)
             self._client.flush(max(0.0, deadline - time.monotonic()))
+        except (FlushTimeoutError, RefusedMessagesError):
+            if self.worker is None:
+                raise
+        finally:
+            self._client.close(0.0)

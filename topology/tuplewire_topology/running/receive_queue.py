@@ -9,25 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuplewire.errors import ClosedError, ConfigError
-from tuplewire_topology.authoring.tuples import Tuple
+from tuplewire_topology.authoring.tuples import AddressedTuples
 
 _WINDOW_SECONDS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class AddressedTuples:
-    """Tuples for one task, in order. Source: Storm's `AddressedTuple`, as a column.
-
-    done: called by the executor, in its thread, once all of them are processed; None: nobody asks.
-    """
-
-    task: int
-    tuples: Sequence[Tuple]
-    done: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from tuplewire_topology.acking.acker_tasks import RotatingMap
 from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Spout
 from tuplewire_topology.authoring.description import ACKER_COMPONENT
-from tuplewire_topology.authoring.tuples import ACK_STREAM, TupleSource
+from tuplewire_topology.authoring.tuples import ACK_STREAM, AddressedTuples, TupleSource
 from tuplewire_topology.running.executor import BATCH, Executor, Surroundings, Task
-from tuplewire_topology.running.receive_queue import AddressedTuples
 from tuplewire_topology.running.statistics import Doing
 from tuplewire_topology.running.tuple_observer import TaskObserver
 

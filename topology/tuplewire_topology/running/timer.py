@@ -14,9 +14,8 @@ from functools import partial
 from itertools import count
 
 from tuplewire.errors import ClosedError, ConfigError
-from tuplewire_topology.authoring.tuples import tick
-from tuplewire_topology.coordination.termination import IdleWatch
-from tuplewire_topology.running.receive_queue import AddressedTuples
+from tuplewire_topology.authoring.tuples import AddressedTuples, tick
+from tuplewire_topology.running.idle import IdleWatch
 
 Action = Callable[[], None]
 Cancel = Callable[[], None]

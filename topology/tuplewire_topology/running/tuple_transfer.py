@@ -7,21 +7,22 @@ tasks it goes to.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology.acking.acker_tasks import check_id
-from tuplewire_topology.authoring.description import ACKER_COMPONENT
-from tuplewire_topology.authoring.tuples import Tuple
-from tuplewire_topology.coordination.termination import IdleWatch
+from tuplewire_topology.authoring.description import ACKER_COMPONENT, Topology
+from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
 from tuplewire_topology.running.executor import Undeliverable
+from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.link import Done, Link
-from tuplewire_topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire_topology.running.receive_queue import ReceiveQueue
+from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.running.tuple_observer import take_contexts, with_contexts
 from tuplewire_topology.serial.serializer import TupleSerializer
 
@@ -162,9 +163,23 @@ class Transfer:
         self.idle.taken(1, lost=True)
 
     def sizes(self) -> dict[tuple[int | None, int], int]:
-        """Return the payload bytes that came from each source task of other processes to each task here.
+        """Return the payload bytes that came from each source task of other processes to each task here."""
+        with self._lock:
+            return dict(self._sizes)
+
+    def with_sizes(
+        self, executors: Sequence[ExecutorStatistics], topology: Topology
+    ) -> Sequence[ExecutorStatistics]:
+        """Return the statistics with the bytes that came from each component of other processes.
 
         Source: Storm's `topology.serialized.message.size.metrics`.
         """
-        with self._lock:
-            return dict(self._sizes)
+        if not self.size_metrics:
+            return executors
+        sizes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        for (source, task), size in self.sizes().items():
+            sizes[task]["" if source is None else topology.component_of(source).id] += size
+        return [
+            replace(each, received_bytes=sum((sizes[task] for task in each.tasks), Counter()))
+            for each in executors
+        ]

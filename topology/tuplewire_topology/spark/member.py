@@ -25,10 +25,11 @@ from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind, Post
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
-from tuplewire_topology.coordination.termination import Failure, ProcessReport, from_report
+from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import ClientLink
+from tuplewire_topology.running.idle import Failure, ProcessReport
+from tuplewire_topology.running.link import Link
 from tuplewire_topology.spark.letters import LETTERS, as_output
 from tuplewire_topology.spark.nearest import RunKey, RunToken, nearest_worker
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
@@ -221,7 +222,11 @@ class _TopologyMember:
             self._plan.shares[self._rank],
             topology_id=self._submitted.name,
             conf=conf,
-            link=ClientLink(self._client("tuples", **session), self._plan.first_task, topology.spout_tasks),
+            link=Link(
+                self._client("tuples", **session),
+                first_task=self._plan.first_task,
+                spouts=topology.spout_tasks,
+            ),
             error=self._given_up.add_error,
             dead_letter=self._bury,
             emitted=self._put_out,

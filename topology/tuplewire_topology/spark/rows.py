@@ -22,7 +22,8 @@ from tuplewire_topology.authoring.component import Spout, TaskError, TopologyCon
 from tuplewire_topology.authoring.description import ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Tuple
-from tuplewire_topology.coordination.termination import Failure, ProcessFailedError
+from tuplewire_topology.coordination.termination import ProcessFailedError
+from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
 from tuplewire_topology.spark.letters import LETTERS, letters_schema, row_letter
 

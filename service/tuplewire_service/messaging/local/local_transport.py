@@ -10,36 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import count
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from tuplewire.connection.loop import messaging_loop, watched
-from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream, PassedFrame
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.connection.memory_stream import (
+    MEMORY,
+    MemoryClientStream,
+    MemoryStream,
+    PassedFrame,
+    dial_memory,
+    memory_servers,
+)
+from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import BindError, TuplewireError, UnreachableError
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.server_stream import ServerStream
+from tuplewire_service.messaging.server_stream import EVERYTHING, OWN_PROGRAM, IAccess, ServerStream
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _FIRST_EPHEMERAL_PORT = 49152
 
-_servers: dict[tuple[str, int], LocalServer] = {}
-"""Servers by topology and port. Call only from the event loop. Source: Storm's `queues-map`."""
-# Their streams belong to the parent's event loop.
-os.register_at_fork(after_in_child=_servers.clear)
-
 
 class _LocalServerStream(MemoryStream, ServerStream):
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, access: IAccess) -> None:
         super().__init__()
         self.peer = peer
+        self._access = access
+
+    def admit(self) -> IAccess:
+        return self._access
 
     async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
         data = await self.take()
@@ -56,28 +59,34 @@ class LocalServer(StreamedServer):
     pins_loop = False  # a fork does not affect its streams, and the child starts without servers
 
     def __init__(
-        self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
+        self,
+        topology: str,
+        port: int,
+        settings: TransportSettings,
+        callback: IConnectionCallback | None,
+        access: IAccess,
     ) -> None:
         self._topology = topology
+        self._access = access
         self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
         super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
         """Take a port, or any free one for 0. Raises BindError if the topology already has a server there."""
-        if (self._topology, self._port) in _servers:
+        if (self._topology, self._port) in memory_servers:
             raise BindError(
                 f"port {self._port} of topology {self._topology!r} is bound in this process already; "
                 "close that server first, or bind port 0 for a free one"
             )
-        free = (each for each in count(_FIRST_EPHEMERAL_PORT) if (self._topology, each) not in _servers)
+        free = (e for e in count(_FIRST_EPHEMERAL_PORT) if (self._topology, e) not in memory_servers)
         port = self._port or next(free)
-        _servers[self._topology, port] = self
-        self._addresses = [f"local:{port}"]
+        memory_servers[self._topology, port] = self._open
+        self._addresses = [f"{MEMORY}{port}"]
         return port
 
-    def open(self, method: str) -> MemoryClientStream:
+    def _open(self, method: str) -> MemoryClientStream:
         """Return the connecting side of a new stream."""
-        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0])
+        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0], self._access)
         near.join(far)
         task = watched(asyncio.create_task(self._carry(method, far), name=f"local {method}"))
         self._streams[task] = far
@@ -90,32 +99,29 @@ class LocalServer(StreamedServer):
             stream.finish()
 
     async def _unbind(self, grace: float | None) -> None:
-        _servers.pop((self._topology, self._port), None)
+        memory_servers.pop((self._topology, self._port), None)
         if self._streams and grace:
             await asyncio.wait(self._streams, timeout=grace)
         for task, stream in list(self._streams.items()):
-            stream.break_off(UnreachableError(f"local:{self._port} was closed"))
+            stream.break_off(UnreachableError(f"{MEMORY}{self._port} was closed"))
             task.cancel()
 
 
 class LocalContext(StreamedContext):
     """Binds and connects within the process. All instances share one registry."""
 
+    access: ClassVar[IAccess] = EVERYTHING
+    """The rights of the callers of its servers."""
+
     def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> LocalServer:
-        return LocalServer(topology_id, port, self._settings, callback)
+        return LocalServer(topology_id, port, self._settings, callback, self.access)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del host  # there is only this process
+        return dial_memory(topology_id, port)
 
-        @asynccontextmanager
-        async def open_stream(method: str) -> AsyncIterator[ClientStream]:
-            server = _servers.get((topology_id, port))
-            if server is None:
-                raise UnreachableError(f"local:{port}: topology {topology_id!r} has no server there")
-            stream = server.open(method)
-            try:
-                yield stream
-            finally:
-                stream.break_off(UnreachableError("the stream was closed by the other side"))
 
-        return open_stream
+class OwnProgramContext(LocalContext):
+    """Binds the server of a worker for the program in its own process."""
+
+    access = OWN_PROGRAM

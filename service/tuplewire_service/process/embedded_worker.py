@@ -1,0 +1,115 @@
+"""A worker in the calling process, on its messaging loop, for local clusters and tests.
+
+Owns the worker and its transports. Thread-safe. Source: Storm's `LocalContainer`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.text.events import event_logger
+from tuplewire_service.config.config_sources import settings_in, transport_settings_in
+from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.messaging.base import IContext
+from tuplewire_service.messaging.factory import TransportFactory
+from tuplewire_service.messaging.local.local_transport import OwnProgramContext
+from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.process.program import Host
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import of_transport
+
+logger = event_logger(__name__)
+
+_HOST = "127.0.0.1"
+
+
+def check_conf(conf: Mapping[str, Any], topology: str) -> None:
+    """Raise ConfigError if an embedded worker cannot use the settings."""
+    _context(conf, _config(conf, topology, topology), 0).term()
+
+
+def _context(conf: Mapping[str, Any], config: WorkerConfig, incarnation: int) -> IContext:
+    of_worker = TransportSettings(**of_transport(config, incarnation))
+    return TransportFactory.make_context({**transport_settings_in(conf), **of_worker.conf()})
+
+
+def _config(conf: Mapping[str, Any], worker_id: str, topology: str) -> WorkerConfig:
+    given = settings_in(conf, of_processes=False)
+    return WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
+
+
+def _keep_running(reason: str, *, failed: bool, deadline_seconds: float) -> None:
+    """Ignore the request: the process belongs to the embedding program."""
+
+
+class EmbeddedWorker:
+    """A worker in this process, with a Host for the program that uses it."""
+
+    def __init__(self, worker_id: str, topology: str, conf: Mapping[str, Any]) -> None:
+        """Start without an assignment.
+
+        `conf` has the settings of the worker and its transport, by Storm's keys; see settings_in(). Raises
+        ConfigError.
+        """
+        config = _config(conf, worker_id, topology)
+        incarnation = time.time_ns()
+        self._loop = messaging_loop()
+        self._own = OwnProgramContext()
+        self._own.prepare(TransportSettings(**of_transport(config, incarnation)).conf())
+        self._context = _context(conf, config, incarnation)
+        self._worker = self._loop.call(
+            lambda: Worker(config, self._context, incarnation, own_program=self._own)
+        )
+        self._loop.run(self._worker.start(0))
+        self.host = Host(self._worker, _keep_running)
+        # The address is host:port, or ipc://.../port.ipc in ZeroMQ's local mode.
+        self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
+        self.peer = worker_id, f"{_HOST}:{self.port}"
+        """Its id and its address for other workers."""
+
+    def assign(
+        self,
+        version: int,
+        shares: Mapping[tuple[str, str], Sequence[int]],
+        dead: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """Apply an assignment: the tasks of each peer. `dead` are workers that were killed."""
+        workers = (AssignedWorker(*peer, tuple(sorted(tasks))) for peer, tasks in shares.items())
+        assignment = Assignment(version, self.host.topology, tuple(workers))
+
+        def update() -> None:
+            self._worker.router.lose(dead)
+            self._worker.update_assignment(assignment)
+
+        self._loop.call(update)
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return its balance."""
+        return self.host.ledger()
+
+    @property
+    def held_messages(self) -> int:
+        """Number of accepted messages that are not settled. Call only from the event loop."""
+        return self._worker.router.held_messages
+
+    def abort(self) -> None:
+        """End immediately, like a killed process."""
+        self._loop.run(self._worker.abort())
+        self._end()
+
+    def close(self, timeout: float) -> None:
+        """Drain for at most `timeout` seconds, and end; dropped messages are logged."""
+        dropped = self._loop.run(self._worker.drain(timeout)).dropped
+        if reasons := {reason: count for reason, count in dropped.items() if count}:
+            logger.warning("messages.dropped", extra={"worker": self.peer[0], "reasons": reasons})
+        self._end()
+
+    def _end(self) -> None:
+        for context in (self._context, self._own):
+            context.term()

@@ -1,0 +1,184 @@
+"""The interface between a worker and the program in its process, such as the executors of a topology.
+
+A worker process loads its program through the entry point group `tuplewire.programs`. An embedded worker
+gives its Host to the code that embeds it. Owns no state. Design: docs/design/topologies.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from tuplewire.client import Client
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.errors import ConfigError
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.config import Overflow
+from tuplewire.values.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.worker.assignment import Assignment
+from tuplewire_service.worker.worker import AttachedProgram, Worker
+
+ENTRY_POINT_GROUP = "tuplewire.programs"
+
+
+class Program(ABC):
+    """A program in the process of a worker. Its methods may be called from any thread.
+
+    Besides these methods, it has the properties of AttachedProgram.
+    """
+
+    @abstractmethod
+    def start(self, address: str, peer_address: str, metrics_url: str) -> None:
+        """Start, after the worker has bound its addresses. `peer_address`: for other workers, or empty."""
+
+    @abstractmethod
+    def stop_input(self) -> None:
+        """Produce no new work, before the drain. Work in progress continues."""
+
+    @abstractmethod
+    def add_to(self, status: pb.GetStatusResponse) -> None:
+        """Add its state to the worker's status."""
+
+    @abstractmethod
+    def metrics(self) -> list[pb.MetricFamily]:
+        """Return its metrics."""
+
+    @abstractmethod
+    def close(self, timeout: float) -> bool:
+        """End, after the drain; return False if it did not end within `timeout` seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFlags:
+    """The settings and flags of a worker process for its program.
+
+    Attributes:
+        program: The name of the program, as in the setting.
+        conf: The program's settings, by their keys.
+        state_file: The file that shows that it is alive; None: there is none.
+        control: The inherited socket of the process that controls it; None: there is none.
+        collect: The components whose tuples are kept for that process.
+    """
+
+    program: str
+    conf: Mapping[str, object]
+    state_file: str | None = None
+    control: int | None = None
+    collect: Sequence[str] = ()
+
+
+class MakeProgram(Protocol):
+    """The object of an entry point."""
+
+    def __call__(self, host: Host, flags: ProgramFlags) -> Program:
+        """Return the program. Raises ConfigError if the settings are invalid."""
+
+
+def load_program(host: Host, flags: ProgramFlags) -> Program:
+    """Return the installed program. Raises ConfigError if none is installed."""
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        make: MakeProgram = point.load()
+        return make(host, flags)
+    raise ConfigError(f"no program is installed that could run {flags.program!r}; install tuplewire again")
+
+
+class RequestStop(Protocol):
+    """Ends the process."""
+
+    def __call__(self, reason: str, *, failed: bool, deadline_seconds: float) -> None:
+        """End with a word for the log, after a drain of at most `deadline_seconds`."""
+
+
+class Host:
+    """The worker, for the program in its process. Thread-safe."""
+
+    def __init__(self, worker: Worker, request_stop: RequestStop) -> None:
+        """Wrap a worker."""
+        self.worker_id = worker.settings.worker_id
+        self.topology = worker.settings.topology
+        self.request_stop = request_stop
+        self._worker = worker
+        self._loop = messaging_loop()
+
+    def attach(self, program: AttachedProgram, tasks: Collection[int]) -> None:
+        """Attach the program: readiness and drain depend on it, and only it receives messages of `tasks`."""
+
+        def attach() -> None:
+            self._worker.program = program
+            self._worker.router.program_tasks = frozenset(tasks)
+
+        self._loop.call(attach)
+
+    def client(self, tasks: int, prefetch_messages: int) -> Client:
+        """Return a new client of the worker, through memory.
+
+        It waits for free space of each task separately, so a stopped task does not block the others. Its
+        memory is bounded by the receive queues of `tasks` tasks.
+        """
+        settings = self._worker.settings
+        session = replace(
+            settings.session,
+            overflow=Overflow.BLOCK,
+            max_pending_messages=sys.maxsize,
+            max_pending_task_messages=settings.receive_queue_messages,
+            max_pending_bytes=max(1, tasks) * settings.receive_queue_bytes,
+            prefetch_messages=prefetch_messages,
+            prefetch_bytes=settings.receive_queue_bytes,
+        )
+        return Client(
+            self._worker.servers.own_program_address,
+            topology=self.topology,
+            client_id=f"{self.worker_id}/executors",
+            incarnation=self._worker.incarnation,
+            **asdict(session),
+        )
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """The current assignment."""
+        return self._worker.assignment
+
+    def assign(self, assignment: str) -> None:
+        """Apply an assignment in JSON; see Assignment.from_json() for the errors."""
+        new = Assignment.from_json(assignment)
+        self._loop.call(lambda: self._worker.update_assignment(new))
+
+    def not_connected(self) -> str:
+        """Return which required connections to other workers are missing; empty if there are all."""
+
+        def missing() -> str:
+            if self._worker.assignment is None:
+                return "no assignment yet"
+            names = self._worker.router.connections.not_ready
+            return f"no connection to {', '.join(names)}" if names else ""
+
+        return self._loop.call(missing)
+
+    def loads(self) -> Mapping[int, float]:
+        """Return the known loads of all tasks, 0 to 1."""
+        return self._loop.call(self._worker.loads)
+
+    def report_loads(self, loads: Mapping[int, float]) -> None:
+        """Report the loads of the program's tasks, for other workers."""
+        self._worker.program_loads = loads
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return the ledger of the worker."""
+        return self._loop.call(self._worker.router.ledger)
+
+    def dropped(self) -> int:
+        """Return the number of messages that the worker has dropped."""
+        return sum(self.ledger().dropped.values())
+
+    def bury(self, letter: TaskGroup, tries: int, reason: str) -> bool:
+        """Send one message to the dead-letter task; return False if there is none, or no space."""
+        rejections = self._worker.router.rejections
+        if not rejections.has_room:
+            return False
+        self._loop.loop.call_soon_threadsafe(rejections.bury, letter, tries, reason)
+        return True
