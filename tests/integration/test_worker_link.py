@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import helpers.words
@@ -119,6 +120,7 @@ def test_outbound_tasks(topology: Topology) -> None:
     assert outbound_tasks(topology, [4, 1]) == {2, 3}
     assert outbound_tasks(topology, [1, 2]) == {3}
     assert outbound_tasks(topology, [2, 3]) == set()
+    assert outbound_tasks(topology, [4, 99]) == {1}
 
 
 def test_a_sender_waits_for_a_task_that_stands_still(
@@ -254,6 +256,30 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     worker.close(0.1)
     for each in (here, first, again):
         each.close(0.1)
+
+
+@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+def test_connections_follow_outbound_tasks(transport: str) -> None:
+    """A worker connects at once to the workers that its tasks send to, and to others with a message."""
+    topology = chain(FeederSpout(["number"]))
+    first, second, last = workers = [host(name, topology, transport) for name in ("first", "second", "last")]
+    for worker in workers:
+        worker.host.attach(Idle(), topology.tasks, partial(outbound_tasks, topology))
+    assign(1, {first: [4], second: [1], last: [2, 3]})
+
+    def peers(worker: Hosted) -> list[str]:
+        return [each.worker_id for each in worker.status().peers if each.connected]
+
+    eventually(lambda: [peers(each) for each in workers] == [["second"], ["last"], []], SECONDS)
+    first.abort()
+    eventually(lambda: [each.status().not_ready_because for each in (second, last)] == ["", ""], SECONDS)
+    taker = Taker(second, 1)
+    last.link.send([TaskGroup.of(1, [b"on demand"])])
+    eventually(lambda: taker.came == [(1, b"on demand")], SECONDS)
+    assert peers(last) == ["second"]
+    taker.finish()
+    for worker in (second, last):
+        worker.close(0.1)
 
 
 def test_an_executor_moves_while_tuples_flow() -> None:

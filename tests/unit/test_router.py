@@ -91,11 +91,11 @@ def test_nobody_else_consumes_from_a_task_that_runs_here() -> None:
     """A consumer is refused by name; other tasks of the worker are open to it."""
 
     def act(router: Router) -> None:
-        router.program_tasks = frozenset({0})
+        router.table.program_tasks = frozenset({0})
         request = SubscribeRequest("me", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
         with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
             router.subscribe(request, lambda: None)
-        router.program_tasks = frozenset()
+        router.table.program_tasks = frozenset()
         assert router.subscribe(request, lambda: None).ended is None
 
     with_router(act)

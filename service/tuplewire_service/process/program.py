@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
 from typing import Protocol
@@ -105,12 +106,25 @@ class Host:
         self._worker = worker
         self._loop = messaging_loop()
 
-    def attach(self, program: AttachedProgram, tasks: Collection[int]) -> None:
-        """Attach the program: readiness and drain depend on it, and only it receives messages of `tasks`."""
+    def attach(
+        self,
+        program: AttachedProgram,
+        tasks: Collection[int],
+        outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None,
+    ) -> None:
+        """Attach the program: readiness and drain depend on it.
+
+        Args:
+            program: The program.
+            tasks: Its tasks on all workers; only it receives their messages.
+            outbound: Returns the tasks to which it sends, from those that run here. The worker connects to
+                their owners at once, and to others with the first message. None: all tasks.
+        """
 
         def attach() -> None:
             self._worker.program = program
-            self._worker.router.program_tasks = frozenset(tasks)
+            table = self._worker.router.table
+            table.program_tasks, table.outbound = frozenset(tasks), outbound
 
         self._loop.call(attach)
 

@@ -66,6 +66,7 @@ class Connections:
         self._events = events
         self._on_returned = on_returned
         self._connections: dict[Peer, SendingEnd] = {}
+        self._needed: frozenset[Peer] = frozenset()
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: dict[SendingEnd, Peer] = {}
         self._opened = 0
@@ -90,9 +91,9 @@ class Connections:
         A closing connection waits for acknowledgements for at most `timeout` seconds. Connections to lost
         peers do not wait.
         """
-        for peer, worker in needed.items():
-            if peer not in self._connections:
-                self._open(worker)
+        self._needed = frozenset(needed)
+        for worker in needed.values():
+            self.to(worker)
         for peer in [peer for peer in self._connections if peer not in needed and peer not in kept]:
             self._leave(peer, 0.0 if peer in lost else timeout)
 
@@ -138,10 +139,16 @@ class Connections:
         """Return the connection to a worker, or None."""
         return self._connections.get(peer)
 
+    def to(self, worker: AssignedWorker) -> SendingEnd:
+        """Return the connection to a worker; open it if necessary. Readiness does not wait for it."""
+        if worker.peer not in self._connections:
+            self._open(worker)
+        return self._connections[worker.peer]
+
     @property
     def not_ready(self) -> list[str]:
-        """The ids of the workers without a session at the moment."""
-        return sorted(peer[0] for peer in self._connections if not self.ready(peer))
+        """The ids of the needed workers without a session at the moment."""
+        return sorted(peer[0] for peer in self._needed if not self.ready(peer))
 
     def ready(self, peer: Peer) -> bool:
         """Return True if there is a session with a worker at the moment."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -73,8 +73,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()
         """Seconds from the sender's acceptance of a message to the acknowledgement of its consumer."""
-        self.program_tasks: Container[int] = ()
-        """Tasks of the program in this process; subscriptions of other consumers are refused."""
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
         self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
         self.consumers = QueueConsumers(settings, incarnation, self.queues, self.rejections)
@@ -105,10 +103,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
-        return (
-            f"<Router {self._settings.worker_id} version={self.assignment_version} "
-            f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
-        )
+        tasks = f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)}"
+        version = f"version={self.assignment_version}"
+        return f"<Router {self._settings.worker_id} {version} {tasks} {self.connections!r}>"
 
     @property
     def assignment_version(self) -> int:
@@ -145,10 +142,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._forget(lost)
 
     def refresh(self) -> None:
-        """Connect to the owners of tasks, and to previous owners until their tasks have moved.
+        """Connect to the owners of outbound tasks, and to previous owners until their tasks have moved.
 
-        A draining worker with remaining messages connects to all workers, to announce its departure. A
-        previous owner counts as lost if it is unreachable and no longer in the assignment.
+        Other connections open with their first message. A draining worker with remaining messages connects to
+        all workers, to announce its departure. A previous owner counts as lost if it is unreachable and no
+        longer in the assignment.
         """
         if self._closing:
             return
@@ -161,7 +159,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         overdue = self._moves.peers(_GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
         self._moves.lose(lost)
-        self.connections.refresh(needed, (former | successors) - lost, lost, _GIVE_UP_SECONDS)
+        kept = (former | successors).union(each.peer for each in self.table.others) - lost
+        self.connections.refresh(needed, kept, lost, _GIVE_UP_SECONDS)
         self.connections.receivers_ended(self.departures.passed_on)
         self._renew_ended()
 
@@ -194,7 +193,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _forget(self, tasks: Iterable[int]) -> None:
         """Forget the entry sequences of tasks without an owner and without messages in transit."""
         for task in tasks:
-            if task not in self._moves and not self.holder_known(task):
+            if not (task in self._moves or self.holder_known(task)):
                 self._entry_sequences.forget(task)
 
     def holder_known(self, task: int) -> bool:
@@ -282,7 +281,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         elif group.task in self.queues or self.queues.is_leaving(group.task):
             self.queues.put(group, inbound)
         elif owner is not None:
-            way = self.connections.get(owner.peer)
+            way = self.connections.to(owner)
             self._transfer.put(group, inbound)
         else:
             return False
@@ -334,7 +333,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
         for cursor in request.cursors:
-            if cursor.task in self.program_tasks and not request.is_own_program:
+            if cursor.task in self.table.program_tasks and not request.is_own_program:
                 raise PermissionDeniedError(
                     f"task {cursor.task} is run by worker {self._settings.worker_id} itself: "
                     "no other consumer may have its messages"

@@ -6,7 +6,8 @@ it names this worker. Call only from the event loop. Design: docs/design/moves.m
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from tuplewire.errors import (
     NotLocalError,
@@ -45,6 +46,13 @@ class RoutingTable:
         """The other workers that own tasks."""
         self.owner_of: Mapping[int, AssignedWorker] = {}
         """The owner of each task, including this worker; replaced with the assignment."""
+        self.program_tasks: Container[int] = ()
+        """Tasks of the program in this process; subscriptions of other consumers are refused."""
+        self.outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None
+        """Returns the tasks to which the program in this process sends, from the local ones; None: all tasks.
+
+        Source: Storm's `workerOutboundTasks`.
+        """
         self._worker_id = worker_id
 
     def replace(self, assignment: Assignment) -> None:
@@ -59,11 +67,17 @@ class RoutingTable:
     def to_connect(
         self, named: Container[tuple[str, str]], *, everyone: bool
     ) -> dict[tuple[str, str], AssignedWorker]:
-        """Return the other workers that own tasks or are in `named`; with `everyone`, all other workers."""
+        """Return the other workers that own outbound tasks or are in `named`; with `everyone`, all others."""
+        outbound = None if self.outbound is None else self.outbound(self.local)
         return {
             each.peer: each
             for each in self.workers
-            if each.worker_id != self._worker_id and (everyone or each.tasks or each.peer in named)
+            if each.worker_id != self._worker_id
+            and (
+                everyone
+                or each.peer in named
+                or (each.tasks if outbound is None else not outbound.isdisjoint(each.tasks))
+            )
         }
 
     def elsewhere(self, task: int) -> AssignedWorker | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop
@@ -14,6 +15,7 @@ from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.link import Link
+from tuplewire_topology.running.outgoing import outbound_tasks
 
 
 def link_to(hosted: EmbeddedWorker, topology: Topology, conf: Mapping[str, Any]) -> Link:
@@ -51,7 +53,7 @@ class LocalWorker(ExecutorWorker):
             super().__init__(
                 topology, tasks, link=self.link, idle=idle, port=hosted.port, conf=conf, **settings
             )
-            hosted.host.attach(self, topology.tasks)
+            hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
         except BaseException:
             hosted.abort()
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Container, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class TopologyProgram(Program):
         self._executors: ExecutorWorker | None = None
         self._serializer = MessagePackTupleSerializer(self._topology)
         self._missing: frozenset[int] = frozenset()
-        host.attach(self, self._topology.tasks)
+        host.attach(self, self._topology.tasks, partial(outbound_tasks, self._topology))
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)
 
     # --- for the process ------------------------------------------------------------------------------

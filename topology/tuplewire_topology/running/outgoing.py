@@ -62,10 +62,13 @@ class Target:
 
 
 def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
-    """Return the tasks of other workers that some of these send to. Source: Storm's `workerOutboundTasks`."""
+    """Return the tasks of other workers that some of these send to; tasks of no component send nowhere.
+
+    Source: Storm's `workerOutboundTasks`.
+    """
     bolts = {
         bolt
-        for component in {topology.component_of(task).id for task in here}
+        for component in {topology.component_of(task).id for task in here if task in topology.tasks}
         for stream in topology.component(component).streams
         for bolt, _ in topology.targets_of(component, stream.name)
     }
