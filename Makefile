@@ -124,7 +124,7 @@ PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.p
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
 	$(BIN)/python -m pytest tests/deploy $(PRODUCTION) --numprocesses=2 --dist=loadfile --durations=10 $(ARGS)
-	$(BIN)/python tests/bench/run.py --only scrape
+	$(BIN)/python tests/tools/bench/run.py --only scrape
 
 .PHONY: cluster-check
 cluster-check: ## Check it in a real cluster, which it starts (or kind's, or yours): ARGS=--help, ARGS=--print
@@ -136,39 +136,39 @@ property: $(VENV)/.dev ## Drive sessions, moves and drains through many random s
 
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of one run
-	$(BIN)/python tests/bench/run.py $(ARGS)
+	$(BIN)/python tests/tools/bench/run.py $(ARGS)
 
 .PHONY: bench-idle
 bench-idle: $(VENV)/.dev ## Measure workers that have nothing to do: start, memory, CPU, a new assignment
-	$(BIN)/python tests/bench/resting.py $(ARGS)
+	$(BIN)/python tests/tools/bench/resting.py $(ARGS)
 
 .PHONY: bench-cores
 bench-cores: $(VENV)/.dev ## Measure what a message costs with more workers: what more cores would bring
-	$(BIN)/python tests/bench/cores.py $(ARGS)
+	$(BIN)/python tests/tools/bench/cores.py $(ARGS)
 
 .PHONY: bench-compare
 bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'
-	$(BIN)/python tests/bench/compare.py $(BASE) $(ARGS)
+	$(BIN)/python tests/tools/bench/compare.py $(BASE) $(ARGS)
 
 .PHONY: bench-short
 bench-short: $(VENV)/.dev ## Glance at three rows of the bench beside ten commits before, in a minute
-	$(BIN)/python tests/bench/compare.py --short $(BASE) $(ARGS)
+	$(BIN)/python tests/tools/bench/compare.py --short $(BASE) $(ARGS)
 
 .PHONY: bench-kafka
 bench-kafka: $(VENV)/.dev ## Measure Spark with Tuplewire beside Spark with Kafka (needs Maven); ARGS=--quick
-	$(BIN)/python tests/bench/beside_kafka.py $(ARGS)
+	$(BIN)/python tests/tools/bench/beside_kafka.py $(ARGS)
 
 .PHONY: bench-storm
 bench-storm: $(VENV)/.dev ## Measure one hop beside Storm's Netty transport (needs Maven and a JDK)
-	$(BIN)/python tests/bench/beside_storm.py $(ARGS)
+	$(BIN)/python tests/tools/bench/beside_storm.py $(ARGS)
 
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
-	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: chaos-transport
 chaos-transport: $(VENV)/.dev ## Try the same on a transport alone; TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2
-	PYTHONPATH=tests $(BIN)/python -m chaos.transports $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.chaos.transports $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: mutate
 mutate: $(VENV)/.dev ## Change one thing in FILES at a time and list what TESTS do not notice; COUNT=20 SEED=1
@@ -176,11 +176,11 @@ mutate: $(VENV)/.dev ## Change one thing in FILES at a time and list what TESTS 
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (default 3)
-	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.dev ## Live a worker's month in half an hour; SEED=7 DAYS=30, PART=rolling RESTARTS=100
-	PYTHONPATH=tests $(BIN)/python -m soak $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED)) $(if $(DAYS),--days $(DAYS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.soak $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED)) $(if $(DAYS),--days $(DAYS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
 
 # The lower bounds of pyproject.toml, and what the image has, read from there; the other checks use the newest versions.
 OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
@@ -223,12 +223,12 @@ monitoring: $(VENV)/.deploy ## Write the chart's Grafana dashboard from deploy/p
 
 .PHONY: pictures
 pictures: $(VENV)/.deploy build/pictures/panels.js ## Draw the pictures of live page and dashboard in docs/images anew, in a real browser
-	$(BIN)/python tests/pictures/live_pages.py
-	$(BIN)/python tests/pictures/dashboard.py
+	$(BIN)/python tests/tools/pictures/live_pages.py
+	$(BIN)/python tests/tools/pictures/dashboard.py
 
 # Grafana's panels are npm packages; its server cannot be had from a registry.
 GRAFANA := @grafana/ui@10.4.19 @grafana/data@10.4.19 react@18 react-dom@18 rxjs@7.8.1 esbuild@0
-build/pictures/panels.js: tests/pictures/panels.jsx
+build/pictures/panels.js: tests/tools/pictures/panels.jsx
 	npm install --silent --no-audit --no-fund --ignore-scripts --legacy-peer-deps --prefix build/pictures $(GRAFANA)
 	NODE_PATH=build/pictures/node_modules build/pictures/node_modules/.bin/esbuild $< --bundle --minify --format=iife --outfile=$@ \
 		--log-level=warning --define:global=window "--define:process.env.NODE_ENV='production'" --loader:.svg=dataurl

@@ -27,7 +27,7 @@ root_doc = "docs/index"
 include_patterns = [
     "*.md",
     "[cdpst]*/*.md",
-    "tests/bench/README.md",
+    "tests/tools/bench/README.md",
     "docs/**.md",
     "docs/**.ipynb",
 ]

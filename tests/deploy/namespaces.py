@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chaos.cluster import Host
+from campaigns.chaos.cluster import Host
 from deploy.delayed_link import DelayedLink
 from helpers.tools import missing, require_tool
 

@@ -11,10 +11,10 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from chaos.cluster import Cluster
-from chaos.journal import Journal
-from chaos.layout import CONSUMERS, PRODUCERS, WORKERS
-from chaos.scene import Scene
+from campaigns.chaos.cluster import Cluster
+from campaigns.chaos.journal import Journal
+from campaigns.chaos.layout import CONSUMERS, PRODUCERS, WORKERS
+from campaigns.chaos.scene import Scene
 from deploy.namespaces import Hosts
 from helpers import eventually
 

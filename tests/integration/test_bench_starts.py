@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "bench"
+BENCH = Path(__file__).parents[1] / "tools" / "bench"
 PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "ArgumentParser(" in path.read_text("utf-8"))
 
 
@@ -16,8 +16,8 @@ PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "ArgumentParser(" 
 def test_it_has_help(program: str) -> None:
     """`--help` works from the Makefile's folder, with what is installed alone."""
     ended = subprocess.run(
-        [sys.executable, f"tests/bench/{program}", "--help"],
-        cwd=BENCH.parents[1],
+        [sys.executable, f"tests/tools/bench/{program}", "--help"],
+        cwd=BENCH.parents[2],
         capture_output=True,
         text=True,
         check=False,

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "*/README.md", "docs/**/*.md", "tests/bench/README.md")
+    for pattern in ("*.md", "*/README.md", "docs/**/*.md", "tests/tools/bench/README.md")
     for path in ROOT.glob(pattern)
     if "build" not in path.parts
 )

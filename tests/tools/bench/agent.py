@@ -1,0 +1,94 @@
+"""A process of a benchmark: started once, asked again and again over its standard input and output.
+
+Starting Python and gRPC takes longer than a trial, so the processes stay, idle, between their turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+HERE = Path(__file__).parent
+ANSWER_SECONDS = 60.0
+
+
+class BenchError(Exception):
+    """The benchmark cannot go on: a process failed, or messages were lost, doubled or out of order."""
+
+
+Verbs = Mapping[str, Callable[..., dict[str, Any]]]
+
+
+def serve(verbs: Verbs) -> None:
+    """Answer each request, a line of JSON, with one line, until standard input ends; the process's side."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = verbs[request.pop("verb")](**request)
+        print(json.dumps(answer), flush=True)
+
+
+class Agent:
+    """Another process, running a role of a script in this folder; the caller's side.
+
+    runner: what runs the script, by default this Python.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        role: str,
+        *arguments: object,
+        runner: Sequence[str] = (sys.executable,),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = f"{role} ({script})"
+        self._process = subprocess.Popen(
+            [*runner, str(HERE / script), role, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def ask(self, verb: str, *, within: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
+        """Send a request and return its answer; BenchError when the process ends, or is silent for long."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise BenchError(f"{self.name} has ended, see its messages above") from error
+        if not select.select([self._process.stdout], [], [], within)[0]:
+            raise BenchError(f"{self.name} has not answered {verb!r} for {within:.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise BenchError(f"{self.name} has ended at {verb!r}, see its messages above")
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End its standard input, at which it closes by itself, and wait for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()

@@ -1,0 +1,133 @@
+"""Run the bench of two commits by turns, and print how this tree does beside the other one.
+
+Both run on this interpreter's packages, each with its own code and its own bench. Above 1 is faster than the
+base. No timing decides the exit status: 1 says that a bench did not run.
+
+Example: python tests/tools/bench/compare.py c8f4254 --only hop --pairs 5
+With --short, which CI runs: a glance at three rows, beside the commit ten before this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from report import amount, progress
+
+ROOT = Path(__file__).parents[3]
+GROUPS = ("sends", "hop", "hop-zmq", "hop-local", "chain", "chain-zmq", "stopped", "senders", "latency")
+NO_SUCH_ROW = 2
+"""How a bench ends that is asked for a row that it does not have, as that of an old commit may not."""
+SHORT = ("sends", "hop/1000", "chain/1000")
+SHORT_SECONDS = 4.0
+BEFORE = 10
+"""How many commits back the base of a short run is: what one commit costs is less than the noise."""
+_TREES = ("clients", "service", "topology", "demos")
+
+Key = tuple[str, str]
+"""Row, and for latencies the percentile."""
+
+
+@contextmanager
+def _checked_out(commit: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tuplewire-base-") as directory:
+        tree = Path(directory) / "base"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def _run(tree: Path, only: str, seconds: float) -> dict[Key, dict[str, Any]]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(tree / each) for each in _TREES)}
+    (script,) = tree.glob("tests/**/bench/run.py")  # an old commit may have it in another folder
+    command = [sys.executable, str(script), "--json", f"--only={only}", f"--seconds={seconds}"]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == NO_SUCH_ROW:
+        return {}
+    if done.returncode:
+        raise SystemExit(f"bench of {tree.name}: {done.stderr[-2000:]}")
+    lines = json.loads(done.stdout)["lines"]
+    return {(line["row"], line["title"].partition(":")[2].partition("(")[0].strip()): line for line in lines}
+
+
+def _ratio(base: dict[str, Any], ours: dict[str, Any], what: str) -> float:
+    """Return how many times as fast, or as cheap, this tree is."""
+    faster = what == "value" and base["unit"] == "messages/s"
+    ratio: float = ours[what] / base[what] if faster else base[what] / ours[what]
+    return ratio
+
+
+def compare(base: Path, groups: Sequence[str], pairs: int, seconds: float) -> Iterator[str]:
+    """Yield a line for each row, as soon as its pairs are there."""
+    yield f"{'row':24} {'base':>14} {'here':>14} {'ratio':>6} {'(lowest - highest)':>20} {'CPU':>6}"
+    for group in groups:
+        found: defaultdict[Key, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
+        for number in range(pairs):
+            progress(f"{group}: pair {number + 1} of {pairs}")
+            trees = [base, ROOT] if number % 2 == 0 else [ROOT, base]
+            runs = {tree: _run(tree, group, seconds) for tree in trees}
+            for key in runs[base].keys() & runs[ROOT].keys():
+                found[key].append((runs[base][key], runs[ROOT][key]))
+        progress("")
+        for (row, part), lines in sorted(found.items()):
+            ratios = [_ratio(*pair, "value") for pair in lines]
+            cpu = [_ratio(*pair, "cpu_microseconds") for pair in lines if pair[0]["cpu_microseconds"]]
+            amounts = [statistics.median(pair[side]["value"] for pair in lines) for side in (0, 1)]
+            cells = [
+                f"{row} {part}".strip().ljust(24),
+                *(amount(each, lines[0][0]["unit"]).rjust(14) for each in amounts),
+                f"{statistics.median(ratios):6.2f}",
+                f"({min(ratios):.2f} - {max(ratios):.2f})".rjust(20),
+                f"{statistics.median(cpu):6.2f}" if cpu else "",
+            ]
+            yield " ".join(cells).rstrip()
+
+
+def _commit_before() -> str:
+    """Return the commit BEFORE this one, or the oldest that this clone has."""
+    git = ["git", "-C", str(ROOT), "rev-list", "--first-parent", f"--max-count={BEFORE + 1}", "HEAD"]
+    return subprocess.run(git, check=True, capture_output=True, text=True).stdout.split()[-1]
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "base", nargs="?", help=f"the commit to compare with; without it that of {BEFORE} commits before"
+    )
+    parser.add_argument(
+        "--only", action="append", help=f"these rows alone: {', '.join(GROUPS)}, hop/1000 ..."
+    )
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each commit (default: 3)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of each run, less its start (default: 10)"
+    )
+    parser.add_argument("--short", action="store_true", help=f"one pair of {', '.join(SHORT)}, in a minute")
+    given = parser.parse_args()
+    groups = given.only or (SHORT if given.short else GROUPS)
+    pairs, seconds = (1, SHORT_SECONDS) if given.short else (given.pairs, given.seconds)
+    base = given.base or _commit_before()
+    print(f"beside {base[:12]}; above 1 is faster than there, or takes less processor time", flush=True)
+    with _checked_out(base) as tree:
+        for line in compare(tree, groups, pairs, seconds):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Measure workers that have nothing to do: how soon they are up, their memory and CPU, and a new assignment.
+
+Every worker of a mesh has a connection to each of the others.
+
+Example: python tests/tools/bench/resting.py --mesh 1:100 --mesh 20:10000
+Exit status: 0; no figure decides it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import progress
+from workload import TOPOLOGY
+
+from tuplewire.processes.worker_processes import WorkerProcesses
+
+MESHES = ("1:100", "1:10000", "10:10000", "20:10000", "40:10000")
+"""Workers, and tasks in all."""
+_STARTS = 5
+_SETTLE_SECONDS = 5.0
+"""Before it is measured, for what a worker does once."""
+_UPDATES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """So many workers at rest: of each its memory and CPU; how long until all have a new assignment."""
+
+    workers: int
+    tasks: int
+    memory_mib: float
+    cpu_percent: float
+    update_seconds: float
+
+
+def start_seconds() -> float:
+    """Return how long a worker takes from the start of its process to its addresses; the median."""
+    found = []
+    for number in range(_STARTS):
+        progress(f"starting a worker, {number + 1} of {_STARTS}")
+        began = time.monotonic()
+        with WorkerProcesses(1, TOPOLOGY):
+            found.append(time.monotonic() - began)
+    return statistics.median(found)
+
+
+def at_rest(count: int, task_count: int, seconds: float) -> Resting:
+    """Measure a mesh of so many workers for so long."""
+    progress(f"{count} workers with {task_count:,} tasks")
+    with WorkerProcesses(count, TOPOLOGY) as workers:
+        tasks = {index: range(index, task_count, count) for index in range(count)}
+        workers.assign(tasks, timeout=120)
+        updates = []
+        for extra in range(_UPDATES):
+            began = time.monotonic()
+            workers.assign({**tasks, 0: [*tasks[0], task_count + extra]})
+            updates.append(time.monotonic() - began)
+        time.sleep(_SETTLE_SECONDS)
+        processes = [each.process_id for each in workers.endpoints]
+        before, began = sum(map(cpu_seconds, processes)), time.monotonic()
+        time.sleep(seconds)
+        used = (sum(map(cpu_seconds, processes)) - before) / (time.monotonic() - began)
+        memory = sum(map(_resident_bytes, processes))
+    return Resting(count, task_count, memory / count / 2**20, 100 * used / count, statistics.median(updates))
+
+
+def cpu_seconds(process_id: int) -> float:
+    """Return the CPU that a process has used."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes(process_id: int) -> int:
+    return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mesh", action="append", metavar="W:T", help="so many workers with so many tasks")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long each is measured (default: 20)")
+    given = parser.parse_args()
+    print(f"up, with its addresses, after {start_seconds():.2f} s")
+    sizes = [map(int, each.split(":")) for each in given.mesh or MESHES]
+    found = [at_rest(count, tasks, given.seconds) for count, tasks in sizes]
+    print("\n| workers | tasks | MiB each | % of a core each | update in force everywhere |")
+    print("|---|---|---|---|---|")
+    for each in found:
+        measured = f"{each.memory_mib:.0f} | {each.cpu_percent:.2f} | {each.update_seconds:.2f} s"
+        print(f"| {each.workers} | {each.tasks:,} | {measured} |")
+    print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The producers and consumers of a chaos run, as seen by the run: processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+_FOLDERS = tuple(map(str, Path(__file__).parents[2:4]))
+
+
+class Program:
+    """A process that runs one of this folder's programs, through all its lives.
+
+    config: what it is told; each life is told its own journal, too. entered: what it is started in.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        config: dict[str, Any],
+        directory: Path,
+        entered: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.name = name
+        self._entered = entered
+        self.lock = threading.RLock()
+        """Held by whoever stops or kills it."""
+        self._lives = 0
+        self._module = module
+        self._config = config
+        self._directory = directory
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._lives += 1
+        life = f"{self.name}.{self._lives}"
+        config = {**self._config, "name": life, "journal": str(self._directory / f"{life}.jsonl")}
+        path = os.pathsep.join(filter(None, (*_FOLDERS, os.environ.get("PYTHONPATH"))))
+        with (self._directory / f"{life}.log").open("wb") as log, self._entered():
+            return subprocess.Popen(
+                [sys.executable, "-m", self._module, json.dumps(config)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": path},
+                # Ctrl-C is for the run; this process then ends with its standard input.
+                start_new_session=True,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        self._process.send_signal(number)
+
+    def restart(self) -> None:
+        """Kill it and start it again."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._reap(None)
+
+    def start(self) -> None:
+        """Begin its next life."""
+        self._process = self._start()
+
+    def begin_end(self) -> None:
+        """Ask it to finish."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self, timeout: float) -> int:
+        """Wait until it has finished and return its exit code; kill it after the timeout."""
+        self.begin_end()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        return self._reap(None)
+
+    def _reap(self, timeout: float | None) -> int:
+        code = self._process.wait(timeout)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return code
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._process.poll() is not None
+
+    def log(self) -> Path:
+        """Return the log of its present life."""
+        return self._directory / f"{self.name}.{self._lives}.log"
+
+    def journals(self) -> list[Path]:
+        """Return the journals of all lives; one that was killed at once has none."""
+        files = [self._directory / f"{self.name}.{life}.jsonl" for life in range(1, self._lives + 1)]
+        return [file for file in files if file.exists()]

@@ -1,0 +1,29 @@
+"""A short `make fuzz`, counted in attacks, with a fixed seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from campaigns.fuzz.attacker import THREADS
+from campaigns.fuzz.campaign import Extent, campaign
+from campaigns.fuzz.refused import KINDS
+
+SEED = 20_131
+ATTACKS = 100
+"""Of each thread."""
+
+
+@pytest.mark.slow
+def test_hostile_input_on_every_level_hurts_nobody(tmp_path: Path) -> None:
+    """Under attack the worker stays up and small, names each refusal, and a good session notices nothing."""
+    report = campaign(tmp_path, SEED, Extent(attacks=ATTACKS), print)
+    assert report.faults == []
+    assert sum(report.produced.sent.values()) > 0
+    counts = {level: tally.counts for level, tally in report.tallies.items()}
+    assert {level: sum(each.values()) for level, each in counts.items()} == {
+        level: ATTACKS * threads for level, threads in THREADS.items()
+    }
+    names = {kind("x").refusal for kind in KINDS.values()}
+    assert counts["refused"].keys() == names
+    assert all(counts["refused"][name] >= 10 for name in names), counts["refused"]

@@ -1,0 +1,104 @@
+"""The consumer of the tasks that come, move and go: a process that follows the assignment file."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from campaigns.soak.generations import is_consumed, is_fresh
+from helpers.program import Threads, serve
+from helpers.streams import Sequences, Stream
+from helpers.topology import TOPOLOGY
+
+from tuplewire import Client
+from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.subscription import Subscription
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+_POLL_SECONDS = 0.05
+_SILENCE_SECONDS = 0.25
+_GIVE_UP_SECONDS = 1.0
+
+
+class _Followed:
+    """What the file says now, read again when it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._read = 0
+        self.workers: dict[str, AssignedWorker] = {}
+
+    def look(self) -> None:
+        """Read the file if it is another one."""
+        changed = self._file.stat().st_ino, self._file.stat().st_mtime_ns
+        if hash(changed) != self._read:
+            assignment = Assignment.from_json(json.loads(self._file.read_text(encoding="utf-8")))
+            self.workers = {each.worker_id: each for each in assignment.workers}
+            self._read = hash(changed)
+
+    def tasks_of(self, worker_id: str) -> tuple[int, ...]:
+        """Return the tasks that are to be consumed at a worker."""
+        worker = self.workers.get(worker_id)
+        return () if worker is None else tuple(task for task in worker.tasks if is_consumed(task))
+
+
+def follower(pipe: Connection, assignment_file: str) -> None:
+    """Be a process that consumes every task of the assignment at the worker that has it.
+
+    Answers `received` with how many messages of each stream have come, `problems` with what was lost, doubled
+    or out of order, in words. `forget`: what has come of the streams to fresh tasks, which are gone.
+    """
+    followed = _Followed(Path(assignment_file))
+    seen = Sequences()
+    lock = threading.Lock()
+    threads = Threads()
+    readers: set[str] = set()
+
+    def read(batches: Subscription, worker_id: str, tasks: Collection[int]) -> None:
+        while followed.tasks_of(worker_id) == tasks and not threads.stop.is_set():
+            try:
+                batch = next(batches)
+            except TimeoutError:
+                continue
+            with lock:
+                for group in batch.groups:
+                    seen.take_new(group)
+        batches.acknowledge()
+
+    def consume(worker_id: str) -> None:
+        while (tasks := followed.tasks_of(worker_id)) and not threads.stop.wait(_POLL_SECONDS):
+            address = followed.workers[worker_id].address
+            try:
+                with (
+                    Client(address, topology=TOPOLOGY) as client,
+                    client.recv(tasks, timeout=_SILENCE_SECONDS) as batches,
+                ):
+                    read(batches, worker_id, tasks)
+            except (RefusedError, UnreachableError):
+                continue  # it has not heard of the assignment yet, or begins again
+        readers.discard(worker_id)
+
+    def follow() -> None:
+        while not threads.stop.wait(_POLL_SECONDS):
+            followed.look()
+            for worker_id in followed.workers:
+                if followed.tasks_of(worker_id) and worker_id not in readers:
+                    readers.add(worker_id)
+                    threads.start(consume, worker_id)
+
+    def received() -> dict[Stream, int]:
+        with lock:
+            return dict(seen.next)
+
+    def forget() -> None:
+        with lock:
+            for stream in [stream for stream in seen.next if is_fresh(stream[1])]:
+                del seen.next[stream]
+
+    threads.start(follow)
+    answers = {"received": received, "problems": lambda: list(seen.problems), "forget": forget}
+    serve(pipe, answers, threads.errors)
+    threads.end()

@@ -1,0 +1,251 @@
+"""A process with programs in it: lives what the command line says, and tells of each before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from campaigns.soak.lives import Ending, Errand, Household, Life, Told
+from helpers.streams import numbered_group
+from helpers.topology import TOPOLOGY
+
+from tuplewire import Client, TaskGroup, TaskMessageBatch, aio
+from tuplewire.errors import RefusedError, RefusedMessagesError, TuplewireError
+from tuplewire.session.ledger import DropReason
+from tuplewire.settings.config import AckMode
+
+_THREADS = 3
+_WAIT_SECONDS = 60.0
+_LISTEN_SECONDS = 0.05
+_BATCHES = 3
+
+
+def main() -> None:
+    """Live."""
+    household = household_from(json.loads(sys.argv[1]))
+    clients: queue.SimpleQueue[Life] = queue.SimpleQueue()
+    for life in household.clients:
+        clients.put(life)
+    threads = [threading.Thread(target=_live_clients, args=(clients,)) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for life in household.forks:
+        if _fork(life):
+            break  # the child: it ends by itself, with all that Python does at an exit
+    else:
+        for thread in threads:
+            thread.join()
+        _live_to_the_end(household.itself)
+
+
+def household_from(value: dict[str, Any]) -> Household:
+    """Read what dataclasses.asdict and json have made of a household."""
+    return Household(
+        tuple(map(_life_from, value["clients"])),
+        tuple(map(_life_from, value["forks"])),
+        _life_from(value["itself"]),
+    )
+
+
+def _life_from(value: dict[str, Any]) -> Life:
+    return Life(
+        **{
+            **value,
+            "ending": Ending(value["ending"]),
+            "errand": Errand(value["errand"]),
+            "tasks": tuple(value["tasks"]),
+        }
+    )
+
+
+def _tell(told: Told) -> None:
+    os.write(sys.stdout.fileno(), json.dumps(asdict(told)).encode() + b"\n")
+
+
+# --- clients in threads ----------------------------------------------------------------------------------
+
+
+def _live_clients(lives: queue.SimpleQueue[Life]) -> None:
+    while True:
+        try:
+            life = lives.get_nowait()
+        except queue.Empty:
+            return
+        told = Told(life.source)
+        try:
+            _live_client(life, told)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run reads it
+            told.error = f"{life}: {error!r}"
+        _tell(told)
+
+
+def _live_client(life: Life, told: Told) -> None:
+    client = _client_of(life)
+    _errand(client, life, told)
+    _end_client(client, life, told)
+
+
+def _client_of(life: Life) -> Client:
+    return Client(
+        life.address,
+        topology="elsewhere" if life.errand is Errand.OTHER_TOPOLOGY else TOPOLOGY,
+        source=life.source,
+        ack_mode=_mode(life),
+    )
+
+
+def _mode(life: Life) -> AckMode:
+    return AckMode.PROCESSED if life.processed else AckMode.QUEUED
+
+
+def _end_client(client: Client, life: Life, told: Told) -> None:
+    """Close it, or flush it and leave it, or leave it; whoever calls drops it."""
+    if life.ending is Ending.CLOSE:
+        client.close()
+        told.owed = not client.ledger().dropped.get(DropReason.CLOSED)
+    elif life.ending is Ending.FLUSH and life.errand is Errand.SEND:
+        client.flush(_WAIT_SECONDS)
+        told.owed = True
+    else:
+        told.dropped = True
+
+
+# --- what they come for ------------------------------------------------------------------------------------
+
+
+def _errand(client: Client, life: Life, told: Told) -> None:
+    if life.errand is Errand.SEND:
+        told.sent = dict.fromkeys(life.tasks, life.messages)
+        for batch in _batches(life):
+            client.send(batch)
+    elif life.errand is Errand.LISTEN:
+        _listen(client, life.tasks)
+    else:
+        _be_refused(client, life)
+
+
+def _batches(life: Life) -> list[TaskMessageBatch]:
+    """Return a program's messages, a few at a time."""
+    step = -(-life.messages // _BATCHES)
+    return [
+        TaskMessageBatch.from_groups(
+            [_group(life, task, first, min(step, life.messages - first)) for task in life.tasks]
+        )
+        for first in range(0, life.messages, step)
+    ]
+
+
+def _group(life: Life, task: int, first: int, count: int) -> TaskGroup:
+    return numbered_group(task, life.source, first, count, life.size)
+
+
+def _listen(client: Client, tasks: tuple[int, ...]) -> None:
+    """Subscribe where nothing comes; the task may be elsewhere, or another program takes it over."""
+    subscription = client.recv(tasks, timeout=_LISTEN_SECONDS)
+    try:
+        next(subscription)
+    except (TimeoutError, TuplewireError):
+        return
+    raise AssertionError("a message has come that nobody sends")
+
+
+def _be_refused(client: Client, life: Life) -> None:
+    expected = RefusedMessagesError if life.errand is Errand.UNKNOWN_TASK else RefusedError
+    try:
+        client.send(life.tasks[0], b"unwanted")
+        client.flush(_WAIT_SECONDS)
+    except expected:
+        return
+    raise AssertionError(f"not refused: {life.errand}")
+
+
+# --- forks, and the process itself ------------------------------------------------------------------
+
+
+def _fork(life: Life) -> bool:
+    """Live a program in a fork, and wait for its end; return True in the child, whose work is done."""
+    child = os.fork()
+    if not child:
+        _live_to_the_end(life)
+        return True
+    end = os.pidfd_open(child)
+    try:
+        if not select.select([end], [], [], 2 * _WAIT_SECONDS)[0]:
+            _tell(Told(life.source, error=f"{life}: the fork has not ended"))
+            os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(end)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != exit_code_of(life):
+        _tell(Told(life.source, error=f"{life}: the fork has ended with {code}"))
+    return False
+
+
+def exit_code_of(life: Life) -> int:
+    """Return the exit code with which a process ends that lives this."""
+    return {Ending.KILL: -signal.SIGKILL, Ending.TERM: -signal.SIGTERM}.get(life.ending, 0)
+
+
+_left: list[Client | aio.Client] = []
+"""What a process has at its end, and does not close."""
+
+
+def _live_to_the_end(life: Life) -> None:
+    """Live a program that has the process for itself; returns where Python's own exit is what is left."""
+    told = Told(life.source)
+    try:
+        if life.aio:
+            asyncio.run(_live_aio(life, told))
+        else:
+            client = _client_of(life)
+            _errand(client, life, told)
+            _end_process(client, life, told)
+            if life.ending is not Ending.DEL:
+                _left.append(client)
+    except Exception as error:  # noqa: BLE001 - as above
+        told.error = f"{life}: {error!r}"
+    _tell(told)
+    _end_hard(life)
+
+
+def _end_process(client: Client, life: Life, told: Told) -> None:
+    if not life.ending.hard:
+        _end_client(client, life, told)
+    elif life.flushed and life.errand is Errand.SEND:
+        client.flush(_WAIT_SECONDS)
+        told.owed = True
+
+
+async def _live_aio(life: Life, told: Told) -> None:
+    client = aio.Client(life.address, topology=TOPOLOGY, source=life.source, ack_mode=_mode(life))
+    told.sent = dict.fromkeys(life.tasks, life.messages)
+    for batch in _batches(life):
+        await client.send(batch)
+    await client.flush(_WAIT_SECONDS)
+    told.owed = True
+    if life.ending is Ending.CLOSE:
+        await client.close()
+    else:
+        _left.append(client)
+
+
+def _end_hard(life: Life) -> None:
+    if life.ending is Ending.EXIT:
+        sys.exit()
+    if life.ending is Ending.EXIT_NOW:
+        os._exit(0)
+    if life.ending.hard:
+        os.kill(os.getpid(), signal.SIGKILL if life.ending is Ending.KILL else signal.SIGTERM)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

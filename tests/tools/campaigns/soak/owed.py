@@ -1,0 +1,98 @@
+"""What programs are owed: each message that they were promised arrives once, whatever became of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from campaigns.soak.household import exit_code_of
+from campaigns.soak.lives import Household, Told
+from helpers.streams import Stream
+
+_FOLDERS = tuple(map(str, Path(__file__).parents[2:4]))
+_SECONDS = 300.0
+_NOT_CLOSED = re.compile(r"client\.not_closed: (\d+) messages")
+
+
+@dataclass(slots=True)
+class Owed:
+    """What one process was promised. least, most: messages of each stream that must, and may, arrive.
+
+    lost_and_told: messages that its clients say they have given up.
+    """
+
+    least: Counter[Stream] = field(default_factory=Counter)
+    most: Counter[Stream] = field(default_factory=Counter)
+    lost_and_told: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def faults_of(self, received: dict[Stream, int]) -> list[str]:
+        """Return what is missing, or too much, in words."""
+        faults = [
+            f"source {source} to task {task}: {received.get((source, task), 0)} of at most {most} received"
+            for (source, task), most in self.most.items()
+            if received.get((source, task), 0) > most
+        ]
+        if (missing := self.missing(received)) > self.lost_and_told:
+            streams = [stream for stream, least in self.least.items() if received.get(stream, 0) < least]
+            faults.append(
+                f"{missing} messages lost, of which {self.lost_and_told} were told, in streams {streams[:5]}"
+            )
+        return faults
+
+    def missing(self, received: dict[Stream, int]) -> int:
+        """Return how many messages have not arrived that must."""
+        return sum(max(0, least - received.get(stream, 0)) for stream, least in self.least.items())
+
+
+def live(household: Household) -> Owed:
+    """Run a process with these programs to its end."""
+    try:
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-W",
+                "ignore::ResourceWarning",
+                "-m",
+                "campaigns.soak.household",
+                json.dumps(asdict(household)),
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_FOLDERS)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired as stuck:
+        return Owed(faults=[f"a process has not ended after {_SECONDS} s: {stuck.stdout!r} {stuck.stderr!r}"])
+    owed = Owed(lost_and_told=sum(map(int, _NOT_CLOSED.findall(ended.stderr))))
+    told = [Told(**json.loads(line)) for line in ended.stdout.splitlines()]
+    for each in told:
+        _owe(owed, each, household)
+    owed.faults += [each.error for each in told if each.error]
+    if missing := {life.source for life in household.lives} - {each.source for each in told}:
+        owed.faults.append(f"programs {sorted(missing)} have told nothing; {ended.stderr}")
+    if ended.returncode != exit_code_of(household.itself):
+        owed.faults.append(f"{household.itself} has ended with {ended.returncode}: {ended.stderr}")
+    if "Traceback" in ended.stderr:
+        owed.faults.append(ended.stderr)
+    return owed
+
+
+def _owe(owed: Owed, told: Told, household: Household) -> None:
+    """Add what a program is owed: nothing for sure where it dropped its client, and its process has died."""
+    in_thread = told.source in {life.source for life in household.clients}
+    cut_off = in_thread and household.itself.ending.hard
+    sure = told.owed or (told.dropped and not cut_off)
+    for task, count in told.sent.items():
+        stream = (told.source, int(task))
+        owed.most[stream] = count
+        if sure:
+            owed.least[stream] = count

@@ -1,0 +1,20 @@
+"""Two short days of `make soak`, where no time decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from campaigns.soak.account import Extent
+from campaigns.soak.month import Month
+
+SHORT = Extent(days=2, generations=4, programs=30, households=2, pairs=0, most_memory=1.3, resume_seconds=5.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_month_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Hundreds of programs come and go: nothing is lost or doubled, and workers hold what they held."""
+    account = Month(7, SHORT, tmp_path).live()
+    assert account.verdict == []
+    assert account.lived["programs"] == SHORT.days * SHORT.generations * SHORT.programs

@@ -1,0 +1,75 @@
+"""What a worker holds: memory, files, threads, series, sessions, and its ledger."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaigns.soak.generations import is_fresh
+from campaigns.soak.long_lived import unix
+from helpers.admin import samples
+from helpers.memory import rss
+from helpers.topology import ledger
+
+from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.session.ledger import LedgerSnapshot
+
+_TASK = re.compile(r'task="\d+"')
+_WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{task="(\d+)"')
+_FILES, _THREADS = 2, 4
+"""So many may be more: gRPC's pools keep some for a while, or do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """One worker at one moment.
+
+    series: each name with its labels, where all tasks count as one. What tasks that stay have blocked is left
+    out: it comes by chance, and stays. So is what sources that are gone have sent, one series for all of
+    them: a worker that was slow to come back was gone, too.
+    """
+
+    rss: int
+    files: int
+    threads: int
+    series: Counter[str]
+    connected: int
+    resumable: int
+    ledger: LedgerSnapshot
+
+
+def vitals_of(endpoint: Endpoint) -> Vitals:
+    """Look at a worker."""
+    found = samples(endpoint.metrics_url)
+    process = Path(f"/proc/{endpoint.process_id}")
+    return Vitals(
+        rss(endpoint.process_id),
+        len(list((process / "fd").iterdir())),
+        len(list((process / "task").iterdir())),
+        Counter(_TASK.sub('task="N"', name) for name in found if not _by_chance(name)),
+        int(found['tuplewire_sessions{state="connected"}']),
+        int(found['tuplewire_sessions{state="resumable"}']),
+        ledger(unix(endpoint)),
+    )
+
+
+def _by_chance(name: str) -> bool:
+    if 'source="other"' in name:
+        return True
+    found = _WHOM_IT_BLOCKS.match(name)
+    return found is not None and not is_fresh(int(found[1]))
+
+
+def more(first: Vitals, now: Vitals) -> dict[str, str]:
+    """Return what a worker holds more of than at first, memory apart; in words."""
+    found = {
+        name: f"{getattr(now, name)}, at first {getattr(first, name)}"
+        for name, slack in (("files", _FILES), ("threads", _THREADS), ("connected", 0), ("resumable", 0))
+        if getattr(now, name) > getattr(first, name) + slack
+    }
+    if added := now.series - first.series:
+        shown = ", ".join(f"{name} ({count} more)" for name, count in added.most_common(5))
+        found["series"] = f"{now.series.total()}, at first {first.series.total()}; such as {shown}"
+    return found
