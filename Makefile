@@ -162,13 +162,15 @@ bench-kafka: $(VENV)/.dev ## Measure Spark with Tuplewire beside Spark with Kafk
 bench-storm: $(VENV)/.dev ## Measure one hop beside Storm's Netty transport (needs Maven and a JDK)
 	$(BIN)/python tests/tools/bench/beside_storm.py $(ARGS)
 
+CAMPAIGN := PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns
+
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
-	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+	$(CAMPAIGN) chaos $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: chaos-transport
 chaos-transport: $(VENV)/.dev ## Try the same on a transport alone; TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2
-	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.chaos.transports $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+	$(CAMPAIGN) transport $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: mutate
 mutate: $(VENV)/.dev ## Change one thing in FILES at a time and list what TESTS do not notice; COUNT=20 SEED=1
@@ -176,11 +178,11 @@ mutate: $(VENV)/.dev ## Change one thing in FILES at a time and list what TESTS 
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (default 3)
-	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+	$(CAMPAIGN) fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.dev ## Live a worker's month in half an hour; SEED=7 DAYS=30, PART=rolling RESTARTS=100
-	PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns.soak $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED)) $(if $(DAYS),--days $(DAYS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
+	$(CAMPAIGN) $(or $(PART),month) $(if $(SEED),--seed $(SEED)) $(if $(DAYS),--days $(DAYS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
 
 # The lower bounds of pyproject.toml, and what the image has, read from there; the other checks use the newest versions.
 OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)

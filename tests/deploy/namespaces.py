@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from campaigns.chaos.cluster import Host
 from deploy.delayed_link import DelayedLink
+from helpers.restartable import Host
 from helpers.tools import missing, require_tool
 
 _CLONE_NEWNET = 0x40000000

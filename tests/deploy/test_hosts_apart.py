@@ -11,10 +11,11 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from campaigns.chaos.cluster import Cluster
-from campaigns.chaos.journal import Journal
+from campaigns.chaos.chaos import final_ledgers
 from campaigns.chaos.layout import CONSUMERS, PRODUCERS, WORKERS
 from campaigns.chaos.scene import Scene
+from campaigns.cluster import Cluster
+from campaigns.journal import Journal, history_of
 from deploy.namespaces import Hosts
 from helpers import eventually
 
@@ -97,15 +98,16 @@ def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> 
         run = directory / "run.jsonl"
         journal = Journal(run)
         stack.callback(journal.close)
-        cluster = Cluster(directory, journal, "grpc", {name: hosts[name] for name in WORKERS})
-        stack.callback(cluster.stop)
+        cluster = Cluster(directory, journal, hosts={name: hosts[name] for name in WORKERS})
+        stack.callback(cluster.discard)
+        cluster.add(*WORKERS)
 
         def address(near: str, worker: str) -> str:
             endpoint = cluster.endpoints[worker]
             return endpoint.unix_address if near in _BESIDE_THEIR_WORKER else endpoint.address
 
         places = {name: hosts[place] for name, place in _PROGRAMS.items()}
-        scene = Scene(cluster, journal, run, address=address, seed=1, rate=RATE, hosts=places)
+        scene = Scene(cluster, directory, address=address, seed=1, rate=RATE, hosts=places)
         stack.callback(scene.abort)
         scene.begin()
         apart = Apart(hosts, cluster, scene)
@@ -113,17 +115,17 @@ def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> 
         apart.flow(*WAYS)
         yield apart
         apart.flow(*WAYS)
-        scene.check_programs()
-        ledgers = scene.finish()
-        drains = cluster.stop()
-    verdict = scene.verdict()
-    assert (str(verdict), scene.problems) == ("0 lost, 0 duplicated, 0 out of order", []), verdict.violations
+        scene.check()
+        balances = scene.finish()
+    journals = [path for program in scene.programs.values() for path in program.journals()]
+    verdict = history_of([run, *journals]).verdict()
+    assert (str(verdict), scene.faults) == ("0 lost, 0 duplicated, 0 out of order", []), verdict.violations
     assert verdict.received == verdict.accepted > 0
-    for ledger in (*ledgers.values(), *scene.producer_ledgers().values()):
+    ledgers = final_ledgers({each.name: scene.programs[each.name] for each in PRODUCERS})
+    for ledger in (*balances.values(), *ledgers.values()):
         assert ledger is not None
         assert ledger.balanced
         assert (ledger.pending, sum(ledger.dropped.values())) == (0, 0)
-    assert [wrong for _, wrong in drains if wrong] == []
 
 
 def test_a_host_that_is_cut_off_comes_back_without_loss(tmp_path: Path) -> None:
@@ -213,8 +215,7 @@ def test_a_rolling_restart_of_all_hosts_loses_nothing(tmp_path: Path) -> None:
     """Each worker in turn drains under load, ends with nothing left, and comes back to its sessions."""
     with hosts_apart(tmp_path) as apart:
         for name in WORKERS:
-            slot = apart.cluster.slots[name]
-            assert slot.end() == ""
-            slot.start()
+            apart.cluster.restart(name)
+            assert apart.cluster.faults == []
             apart.control(name).wait_ready(_WAIT_SECONDS)
             apart.flow(*WAYS)

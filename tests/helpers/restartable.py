@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -16,8 +17,21 @@ from helpers.topology import TOPOLOGY
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.command.status_report import ledger_of
 
 _READY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a process runs: its IP address, the context in which it starts, and more flags for a worker."""
+
+    address: str = "127.0.0.1"
+    entered: Callable[[], AbstractContextManager[None]] = nullcontext
+    flags: tuple[str, ...] = ()
+
+
+THIS_HOST = Host()
 
 
 def drained_ledger(log: Path) -> LedgerSnapshot:
@@ -55,12 +69,24 @@ class RestartableWorker:
     assignment: the file that it takes its assignment from, which need not exist yet.
     """
 
-    def __init__(self, worker_id: str, directory: Path, assignment: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        directory: Path,
+        assignment: Path,
+        flags: Sequence[str] = (),
+        *,
+        drain_seconds: float = 10.0,
+        host: Host = THIS_HOST,
+    ) -> None:
         self.worker_id = worker_id
         self._directory = directory
-        self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags]
+        self._drain_seconds = drain_seconds
+        self._host = host
+        self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags, *host.flags]
         transport = "zmq" if "--transport=zmq" in flags else "grpc"
-        address, peers = f"127.0.0.1:{free_port()}", listen_peers(transport)
+        address = f"{host.address}:{free_port()}"
+        peers = [each.replace(THIS_HOST.address, host.address) for each in listen_peers(transport)]
         self._listen = [f"--listen={address}", *peers]
         self.reached = Endpoint(worker_id, address, "", "", 0, "".join(peers).partition("=")[2])
         """What an assignment says of it, before it has started, too."""
@@ -80,6 +106,11 @@ class RestartableWorker:
         return self._workers.endpoints[0]
 
     @property
+    def alive(self) -> bool:
+        """True if it was started and not ended since."""
+        return bool(self._workers._children)
+
+    @property
     def log(self) -> str:
         """What it has logged since it was last started."""
         return self._workers.log_of(0).read_text(encoding="utf-8")
@@ -89,28 +120,49 @@ class RestartableWorker:
         self._starts += 1
         directory = self._directory / f"{self.worker_id}-{self._starts}"
         directory.mkdir()
-        self._workers = WorkerProcesses(1, TOPOLOGY, directory=directory, flags=[*self._listen, *self._flags])
-        self._workers.start()
+        workers = WorkerProcesses(
+            1,
+            TOPOLOGY,
+            directory=directory,
+            flags=[*self._listen, *self._flags],
+            drain_seconds=self._drain_seconds,
+        )
+        with self._host.entered():
+            workers.start()
+        self._workers = workers
 
     def wait_ready(self) -> None:
         """Wait until it has its assignment and its connections."""
-        with ControlClient(self.endpoint.address) as control:
+        with ControlClient(self.endpoint.unix_address) as control:
             control.wait_ready(_READY_SECONDS)
 
     def end(self) -> tuple[int, LedgerSnapshot]:
         """End it by SIGTERM; return the exit code (-9: it had to be killed) and the balance it printed."""
-        log = self._workers.log_of(0)
+        code = self.stop()
+        return code, drained_ledger(self._workers.log_of(0))
+
+    def stop(self) -> int:
+        """End it by SIGTERM; return the exit code (-9: it had to be killed)."""
         (code,) = self._workers.stop()
-        return code, drained_ledger(log)
+        return code
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return its balance now."""
+        with ControlClient(self.endpoint.unix_address) as control:
+            return ledger_of(control.status().ledger)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        os.kill(self.endpoint.process_id, number)
 
     def kill(self) -> None:
         """End it by SIGKILL; start() brings it back."""
-        os.kill(self.endpoint.process_id, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._workers.stop()
 
     def discard(self) -> None:
         """Kill it, if it was not ended: nobody takes what a test has left, and a drain would wait for it."""
-        if self._workers._children:
+        if self.alive:
             self.kill()
 
     def restart(self) -> Restart:

@@ -1,40 +1,59 @@
-"""The two ends of a transport in a chaos run: who binds and notes what comes, who connects and sends.
+"""The programs at both ends of a chaos run: senders of numbered messages, and receivers that record them.
 
-Each is a process of its own, which ends in good order when its standard input does; or, for a transport
-within one process, an object that can be stopped, killed and ended like one.
+A sender uses a Client of a worker, or `connect` of a transport; a receiver subscribes at workers, or binds a
+transport. Each is a process that ends cleanly when its standard input does; or, for a transport within one
+process, an object that can be stopped, killed and ended like a process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import random
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from campaigns.chaos.journal import Journal
 from campaigns.chaos.payload import messages, runs
+from campaigns.journal import Journal
+from helpers.topology import TOPOLOGY
 
-from tuplewire import TaskGroup, TaskMessageBatch
-from tuplewire.errors import BufferFullError
+from tuplewire import Client, TaskGroup, TaskMessageBatch
+from tuplewire.errors import (
+    BufferFullError,
+    FlushTimeoutError,
+    NotLocalError,
+    RefusedMessagesError,
+    UnknownTaskError,
+    UnreachableError,
+)
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.config import AckMode, SessionSettings
+from tuplewire.subscription import Subscription
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 
-TOPOLOGY = "chaos"
 SOURCES_APART = 1000
-"""Each life of a sender is a source of its own: the name of the first, plus so much for each life."""
+"""Each life of a sender on a transport is another source: its first source, plus this for each life."""
 _ROOM_SECONDS = 0.2
 _BATCH_MESSAGES = 100
 _WINDOW_MESSAGES = 2000
 _RELEASE_SECONDS = 0.002
 _END_SECONDS = 60.0
+_SILENCE_SECONDS = 1.0
+_RETRY_SECONDS = 0.05
+_WORK_SECONDS = 0.005
+"""The time for a batch before it is acknowledged. A consumer that dies nearly always has a batch."""
 
 
 def _context(config: dict[str, Any], **session: Any) -> IContext:
@@ -49,7 +68,7 @@ def _context(config: dict[str, Any], **session: Any) -> IContext:
 
 
 class End(ABC):
-    """What both have in common. config: what the run tells it; name: with the number of its life."""
+    """A sender or a receiver. config: from the run; `name` ends with the number of its life."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.name: str = config["name"]
@@ -57,64 +76,112 @@ class End(ABC):
         self._over = threading.Event()
         self._going = threading.Event()
         self._going.set()
-        self._thread = threading.Thread(target=self._run, name=self.name)
+        self._threads: list[threading.Thread] = []
 
-    @abstractmethod
-    def _run(self) -> None:
-        """Do what it does, until it is over."""
+    def _start(self, *loops: Callable[[], None]) -> None:
+        self._threads = [threading.Thread(target=each, name=self.name) for each in loops]
+        for thread in self._threads:
+            thread.start()
 
     def pause(self) -> None:
-        """Do nothing for a while, where it is no process that could be stopped."""
+        """Do nothing for a while, if this is no process that could be stopped."""
         self._going.clear()
 
     def go_on(self) -> None:
-        """Go on."""
+        """Continue."""
         self._going.set()
 
-    @abstractmethod
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, if this is no process that could be killed."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def finish(self) -> int:
-        """End it in good order; return what its exit status would be."""
+        """End it cleanly; return its exit status."""
 
     def _stop(self) -> None:
         self._over.set()
         self._going.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+
+    def _record(self, group: TaskGroup, subscription: str) -> None:
+        """Write received messages to the journal, before they are acknowledged."""
+        for first, number in runs(group):
+            self._journal.write(
+                "received",
+                source=group.source,
+                task=group.task,
+                first=first,
+                count=number,
+                subscription=subscription,
+                redelivered=group.redelivered,
+            )
 
 
-class Receiving(End, IConnectionCallback):
-    """Binds; notes what comes before it is acknowledged, and is done with it a moment later."""
+# --- receivers ---------------------------------------------------------------------------------------
+
+
+class Consumer(End):
+    """Follows its tasks from worker to worker: one thread per task tries all workers in turn."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._clients = [
+            (worker, Client(address, topology=TOPOLOGY)) for worker, address in config["workers"].items()
+        ]
+        self._subscriptions = count(1)
+        self._start(*(partial(self._consume, task) for task in config["tasks"]))
+
+    def _consume(self, task: int) -> None:
+        for attempt in count(task):
+            if self._over.wait(_RETRY_SECONDS):
+                return
+            worker, client = self._clients[attempt % len(self._clients)]
+            name = f"{self.name} at {worker} #{next(self._subscriptions)}"
+            try:
+                with client.recv([task], timeout=_SILENCE_SECONDS) as subscription:
+                    self._journal.write("subscribed", subscription=name)
+                    self._read(subscription, name)
+            except (NotLocalError, UnknownTaskError, UnreachableError):
+                continue
+
+    def _read(self, subscription: Subscription, name: str) -> None:
+        while not self._over.is_set():
+            try:
+                batch = next(subscription)
+            except TimeoutError:
+                continue
+            for group in batch.groups:
+                self._record(group, name)
+            self._over.wait(_WORK_SECONDS)
+
+    def finish(self) -> int:
+        """See End."""
+        self._stop()
+        return 0
+
+
+class Receiver(End, IConnectionCallback):
+    """Binds a transport; releases messages a moment after they were received."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         self._held: deque[tuple[InboundSession, TaskGroup]] = deque()
         port_file = Path(config["port_file"])
         self._context = _context(config)
-        self._server = self._context.bind(
-            TOPOLOGY, int(port_file.read_text()) if port_file.exists() else 0, self
-        )
+        port = int(port_file.read_text()) if port_file.exists() else 0
+        self._server = self._context.bind(TOPOLOGY, port, self)
         temporary = port_file.with_suffix(".new")
         temporary.write_text(str(self._server.port))
         temporary.replace(port_file)
-        self._thread.start()
+        self._start(self._run)
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Note what has come."""
+        """Record the messages."""
         batch.hold()
         for group in batch.groups:
-            for first, count in runs(group):
-                self._journal.write(
-                    "received",
-                    source=group.source,
-                    task=group.task,
-                    first=first,
-                    count=count,
-                    subscription=self.name,
-                    redelivered=group.redelivered,
-                )
+            self._record(group, self.name)
             self._held.append((batch.inbound, group))
 
     def _run(self) -> None:
@@ -135,7 +202,7 @@ class Receiving(End, IConnectionCallback):
         self._journal.close()
 
     def finish(self) -> int:
-        """See End: between processes, what is not released by then is sent again, to the next life."""
+        """See End. Between processes, messages that are not released are sent again to the next life."""
         self._stop()
         self._context.term()
         self._release()
@@ -143,46 +210,94 @@ class Receiving(End, IConnectionCallback):
         return 0
 
 
+# --- senders -----------------------------------------------------------------------------------------
+
+
+class _Sends(Protocol):
+    """A client of a worker or of a transport."""
+
+    def send(self, batch: TaskMessageBatch, /, *, timeout: float) -> object:
+        """Send; raises BufferFullError after the timeout."""
+
+
 class Sending(End):
-    """Connects to every receiver, and sends numbered messages to random tasks."""
+    """Sends batches of numbered messages to random tasks; the journal has all of them."""
+
+    def _announce(self, config: dict[str, Any], source: int, mode: AckMode) -> None:
+        self._source = source
+        self._chance = random.Random(f"{config['seed']} {self.name}")
+        self._rate: float = config["rate"]
+        self._journal.write("source", source=source, mode=mode, worker=config["worker"])
+
+    def _send_all(self, clients: Mapping[int, _Sends]) -> None:
+        """Send until the end; clients: of each task."""
+        source, chance = self._source, self._chance
+        sent: Counter[int] = Counter()
+        while not self._over.is_set():
+            self._going.wait()
+            task, number = chance.choice(list(clients)), chance.randint(1, _BATCH_MESSAGES)
+            group = TaskGroup.of(task, messages(source, task, sent[task], number), source)
+            self._journal.write("handed_over", source=source, task=task, count=sent[task] + number)
+            if self._sent(clients[task], TaskMessageBatch.from_groups([group])):
+                sent[task] += number
+                self._journal.write("accepted", source=source, task=task, count=sent[task])
+            self._over.wait(2 * chance.random() * number / self._rate)
+
+    def _sent(self, client: _Sends, batch: TaskMessageBatch) -> bool:
+        """Send as soon as there is room; False if the run ends first."""
+        while not self._over.is_set():
+            with contextlib.suppress(BufferFullError):
+                client.send(batch, timeout=_ROOM_SECONDS)
+                return True
+        return False
+
+    def _settled(self, ledger: LedgerSnapshot) -> int:
+        """Write the final balance; return the exit status."""
+        self._journal.write("settled", source=self._source, ledger=dataclasses.asdict(ledger))
+        if ledger.pending:
+            print(f"not everything was settled: {ledger}", file=sys.stderr)
+        return int(bool(ledger.pending))
+
+
+class Producer(Sending):
+    """Sends to all tasks through one worker."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        self._source = config["source"] + SOURCES_APART * int(self.name.rpartition(".")[2])
-        self._chance = random.Random(f"{config['seed']} {self.name}")
-        self._rate: float = config["rate"]
+        source, mode = config["source"], AckMode(config["mode"])
+        self._client = Client(config["address"], topology=TOPOLOGY, source=source, ack_mode=mode)
+        self._announce(config, source, mode)
+        self._start(partial(self._send_all, dict.fromkeys(config["tasks"], self._client)))
+
+    def finish(self) -> int:
+        """See End: 1 if a message is pending after a minute, or was refused."""
+        self._stop()
+        status = 0
+        try:
+            self._client.flush(_END_SECONDS)
+        except (FlushTimeoutError, RefusedMessagesError) as error:
+            print(error, file=sys.stderr)
+            status = 1
+        status |= self._settled(self._client.ledger())
+        with contextlib.suppress(FlushTimeoutError):
+            self._client.close(1.0)
+        return status
+
+
+class Sender(Sending):
+    """Connects to every receiver of a transport."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
         self._context = _context(config, ack_mode=AckMode(config["mode"]))
         clients = [
             (self._context.connect(TOPOLOGY, "127.0.0.1", port), tasks) for port, tasks in config["receivers"]
         ]
         self._clients = [client for client, _ in clients]
-        self._client_of = {task: client for client, tasks in clients for task in tasks}
-        # What has come is noted before it is acknowledged: nothing may be missing, in neither mode.
-        self._journal.write("source", source=self._source, mode=AckMode.PROCESSED, worker="")
-        self._thread.start()
-
-    def _run(self) -> None:
-        source, chance = self._source, self._chance
-        sent: Counter[int] = Counter()
-        tasks = list(self._client_of)
-        while not self._over.is_set():
-            self._going.wait()
-            task, count = chance.choice(tasks), chance.randint(1, _BATCH_MESSAGES)
-            group = TaskGroup.of(task, messages(source, task, sent[task], count), source)
-            self._journal.write("handed_over", source=source, task=task, count=sent[task] + count)
-            if self._sent(task, group):
-                sent[task] += count
-                self._journal.write("accepted", source=source, task=task, count=sent[task])
-            self._over.wait(2 * chance.random() * count / self._rate)
-
-    def _sent(self, task: int, group: TaskGroup) -> bool:
-        while not self._over.is_set():
-            try:
-                self._client_of[task].send(TaskMessageBatch.from_groups([group]), timeout=_ROOM_SECONDS)
-            except BufferFullError:
-                continue
-            return True
-        return False
+        # Receivers record messages before they acknowledge them: in neither mode may a message be missing.
+        source = config["source"] + SOURCES_APART * int(self.name.rpartition(".")[2])
+        self._announce(config, source, AckMode.PROCESSED)
+        self._start(partial(self._send_all, {task: client for client, tasks in clients for task in tasks}))
 
     def kill(self) -> None:
         """See End."""
@@ -192,17 +307,15 @@ class Sending(End):
         self._journal.close()
 
     def finish(self) -> int:
-        """See End: 1 when something is still pending after a minute."""
+        """See End: 1 if a message is pending after a minute."""
         self._stop()
         deadline = time.monotonic() + _END_SECONDS
-        while (ledger := self._ledger()).pending and time.monotonic() < deadline:
+        while self._ledger().pending and time.monotonic() < deadline:
             time.sleep(_RELEASE_SECONDS)
-        self._journal.write("settled", source=self._source, ledger=dataclasses.asdict(ledger))
+        status = self._settled(self._ledger())
         self._journal.close()
         self._context.term()
-        if ledger.pending:
-            print(f"not everything was settled: {ledger}", file=sys.stderr)
-        return int(bool(ledger.pending))
+        return status
 
     def _ledger(self) -> LedgerSnapshot:
         ledgers = [client.statistics().ledger for client in self._clients]
@@ -217,11 +330,22 @@ class Sending(End):
         )
 
 
-ENDS: dict[str, type[End]] = {"receiver": Receiving, "sender": Sending}
+ENDS: dict[str, Callable[[dict[str, Any]], End]] = {
+    "consumer": Consumer,
+    "producer": Producer,
+    "receiver": Receiver,
+    "sender": Sender,
+}
 
 
 def main() -> int:
-    """Be one end, as the command line says."""
+    """Be one end, as the command line says. An error in a thread ends the process."""
+
+    def failed(raised: threading.ExceptHookArgs) -> None:
+        traceback.print_exception(raised.exc_value)
+        os._exit(1)
+
+    threading.excepthook = failed
     config = json.loads(sys.argv[1])
     end = ENDS[config["role"]](config)
     sys.stdin.read()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from tuplewire.settings.config import AckMode
 
-TOPOLOGY = "chaos"
 WORKERS = ("worker-0", "worker-1", "worker-2")
 TASKS = (10, 11, 12, 13, 14, 15)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from campaigns.chaos.faults import Fault, Kind
+from campaigns.campaign import Action
+from campaigns.chaos.faults import Kind
 from campaigns.chaos.layout import CONSUMERS, PRODUCERS, WORKERS, ConsumerPlan, ProducerPlan, way
 from helpers.control_faults import ControlFaults
 
@@ -76,22 +77,22 @@ class Network:
         return self._endpoints[worker].unix_address if proxy is None else proxy.address
 
 
-def disturb(proxy: FaultProxy, fault: Fault) -> None:
+def disturb(proxy: FaultProxy, action: Action) -> None:
     """Begin a fault of a way."""
-    match fault.kind:
+    match action.kind:
         case Kind.BLACK_HOLE:
             proxy.black_hole()
         case Kind.HALF_OPEN:
-            proxy.half_open(Direction(str(fault.value)))
+            proxy.half_open(Direction(str(action.value)))
         case Kind.DELAY:
-            proxy.delay(float(fault.value))
+            proxy.delay(float(action.value))
         case Kind.THROTTLE:
-            proxy.throttle(float(fault.value))
+            proxy.throttle(float(action.value))
 
 
-def calm(proxy: FaultProxy, fault: Fault) -> None:
+def calm(proxy: FaultProxy, action: Action) -> None:
     """End it, with a cut where the fault says so: then what was held back is lost."""
-    if fault.cut:
+    if action.cut:
         proxy.cut()
     proxy.resume()
     proxy.delay(LATENCY_SECONDS)

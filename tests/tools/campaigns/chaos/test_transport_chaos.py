@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from campaigns.chaos.transports import TransportCampaign, plan, weights_of
+from campaigns.chaos.transports import TransportChaos
 
 SEED = 4
 """One whose cuts and silences are not followed by a restart, which would repair what they break."""
@@ -19,14 +19,15 @@ EVERY_SECONDS = 0.5
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_short_run(transport: str, tmp_path: Path) -> None:
     """Nothing is lost, doubled or disordered, and every balance adds up."""
-    planned = Counter(fault.kind for fault in plan(transport, SEED, SECONDS, EVERY_SECONDS))
-    assert set(planned) == set(weights_of(transport))
-    outcome = TransportCampaign(transport, SEED, SECONDS, every=EVERY_SECONDS, directory=tmp_path).run()
-    told = "\n".join(outcome.report())
-    assert outcome.ok, told
-    assert outcome.faults == planned
-    assert outcome.verdict.received > 10_000
-    assert len(outcome.senders) == 3, told
-    for ledger in outcome.senders.values():
+    chaos = TransportChaos(SEED, SECONDS, transport=transport, every=EVERY_SECONDS, directory=tmp_path)
+    planned = Counter(fault.kind for fault in chaos.plan())
+    assert set(planned) == set(chaos.weights)
+    chaos.run()
+    told = "\n".join((*chaos.report(), *chaos.faults))
+    assert chaos.ok, told
+    assert chaos.done == planned
+    assert chaos.verdict.received > 10_000
+    assert len(chaos.ledgers) == 3, told
+    for ledger in chaos.ledgers.values():
         assert ledger.balanced, told
         assert ledger.accepted == ledger.acknowledged, told

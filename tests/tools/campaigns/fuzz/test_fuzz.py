@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from campaigns.fuzz.attacker import THREADS
-from campaigns.fuzz.campaign import Extent, campaign
+from campaigns.fuzz.fuzz import THREADS, Fuzz
 from campaigns.fuzz.refused import KINDS
 
 SEED = 20_131
@@ -17,10 +16,10 @@ ATTACKS = 100
 @pytest.mark.slow
 def test_hostile_input_on_every_level_hurts_nobody(tmp_path: Path) -> None:
     """Under attack the worker stays up and small, names each refusal, and a good session notices nothing."""
-    report = campaign(tmp_path, SEED, Extent(attacks=ATTACKS), print)
-    assert report.faults == []
-    assert sum(report.produced.sent.values()) > 0
-    counts = {level: tally.counts for level, tally in report.tallies.items()}
+    fuzz = Fuzz(SEED, directory=tmp_path, attacks=ATTACKS).run()
+    assert fuzz.faults == []
+    assert sum(fuzz.steady.produced.sent.values()) > 0
+    counts = {level: tally.counts for level, tally in fuzz.tallies.items()}
     assert {level: sum(each.values()) for level, each in counts.items()} == {
         level: ATTACKS * threads for level, threads in THREADS.items()
     }

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-
-from helpers.topology import TOPOLOGY
-
-from tuplewire.processes.worker_processes import Endpoint
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from collections.abc import Mapping, Sequence
 
 TASKS = 40
 """Of one generation."""
@@ -70,34 +63,3 @@ def is_consumed(task: int) -> bool:
     if is_fresh(task):
         return (task - _FIRST) % TASKS < TASKS - _QUIET
     return task == ROAMING_TASK
-
-
-class AssignmentWriter:
-    """Puts assignments into a file that workers watch. fixed: the worker of tasks that never move."""
-
-    def __init__(self, file: Path, fixed: Mapping[int, str]) -> None:
-        """Begin; nothing is written."""
-        self.file = file
-        self.version = 0
-        self._fixed = fixed
-
-    def write(self, workers: Iterable[Endpoint], owners: Mapping[int, str]) -> Assignment:
-        """Write the next version, and return it."""
-        self.version += 1
-        all_owners = {**self._fixed, **owners}
-        assignment = Assignment(
-            self.version,
-            TOPOLOGY,
-            tuple(
-                AssignedWorker(
-                    each.worker_id,
-                    each.address,
-                    tuple(sorted(task for task, owner in all_owners.items() if owner == each.worker_id)),
-                )
-                for each in workers
-            ),
-        )
-        fresh = self.file.with_suffix(".new")
-        fresh.write_text(json.dumps(assignment.to_json()), encoding="utf-8")
-        fresh.replace(self.file)
-        return assignment

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
+from campaigns.programs import environment
 from campaigns.soak.household import exit_code_of
 from campaigns.soak.lives import Household, Told
 from helpers.streams import Stream
 
-_FOLDERS = tuple(map(str, Path(__file__).parents[2:4]))
 _SECONDS = 300.0
 _NOT_CLOSED = re.compile(r"client\.not_closed: (\d+) messages")
 
@@ -63,7 +61,7 @@ def live(household: Household) -> Owed:
                 "campaigns.soak.household",
                 json.dumps(asdict(household)),
             ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_FOLDERS)},
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

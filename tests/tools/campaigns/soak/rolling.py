@@ -1,177 +1,118 @@
-"""Three workers under full load, each restarted in turn: what must hold at every restart and at the end."""
+"""Rolling restarts: three workers under full load, each restarted in turn."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 
-from helpers.program import Program
-from helpers.restartable import Restart, RestartableWorker
-from helpers.streams import Consumed, Load, Produced, consumer, producer
-from helpers.topology import TOPOLOGY
+from campaigns.campaign import Action, Campaign
+from campaigns.cluster import Cluster
+from campaigns.steady import Steady
+from helpers.streams import Load
 
-from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.testing import eventually
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-WORKERS = 3
-TASKS = tuple(range(1, 1 + 2 * WORKERS))
+WORKERS = ("worker-0", "worker-1", "worker-2")
+TASKS = tuple(range(1, 1 + 2 * len(WORKERS)))
 """Two at each worker."""
 BATCH = 200
-"""Messages per task that a producer hands over at a time."""
+"""Messages per task that a producer sends at a time."""
 PROGRESS = 10_000
-"""Messages that every stream moves on between two restarts."""
+"""The messages of every stream between two restarts."""
+_SOURCES = {name: 100 + index for index, name in enumerate(WORKERS)}
+"""The source task that sends through each worker; it has no messages, and is in no assignment."""
 _WAIT_SECONDS = 120.0
 
 
-def tasks_of(index: int) -> tuple[int, ...]:
-    """Return the tasks of a worker."""
-    return TASKS[2 * index : 2 * index + 2]
+class RollingRestarts(Campaign):
+    """Restarts of the workers in turn, while producers at each worker send to every task.
 
+    Args:
+        drain_seconds: The workers' limit for a drain.
+        progress: The messages of every stream between two restarts.
+    """
 
-def source_at(index: int) -> int:
-    """Return the task that sends through a worker; it is in no assignment, since nobody sends to it."""
-    return 100 + index
+    def __init__(
+        self,
+        restarts: int,
+        drain_seconds: float,
+        *,
+        directory: Path,
+        progress: int = PROGRESS,
+        print_line: Callable[[str], None] = print,
+    ) -> None:
+        super().__init__(0, 0.0, directory=directory, print_line=print_line)
+        self._restarts = restarts
+        self._drain_seconds = drain_seconds
+        self._progress = progress
+        self.accepted = 0
+        """The number of messages that all workers have accepted."""
 
+    def plan(self) -> Iterator[Action]:
+        """See Campaign."""
+        for number in range(1, self._restarts + 1):
+            yield Action(0.0, "restart", WORKERS[number % len(WORKERS)], value=number)
 
-@dataclass(slots=True)
-class Account:
-    """What became of everything."""
+    def open(self, stack: ExitStack) -> None:
+        """See Campaign."""
+        self._cluster = Cluster(self.directory, self.journal, drain_seconds=self._drain_seconds)
+        stack.callback(self._cluster.discard)
+        self._cluster.add(*WORKERS)
+        owners = {task: WORKERS[(task - 1) // 2] for task in TASKS}
+        self._cluster.assign(owners)
+        self._cluster.wait_ready()
+        addresses = {name: each.address for name, each in self._cluster.endpoints.items()}
+        routes = [(addresses[name], source) for name, source in _SOURCES.items()]
+        places = [
+            (addresses[name], [task for task, owner in owners.items() if owner == name]) for name in WORKERS
+        ]
+        self.steady = Steady(stack, routes, places, Load(TASKS, BATCH))
 
-    produced: Produced
-    consumed: Consumed
-    ledgers: list[LedgerSnapshot] = field(default_factory=list)
-    """What each worker printed at each of its ends."""
-    exit_codes: list[int] = field(default_factory=list)
+    def act(self, action: Action) -> None:
+        """Restart a worker after every stream has made progress."""
+        self._await_progress()
+        self._cluster.restart(action.target)
+        self._cluster.workers[action.target].wait_ready()
+        for name, code, ledger in self._cluster.ledgers[-1:]:
+            self.say(f"  {name} has exited with code {code}: {ledger}")
+
+    def _await_progress(self) -> None:
+        """Wait until every stream, from each source to each task, has made progress."""
+        streams = [(source, task) for source in _SOURCES.values() for task in TASKS]
+        before = self.steady.received()
+
+        def moved() -> bool:
+            now = self.steady.received()
+            return all(now.get(each, 0) >= before.get(each, 0) + self._progress for each in streams)
+
+        eventually(moved, _WAIT_SECONDS, f"{self._progress} more messages of every stream")
+
+    def finish(self) -> None:
+        """See Campaign."""
+        self._await_progress()
+        self.faults += self.steady.finish()
+        self._cluster.end_all()
+        self.faults += self._cluster.faults
+        self.accepted = sum(ledger.accepted for _, _, ledger in self._cluster.ledgers)
+        if self.accepted != self.expected_accepted:
+            self.faults.append(
+                f"the workers have accepted {self.accepted} messages, not {self.expected_accepted}"
+            )
 
     @property
     def expected_accepted(self) -> int:
-        """How many messages all workers together have accepted if none was passed on twice.
+        """The number of messages that all workers accept if no message is forwarded twice.
 
         A message to a task at the worker that its sender is connected to is accepted once, any other twice.
         """
-        local = {(source_at(index), task) for index in range(WORKERS) for task in tasks_of(index)}
-        return sum(count * (1 if stream in local else 2) for stream, count in self.produced.sent.items())
-
-    @property
-    def faults(self) -> list[str]:
-        """Everything that should not be, in words."""
-        sent, received = self.produced.sent, self.consumed.received
-        faults = list(self.consumed.problems)
-        faults += [
-            f"source {source} to task {task}: {count} sent, {received.get((source, task), 0)} received"
-            for (source, task), count in sent.items()
-            if received.get((source, task), 0) != count
-        ]
-        faults += [
-            f"source {source}: {ledger}"
-            for source, ledger in self.produced.ledgers.items()
-            if not _clean(ledger)
-        ]
-        faults += [f"a worker: {ledger}" for ledger in self.ledgers if not _clean(ledger)]
-        faults += [f"a worker ended with {code}" for code in self.exit_codes if code]
-        if (accepted := sum(ledger.accepted for ledger in self.ledgers)) != self.expected_accepted:
-            faults.append(f"the workers have accepted {accepted} messages, not {self.expected_accepted}")
-        return faults
-
-    def __str__(self) -> str:
-        sent, received = sum(self.produced.sent.values()), sum(self.consumed.received.values())
-        total = LedgerSnapshot(
-            sum(ledger.accepted for ledger in self.ledgers),
-            sum(ledger.acknowledged for ledger in self.ledgers),
-            {"all": sum(sum(ledger.dropped.values()) for ledger in self.ledgers)},
-            sum(ledger.pending for ledger in self.ledgers),
-        )
-        return (
-            f"sent {sent:,}, received {received:,}\nall workers: {total}, expected {self.expected_accepted}"
+        sources = {task: _SOURCES[owner] for task, owner in self._cluster.owners.items()}
+        return sum(
+            count * (1 if sources[task] == source else 2)
+            for (source, task), count in self.steady.produced.sent.items()
         )
 
-
-def _clean(ledger: LedgerSnapshot) -> bool:
-    return ledger.balanced and not ledger.pending and not sum(ledger.dropped.values())
-
-
-@contextmanager
-def _workers(directory: Path, drain_seconds: float) -> Iterator[list[RestartableWorker]]:
-    assignment = directory / "assignment.json"
-    with ExitStack() as stack:
-        workers = [
-            stack.enter_context(
-                RestartableWorker(
-                    f"worker-{index}", directory, assignment, [f"--drain-seconds={drain_seconds}"]
-                )
-            )
-            for index in range(WORKERS)
-        ]
-        placed = tuple(
-            AssignedWorker(each.worker_id, each.endpoint.address, tasks_of(index))
-            for index, each in enumerate(workers)
-        )
-        assignment.write_text(json.dumps(Assignment(1, TOPOLOGY, placed).to_json()), encoding="utf-8")
-        for each in workers:
-            each.wait_ready()
-        yield workers
-
-
-def rolling_restart(
-    directory: Path,
-    restarts: int,
-    drain_seconds: float,
-    report: Callable[[int, Restart], None],
-    progress: int = PROGRESS,
-) -> Account:
-    """Restart the workers in turn while producers at each send to every task; return what became of it all.
-
-    report: gets each restart with its number, from 1. progress: how many messages of every stream come
-    between two restarts.
-    """
-    with _workers(directory, drain_seconds) as workers:
-        addresses = [each.endpoint.address for each in workers]
-        routes = [(address, source_at(index)) for index, address in enumerate(addresses)]
-        subscriptions = [(address, tasks_of(index)) for index, address in enumerate(addresses)]
-        ledgers, exit_codes = [], []
-        with (
-            Program(consumer, TOPOLOGY, subscriptions) as consuming,
-            Program(producer, TOPOLOGY, routes, Load(TASKS, BATCH)) as producing,
-        ):
-            for number in range(1, restarts + 1):
-                _await_progress(consuming, progress)
-                restart = workers[number % WORKERS].restart()
-                ledgers.append(restart.ledger)
-                exit_codes.append(restart.exit_code)
-                report(number, restart)
-            _await_progress(consuming, progress)
-            produced: Produced = producing.ask("finish")
-            eventually(
-                lambda: _received(consuming) >= sum(produced.sent.values()), _WAIT_SECONDS, "all received"
-            )
-            consumed: Consumed = consuming.ask("finish")
-        for each in workers:
-            code, ledger = each.end()
-            ledgers.append(ledger)
-            exit_codes.append(code)
-        return Account(produced, consumed, ledgers, exit_codes)
-
-
-def _received(consuming: Program) -> int:
-    consumed: Consumed = consuming.ask("progress")
-    return sum(consumed.received.values())
-
-
-def _await_progress(consuming: Program, progress: int) -> None:
-    """Wait until every stream, from each source to each task, has moved on."""
-    start: Consumed = consuming.ask("progress")
-
-    def moved() -> bool:
-        now: Consumed = consuming.ask("progress")
-        return all(
-            now.received.get((source_at(index), task), 0)
-            >= start.received.get((source_at(index), task), 0) + progress
-            for index in range(WORKERS)
-            for task in TASKS
-        )
-
-    eventually(moved, _WAIT_SECONDS, f"{progress} more messages of every stream")
+    def report(self) -> Iterator[str]:
+        """See Campaign."""
+        yield f"{self.done['restart']} restarts, {sum(self.steady.produced.sent.values()):,} messages sent"
+        yield f"accepted by all workers: {self.accepted:,}, expected {self.expected_accepted:,}"

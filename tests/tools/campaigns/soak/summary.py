@@ -1,48 +1,50 @@
-"""What a month comes to, in words: a line on the way, and a table at the end."""
+"""The report of a month: a line of progress, and a table at the end."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from campaigns.soak.account import Account, Night
+from campaigns.soak.account import Night
 from campaigns.soak.canary import medians
 from campaigns.soak.vitals import Vitals
+
+if TYPE_CHECKING:
+    from campaigns.soak.month import Month
 from helpers.memory import MIB
 
 _COLUMNS = "  night   time  worker    MiB  files  threads  series  sessions"
 _MEASURED = "    messages/s  a trip, ms  of peace: rate  speed"
 
 
-def progress(account: Account) -> str:
-    """Return one line: what has been lived, and how long the rest may take."""
+def progress(month: Month) -> str:
+    """Return one line: the programs so far, and how long the rest may take."""
+    account = month.account
     extent, lived = account.extent, account.lived
     done = lived["programs"] / (extent.days * extent.generations * extent.programs)
-    rest = _clock(account.seconds / done - account.seconds) if done else "?"
-    day = min(len(account.nights) + 1, extent.days)
-    parts = [f"{_clock(account.seconds)}, about {rest} to go: day {day} of {extent.days}"]
-    parts += [f"{number:,} {what}" for what, number in lived.items() if number]
+    rest = _clock(month.seconds_so_far / done - month.seconds_so_far) if done else "?"
+    parts = [f"about {rest} to go", *(f"{number:,} {what}" for what, number in lived.items() if number)]
     if account.nights:
         memory = (f"{each.rss / MIB:.0f}" for each in account.nights[-1].vitals.values())
         parts.append(f"workers {' and '.join(memory)} MiB")
-    if account.faults:
-        parts.append(f"{len(account.faults)} FAULTS")
     return ", ".join(parts)
 
 
-def table(account: Account) -> Iterator[str]:
+def table(month: Month) -> Iterator[str]:
     """Return the lines of the summary."""
-    yield f"lived in {_clock(account.seconds)}, SEED={account.seed}:"
+    account = month.account
+    yield f"lived in {_clock(month.seconds_so_far)}, SEED={month.seed}:"
+    yield from _rows(month.done)
     yield from _rows(account.lived)
     yield from _rows(account.programs)
     yield "refused, by answer:"
-    yield from _rows(account.refused)
+    yield from _rows(account.attacks.counts)
     yield _COLUMNS + (_MEASURED if account.extent.pairs else "")
     for number, night in enumerate(account.nights, 1):
         yield from _night(number, night)
     first, last = account.nights[0].memory, account.nights[-1].memory
     yield from (f"{name}: {first[name] / MIB:.1f} MiB, at last {last[name] / MIB:.1f} MiB" for name in first)
-    yield from (f"{name} has ended ({code}): {ledger}" for name, code, ledger in account.ledgers[-3:])
     yield from (
         f"{what} of the canary is {ratio:.3f} of the first night's"
         for what, ratio in account.ratios().items()

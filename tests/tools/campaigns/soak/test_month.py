@@ -15,6 +15,6 @@ SHORT = Extent(days=2, generations=4, programs=30, households=2, pairs=0, most_m
 @pytest.mark.timeout(300)
 def test_a_month_leaves_nothing_behind(tmp_path: Path) -> None:
     """Hundreds of programs come and go: nothing is lost or doubled, and workers hold what they held."""
-    account = Month(7, SHORT, tmp_path).live()
-    assert account.verdict == []
-    assert account.lived["programs"] == SHORT.days * SHORT.generations * SHORT.programs
+    month = Month(7, SHORT, directory=tmp_path).run()
+    assert month.faults == []
+    assert month.account.lived["programs"] == SHORT.days * SHORT.generations * SHORT.programs

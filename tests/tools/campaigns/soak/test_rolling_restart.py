@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from campaigns.soak.rolling import WORKERS, rolling_restart
+from campaigns.soak.rolling import WORKERS, RollingRestarts
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_rolling_restart_under_load_loses_nothing(tmp_path: Path) -> None:
     """Three workers are restarted in turn: all arrives once, in order, and every balance is clean."""
-    restarts = []
-    account = rolling_restart(tmp_path, WORKERS, 10.0, lambda _, restart: restarts.append(restart), 2000)
-    assert account.faults == []
-    assert {restart.worker_id for restart in restarts} == {f"worker-{index}" for index in range(WORKERS)}
-    assert sum(account.produced.sent.values()) > 0
+    rolling = RollingRestarts(len(WORKERS), 10.0, directory=tmp_path, progress=2000)
+    assert {action.target for action in rolling.plan()} == set(WORKERS)
+    rolling.run()
+    assert rolling.faults == []
+    assert rolling.done["restart"] == len(WORKERS)
+    assert sum(rolling.steady.produced.sent.values()) > 0

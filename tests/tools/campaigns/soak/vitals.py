@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaigns.soak.generations import is_fresh
-from campaigns.soak.long_lived import unix
 from helpers.admin import samples
 from helpers.memory import rss
-from helpers.topology import ledger
+from helpers.restartable import RestartableWorker
 
-from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
 
 _TASK = re.compile(r'task="\d+"')
@@ -40,8 +38,9 @@ class Vitals:
     ledger: LedgerSnapshot
 
 
-def vitals_of(endpoint: Endpoint) -> Vitals:
+def vitals_of(worker: RestartableWorker) -> Vitals:
     """Look at a worker."""
+    endpoint = worker.endpoint
     found = samples(endpoint.metrics_url)
     process = Path(f"/proc/{endpoint.process_id}")
     return Vitals(
@@ -51,7 +50,7 @@ def vitals_of(endpoint: Endpoint) -> Vitals:
         Counter(_TASK.sub('task="N"', name) for name in found if not _by_chance(name)),
         int(found['tuplewire_sessions{state="connected"}']),
         int(found['tuplewire_sessions{state="resumable"}']),
-        ledger(unix(endpoint)),
+        worker.ledger(),
     )
 
 

@@ -1,4 +1,4 @@
-"""The producers and consumers of a chaos run, as seen by the run: processes of their own."""
+"""A program of a campaign, as the campaign sees it: a process that it can stop, kill and restart."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-_FOLDERS = tuple(map(str, Path(__file__).parents[2:4]))
+_FOLDERS = tuple(map(str, Path(__file__).parents[1:3]))
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which a process finds the modules of campaigns."""
+    path = os.pathsep.join(filter(None, (*_FOLDERS, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 class Program:
@@ -32,26 +37,24 @@ class Program:
     ) -> None:
         self.name = name
         self._entered = entered
-        self.lock = threading.RLock()
-        """Held by whoever stops or kills it."""
         self._lives = 0
         self._module = module
         self._config = config
         self._directory = directory
+        self._killed = False
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._lives += 1
         life = f"{self.name}.{self._lives}"
         config = {**self._config, "name": life, "journal": str(self._directory / f"{life}.jsonl")}
-        path = os.pathsep.join(filter(None, (*_FOLDERS, os.environ.get("PYTHONPATH"))))
         with (self._directory / f"{life}.log").open("wb") as log, self._entered():
             return subprocess.Popen(
                 [sys.executable, "-m", self._module, json.dumps(config)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path},
+                env=environment(),
                 # Ctrl-C is for the run; this process then ends with its standard input.
                 start_new_session=True,
             )
@@ -60,19 +63,16 @@ class Program:
         """Send its process a signal."""
         self._process.send_signal(number)
 
-    def restart(self) -> None:
-        """Kill it and start it again."""
-        self.kill()
-        self.start()
-
     def kill(self) -> None:
         """Kill it."""
+        self._killed = True
         self._process.kill()
-        self._reap(None)
+        self._reap()
 
     def start(self) -> None:
         """Begin its next life."""
         self._process = self._start()
+        self._killed = False
 
     def begin_end(self) -> None:
         """Ask it to finish."""
@@ -86,18 +86,18 @@ class Program:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        return self._reap(None)
+        return self._reap()
 
-    def _reap(self, timeout: float | None) -> int:
-        code = self._process.wait(timeout)
+    def _reap(self) -> int:
+        code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
         return code
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by itself."""
-        return self._process.poll() is not None
+        """True if it has exited, and was not killed."""
+        return self._process.poll() is not None and not self._killed
 
     def log(self) -> Path:
         """Return the log of its present life."""

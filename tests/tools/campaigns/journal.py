@@ -1,4 +1,4 @@
-"""What each process of a chaos run has seen, on disk before anything follows from it, and what it comes to.
+"""What each process of a campaign has seen, on disk before anything follows from it, and what it comes to.
 
 A journal survives the SIGKILL of its process: each line is one write. Times are those of the monotonic clock,
 which all processes of a machine share, so that journals can be merged.

@@ -1,0 +1,213 @@
+"""The runner of campaigns: seeded actions over time on real processes, checks, and a report."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+from campaigns.journal import Journal
+
+_THREADS = 32
+_POLL_SECONDS = 0.05
+
+K = TypeVar("K", bound=str)
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action of a plan: when it starts and how long it lasts, in seconds; on which target; how strong.
+
+    cut: True if it ends with a cut, so that the data in flight is lost.
+    """
+
+    at: float
+    kind: str
+    target: str
+    seconds: float = 0.0
+    value: float | str = ""
+    cut: bool = False
+
+    def __str__(self) -> str:
+        lasting = f" for {self.seconds:.1f} s" if self.seconds else ""
+        strength = f" ({self.value})" if self.value != "" else ""
+        end = ", then cut" if self.cut else ""
+        return f"{self.kind}: {self.target}{strength}{lasting}{end}"
+
+
+def schedule(
+    seed: int,
+    seconds: float,
+    every: float,
+    weights: Mapping[K, int],
+    draw: Callable[[random.Random, float, K], Action],
+) -> Iterator[Action]:
+    """Return random actions in order: each kind once, then any kind by its weight.
+
+    The actions depend on the seed alone, and not on the course of the run.
+
+    Args:
+        every: The mean time between two actions, in seconds.
+        draw: Returns an action of a kind at a time.
+    """
+    chance = random.Random(seed)
+    kinds = chance.sample(list(weights), len(weights))
+    at = 0.0
+    while True:
+        at += every * chance.uniform(0.3, 1.7)
+        kind = kinds.pop() if kinds else chance.choices(list(weights), list(weights.values()))[0]
+        action = draw(chance, at, kind)
+        if at >= seconds:
+            return
+        yield action
+
+
+class Campaign(ABC):
+    """A run of a plan of actions, with checks during the run and at its end.
+
+    Attributes:
+        faults: Every broken promise and every failed process, as text.
+        done: The number of actions of each kind.
+        parallel: True if an action does not wait for the end of the previous one, unless both have the
+            same target. All actions then end with the run.
+        seconds: How long the run lasts at least.
+        look_seconds: The time between two checks during the run.
+    """
+
+    parallel = False
+    look_seconds = 5.0
+
+    def __init__(
+        self, seed: int, seconds: float, *, directory: Path, print_line: Callable[[str], None] = print
+    ) -> None:
+        self.seed = seed
+        self.seconds = seconds
+        self.directory = directory
+        self.faults: list[str] = []
+        self.done: Counter[str] = Counter()
+        self.journal_file = directory / "run.jsonl"
+        self.journal: Journal
+        self._started = time.monotonic()
+        self.stop = threading.Event()
+        """Set when the actions must end."""
+        self._print = print_line
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    # --- the parts that a campaign has -------------------------------------------------------------
+
+    @abstractmethod
+    def plan(self) -> Iterator[Action]:
+        """Return the actions in order; depends on the seed alone."""
+
+    @abstractmethod
+    def open(self, stack: ExitStack) -> None:
+        """Start all processes; the stack ends the processes, whatever happens."""
+
+    @abstractmethod
+    def act(self, action: Action) -> None:
+        """Perform an action and undo it; earlier if `stop` is set."""
+
+    def look(self) -> str:
+        """Check the processes during the run; return a line of progress, or no text."""
+        return ""
+
+    def is_over(self, seconds: float) -> bool:
+        """Return True if the run can end after its last action, so many seconds after its start."""
+        return seconds >= self.seconds
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until every message has arrived, end all processes, and add to the faults."""
+
+    @abstractmethod
+    def report(self) -> Iterator[str]:
+        """Return the lines of the report, without the faults."""
+
+    # --- the run -----------------------------------------------------------------------------------
+
+    @property
+    def ok(self) -> bool:
+        """True if every promise was kept and no process failed."""
+        return not self.faults
+
+    @property
+    def seconds_so_far(self) -> float:
+        """The time since the start."""
+        return time.monotonic() - self._started
+
+    def say(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        self._print(f"{self.seconds_so_far:7.1f} s  {text}")
+
+    def run(self) -> Self:
+        """Run all of the campaign; `faults` and report() have the outcome."""
+        with ExitStack() as stack:
+            self.journal = Journal(self.journal_file)
+            stack.callback(self.journal.close)
+            self.open(stack)
+            with self._looking():
+                self._act_all()
+            self.say("no more actions; waiting until every message has arrived")
+            self.finish()
+        return self
+
+    def _act_all(self) -> None:
+        start = time.monotonic()
+        running: list[Future[None]] = []
+        with ThreadPoolExecutor(_THREADS if self.parallel else 1, "action") as pool:
+            try:
+                for action in self.plan():
+                    if self.stop.wait(max(0.0, start + action.at - time.monotonic())):
+                        break
+                    self.done[action.kind] += 1
+                    running.append(pool.submit(self._perform, action))
+                    if not self.parallel:
+                        running.pop().result()
+                while not self.is_over(time.monotonic() - start) and not self.stop.wait(_POLL_SECONDS):
+                    pass
+            finally:
+                self.stop.set()
+        for each in running:
+            each.result()
+
+    def _perform(self, action: Action) -> None:
+        with self._locks[action.target]:
+            if self.stop.is_set():
+                return
+            self.say(str(action))
+            self.act(action)
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        over = threading.Event()
+
+        def look_often() -> None:
+            number = 0
+            while not over.wait(self.look_seconds):
+                try:
+                    line = self.look()
+                except Exception as error:  # noqa: BLE001 - every error of a process is a fault of the run
+                    self.faults.append(f"a check has failed: {error!r}")
+                    self.stop.set()
+                    return
+                if line:
+                    self.say(line)
+                for fault in self.faults[number:]:
+                    self.say(f"FAULT: {fault}")
+                number = len(self.faults)
+
+        thread = threading.Thread(target=look_often, name="looks")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

@@ -1,0 +1,179 @@
+"""The process that attacks: threads with a connection each, and one attack after another."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import grpc
+from campaigns.fuzz.conversation import Conversation, complaint, hold
+from campaigns.fuzz.garbage import garbage
+from campaigns.fuzz.misuse import misuse
+from campaigns.fuzz.refused import refused
+from campaigns.fuzz.wire import Wire
+from helpers.hostile import OPTIONS, SEND, Answer, frame, hello
+from helpers.program import Threads, serve
+
+from tuplewire import Credentials
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import UnreachableError
+
+WIRE, FOREIGN = "wire", "foreign certificate"
+_ATTACKS_PER_CONNECTION = 50
+_MOST_COMPLAINTS = 20
+_UNKNOWN_TASKS = range(900, 1000)
+
+
+def _unwanted(rng: random.Random) -> Conversation:
+    """Return a call that a worker of any topology must refuse, or a send to a task that does not exist."""
+    dice = rng.random()
+    if dice < 0.4:
+        return refused(rng)
+    if dice < 0.7:
+        return garbage(rng)
+    unknown = frame(1, (b"unwanted",) * 3, rng.choice(_UNKNOWN_TASKS))
+    return Conversation(SEND, (hello(), unknown), broken_off=rng.random() < 0.3)
+
+
+SPEECH: dict[str, Callable[[random.Random], Conversation]] = {
+    "garbage": garbage,
+    "misuse": misuse,
+    "refused": refused,
+    "unwanted": _unwanted,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """One thread of attacks.
+
+    Attributes:
+        level: A key of SPEECH; WIRE for bytes below gRPC; FOREIGN for a certificate that is not trusted.
+        number: The number of the thread within its level.
+        addresses: The addresses of the attacked workers. Levels of SPEECH have one address.
+        pause: The seconds before each attack.
+        foreign: The certificate of the level FOREIGN.
+    """
+
+    level: str
+    number: int
+    addresses: Sequence[str]
+    pause: float = 0.0
+    foreign: Credentials | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """The outcome of attacks so far."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """The number of times of each answer; below gRPC, of each kind of attack."""
+    complaints: list[str] = field(default_factory=list)
+    """The first wrong answers, each with the place that --replay accepts."""
+
+
+Attack = Callable[[random.Random], tuple[str, str]]
+"""Attacks once; returns the answer, and the complaint about it, if any."""
+
+
+def chance(seed: int, level: str, thread: int, number: int) -> random.Random:
+    """Return the random generator of one attack, and no other."""
+    return random.Random(f"{seed}/{level}/{thread}/{number}")
+
+
+def attackers(pipe: Connection, seed: int, crew: Sequence[Attacker], most: int | None) -> None:
+    """Be a process that attacks until it is told to finish.
+
+    Answers with the tally of all attacks so far. `rest`: stop, and leave no connection open. `go`: continue.
+    `finish`: stop for good. most: the number of attacks of each thread; None: no limit.
+    """
+    threads = Threads()
+    tally, lock = Tally(), threading.Lock()
+    going = threading.Event()
+    going.set()
+    busy = [threading.Lock() for _ in crew]
+
+    def note(each: Attacker, number: int, answer: str, wrong: str) -> None:
+        with lock:
+            tally.counts[answer] += 1
+            if wrong and len(tally.complaints) < _MOST_COMPLAINTS:
+                tally.complaints.append(f"{each.level}/{each.number}/{number}: {wrong}")
+
+    def attack_all(each: Attacker, connected: threading.Lock) -> None:
+        numbers = itertools.count() if most is None else iter(range(most))
+        while going.wait() and not threads.stop.is_set():
+            with connected, ExitStack() as opened:
+                attack = _connect(each, opened)
+                some = list(itertools.islice(numbers, _ATTACKS_PER_CONNECTION))
+                if not some:
+                    return
+                for number in some:
+                    if not going.is_set() or threads.stop.wait(each.pause):
+                        break
+                    note(each, number, *attack(chance(seed, each.level, each.number, number)))
+
+    def progress() -> Tally:
+        with lock:
+            return Tally(Counter(tally.counts), list(tally.complaints))
+
+    def rest() -> Tally:
+        going.clear()
+        for each in busy:
+            with each:
+                pass
+        return progress()
+
+    def go() -> Tally:
+        going.set()
+        return progress()
+
+    def finish() -> Tally:
+        going.set()
+        threads.end()
+        return progress()
+
+    for each, connected in zip(crew, busy, strict=True):
+        threads.start(attack_all, each, connected)
+    serve(pipe, {"progress": progress, "rest": rest, "go": go, "finish": finish}, threads.errors)
+    finish()
+
+
+def _connect(attacker: Attacker, opened: ExitStack) -> Attack:
+    if attacker.level == WIRE:
+        wire = opened.enter_context(Wire(list(attacker.addresses)))
+        return lambda rng: (wire.attack(rng), "")
+    if attacker.level == FOREIGN:
+        return lambda rng: _intrude(rng.choice(attacker.addresses), attacker.foreign)
+    (address,) = attacker.addresses
+    channel = opened.enter_context(grpc.insecure_channel(address, options=OPTIONS))
+
+    def talk(rng: random.Random) -> tuple[str, str]:
+        conversation = SPEECH[attacker.level](rng)
+        answer = hold(channel, conversation)
+        wrong = complaint(conversation, answer)
+        return answer.error or answer.status.name, wrong and f"{wrong}; said was {conversation}"
+
+    return talk
+
+
+def _intrude(address: str, foreign: Credentials | None) -> tuple[str, str]:
+    try:
+        with ControlClient(address, credentials=foreign) as control:
+            control.status()
+    except UnreachableError:
+        return FOREIGN, ""
+    return FOREIGN, "a worker has answered a foreign certificate"
+
+
+def replay(seed: int, place: str, address: str) -> tuple[Conversation, Answer]:
+    """Repeat one conversation; place: level/thread/number, as in a complaint."""
+    level, thread, number = place.split("/")
+    conversation = SPEECH[level](chance(seed, level, int(thread), int(number)))
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+        return conversation, hold(channel, conversation)
