@@ -15,7 +15,7 @@ from campaigns.soak.lives import Household, Told
 from helpers.streams import Stream
 
 _SECONDS = 300.0
-_NOT_CLOSED = re.compile(r"client\.not_closed: (\d+) messages")
+_NOT_CLOSED = re.compile(r"client\.not_closed .*\bmessages=(\d+)")
 
 
 @dataclass(slots=True)
