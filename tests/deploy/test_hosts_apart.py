@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 
 import pytest
-from campaigns.chaos.chaos import final_ledgers
 from campaigns.chaos.layout import CONSUMERS, PRODUCERS, WORKERS
-from campaigns.chaos.scene import Scene
-from campaigns.cluster import Cluster
-from campaigns.journal import Journal, history_of
+from campaigns.chaos.workers import WorkerChaos
+from campaigns.cluster import Cluster, is_clean
 from deploy.namespaces import Hosts
 from helpers import eventually
 
@@ -44,7 +42,6 @@ class Apart:
 
     hosts: Hosts
     cluster: Cluster
-    scene: Scene
     controls: dict[Endpoint, ControlClient] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -90,42 +87,39 @@ class Apart:
         return {way: self.peer(*way).reconnects for way in WAYS}
 
 
+class OnHosts(WorkerChaos):
+    """The processes, on hosts; a test makes the faults."""
+
+    def connect(self, _: ExitStack) -> Callable[[str, str], str]:
+        """Return addresses without a proxy."""
+
+        def address(near: str, worker: str) -> str:
+            endpoint = self.cluster.endpoints[worker]
+            return endpoint.unix_address if near in _BESIDE_THEIR_WORKER else endpoint.address
+
+        return address
+
+
 @contextmanager
 def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> Iterator[Apart]:
     """Run such a topology as long as the block; then all must be delivered once, in order, and balance."""
+    chaos = OnHosts(1, 0.0, directory=directory, transport="grpc", rate=RATE)
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts([*WORKERS, "producers", "consumers"], delayed))
-        run = directory / "run.jsonl"
-        journal = Journal(run)
-        stack.callback(journal.close)
-        cluster = Cluster(directory, journal, hosts={name: hosts[name] for name in WORKERS})
-        stack.callback(cluster.discard)
-        cluster.add(*WORKERS)
-
-        def address(near: str, worker: str) -> str:
-            endpoint = cluster.endpoints[worker]
-            return endpoint.unix_address if near in _BESIDE_THEIR_WORKER else endpoint.address
-
-        places = {name: hosts[place] for name, place in _PROGRAMS.items()}
-        scene = Scene(cluster, directory, address=address, seed=1, rate=RATE, hosts=places)
-        stack.callback(scene.abort)
-        scene.begin()
-        apart = Apart(hosts, cluster, scene)
+        places = {**{name: name for name in WORKERS}, **_PROGRAMS}
+        chaos.hosts = {name: hosts[place] for name, place in places.items()}
+        stack.enter_context(chaos.opened())
+        apart = Apart(hosts, chaos.cluster)
         stack.callback(apart.close)
         apart.flow(*WAYS)
         yield apart
         apart.flow(*WAYS)
-        scene.check()
-        balances = scene.finish()
-    journals = [path for program in scene.programs.values() for path in program.journals()]
-    verdict = history_of([run, *journals]).verdict()
-    assert (str(verdict), scene.faults) == ("0 lost, 0 duplicated, 0 out of order", []), verdict.violations
-    assert verdict.received == verdict.accepted > 0
-    ledgers = final_ledgers({each.name: scene.programs[each.name] for each in PRODUCERS})
-    for ledger in (*balances.values(), *ledgers.values()):
+        chaos.look()
+    assert chaos.faults == []
+    assert chaos.verdict.received == chaos.verdict.accepted > 0
+    for ledger in (*chaos.workers.values(), *chaos.ledgers.values()):
         assert ledger is not None
-        assert ledger.balanced
-        assert (ledger.pending, sum(ledger.dropped.values())) == (0, 0)
+        assert is_clean(ledger)
 
 
 def test_a_host_that_is_cut_off_comes_back_without_loss(tmp_path: Path) -> None:

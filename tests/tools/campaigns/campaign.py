@@ -149,15 +149,20 @@ class Campaign(ABC):
 
     def run(self) -> Self:
         """Run all of the campaign; `faults` and report() have the outcome."""
+        with self.opened(), self._looking():
+            self._act_all()
+        return self
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Start all processes, and finish after the block."""
         with ExitStack() as stack:
             self.journal = Journal(self.journal_file)
             stack.callback(self.journal.close)
             self.open(stack)
-            with self._looking():
-                self._act_all()
+            yield
             self.say("no more actions; waiting until every message has arrived")
             self.finish()
-        return self
 
     def _act_all(self) -> None:
         start = time.monotonic()

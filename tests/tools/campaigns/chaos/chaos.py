@@ -3,58 +3,72 @@
 from __future__ import annotations
 
 import signal
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from campaigns.campaign import Action, Campaign, schedule
 from campaigns.chaos.faults import Kind, Targets
-from campaigns.chaos.network import calm, disturb
+from campaigns.chaos.network import LATENCY_SECONDS
 from campaigns.journal import history_of, records
+from campaigns.programs import Program
 from helpers.history import Verdict
+from helpers.restartable import THIS_HOST, Host
 
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.testing.fault_line import Direction
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
-
-class Journalled(Protocol):
-    """A program with a journal of each of its lives."""
-
-    def journals(self) -> list[Path]:
-        """Return the journals."""
+_EXIT_SECONDS = 10.0
 
 
 class Signalled(Protocol):
     """A process that receives signals, or an object that behaves like one."""
 
     def signal(self, number: signal.Signals, /) -> None:
-        """Receive a signal."""
+        """Stop it, or let it continue."""
 
 
-def final_ledgers(programs: Mapping[str, Journalled]) -> dict[str, LedgerSnapshot]:
-    """Return the balance of each program that wrote one at its end."""
-    return {
-        name: LedgerSnapshot(**facts["ledger"])
-        for name, program in programs.items()
-        for _, event, facts in records(program.journals()[-1])
-        if event == "settled"
-    }
+class Life(Signalled, Protocol):
+    """A program through all its lives: a process, or an object of this one."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def start(self) -> None:
+        """Begin its next life."""
+
+    def begin_end(self) -> None:
+        """Tell it to finish, and do not wait."""
+
+    def end(self, timeout: float, /) -> int:
+        """End it cleanly; return its exit code."""
+
+    @property
+    def ended(self) -> bool:
+        """True if it has exited, and was not killed."""
+
+    def journals(self) -> list[Path]:
+        """Return the journals of all its lives."""
 
 
 class Chaos(Campaign):
     """A run with the faults that a seed gives, in programs that write journals.
 
-    Args:
-        transport: Between workers, or between programs.
-        every: The mean time between faults, in seconds.
-        rate: The messages per second of each sender.
+    Attributes:
+        targets: Everything that can have a fault.
+        modes: The acknowledgement mode of each sender.
+        programs: All programs by name.
+        proxies: The fault proxy of each way.
+        ledgers: The final balance of each sender.
     """
 
     parallel = True
     targets: Targets
     modes: Mapping[str, str]
-    """The acknowledgement mode of each sender."""
     verdict: Verdict
 
     def __init__(
@@ -68,12 +82,20 @@ class Chaos(Campaign):
         rate: float = 2000.0,
         print_line: Callable[[str], None] = print,
     ) -> None:
+        """Prepare a run.
+
+        Args:
+            transport: Between workers, or between programs.
+            every: The mean time between faults, in seconds.
+            rate: The messages per second of each sender.
+        """
         super().__init__(seed, seconds, directory=directory, print_line=print_line)
         self.transport = transport
         self.every = every
         self.rate = rate
+        self.programs: dict[str, Life] = {}
+        self.proxies: Mapping[str, FaultProxy] = {}
         self.ledgers: dict[str, LedgerSnapshot] = {}
-        """The final balance of each sender."""
 
     @property
     @abstractmethod
@@ -84,14 +106,59 @@ class Chaos(Campaign):
         """See Campaign."""
         return schedule(self.seed, self.seconds, self.every, self.weights, self.targets.draw)
 
-    def disturb(self, proxy: FaultProxy, action: Action) -> None:
-        """Perform a fault of a way."""
-        if action.kind == Kind.CUT:
-            proxy.cut()
+    # --- programs ------------------------------------------------------------------------------------
+
+    def launch(
+        self, stack: ExitStack, role: str, name: str, config: Mapping[str, Any], host: Host = THIS_HOST
+    ) -> None:
+        """Start a program of campaigns.chaos.ends."""
+        started = Program(
+            "campaigns.chaos.ends", name, self.config(role, config), self.directory, host.entered
+        )
+        stack.callback(started.kill)
+        self.programs[name] = started
+
+    def config(self, role: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a program."""
+        return {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
+
+    def end(self, names: Collection[str], deadline: float) -> None:
+        """End programs at the same time. Those that are not finished at the deadline are killed later."""
+        for name in names:
+            self.programs[name].begin_end()
+        for name in names:
+            if code := self.programs[name].end(max(0.0, deadline - time.monotonic()) + _EXIT_SECONDS):
+                self.faults.append(f"{name} has exited with code {code}; see its log")
+
+    def look(self) -> str:
+        """Note programs that have exited during the run."""
+        for name, program in self.programs.items():
+            if program.ended:
+                self.faults.append(f"{name} has exited during the run; see its log")
+        return ""
+
+    # --- faults --------------------------------------------------------------------------------------
+
+    def act(self, action: Action) -> None:
+        """Perform a fault of a way, or stop a program for a while."""
+        if action.kind in {Kind.STOP_PRODUCER, Kind.STOP_CONSUMER}:
+            self.suspend(self.programs[action.target], action.seconds)
             return
-        disturb(proxy, action)
+        proxy = self.proxies[action.target]
+        match action.kind:
+            case Kind.BLACK_HOLE:
+                proxy.black_hole()
+            case Kind.HALF_OPEN:
+                proxy.half_open(Direction(str(action.value)))
+            case Kind.DELAY:
+                proxy.delay(float(action.value))
+            case Kind.THROTTLE:
+                proxy.throttle(float(action.value))
         self.stop.wait(action.seconds)
-        calm(proxy, action)
+        if action.cut or action.kind == Kind.CUT:
+            proxy.cut()
+        proxy.resume()
+        proxy.delay(LATENCY_SECONDS)
 
     def suspend(self, process: Signalled, seconds: float) -> None:
         """Stop a process for a while."""
@@ -99,14 +166,21 @@ class Chaos(Campaign):
         self.stop.wait(seconds)
         process.signal(signal.SIGCONT)
 
-    def judge(self, programs: Mapping[str, Any], killed: Collection[Path] = ()) -> None:
-        """Merge the journals, and add every broken promise to the faults."""
-        journals: Iterable[Path] = (path for each in programs.values() for path in each.journals())
+    # --- the verdict ---------------------------------------------------------------------------------
+
+    def judge(self, killed: Collection[Path] = ()) -> None:
+        """Merge the journals, and add every broken promise to the faults; killed: see history_of."""
+        journals = (path for each in self.programs.values() for path in each.journals())
         self.verdict = history_of([self.journal_file, *journals], killed).verdict()
-        self.ledgers = final_ledgers({name: programs[name] for name in self.modes})
         self.faults += map(str, self.verdict.violations)
         if not self.verdict.ok:
             self.faults.append(str(self.verdict))
+        self.ledgers = {
+            name: LedgerSnapshot(**facts["ledger"])
+            for name in self.modes
+            for _, event, facts in records(self.programs[name].journals()[-1])
+            if event == "settled"
+        }
 
     def report(self) -> Iterator[str]:
         """See Campaign."""

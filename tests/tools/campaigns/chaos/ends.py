@@ -265,7 +265,9 @@ class Producer(Sending):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         source, mode = config["source"], AckMode(config["mode"])
-        self._client = Client(config["address"], topology=TOPOLOGY, source=source, ack_mode=mode)
+        self._client = Client(
+            config["workers"][config["worker"]], topology=TOPOLOGY, source=source, ack_mode=mode
+        )
         self._announce(config, source, mode)
         self._start(partial(self._send_all, dict.fromkeys(config["tasks"], self._client)))
 

@@ -54,36 +54,37 @@ class Targets:
         moment = round(chance.uniform(1.0, 5.0), 2)
         away = round(chance.uniform(0.0, 2.0), 2)
         cut = chance.random() < 0.5
+        target = str(chance.choice(self._of(kind)))
         match kind:
             case Kind.CONTROL:
-                return Action(at, kind, f"to {chance.choice(self.workers)}", moment)
-            case Kind.STOP_WORKER:
-                return Action(at, kind, chance.choice(self.workers), silence)
-            case Kind.STOP_PRODUCER:
-                return Action(at, kind, chance.choice(self.producers), silence)
-            case Kind.STOP_CONSUMER:
-                return Action(at, kind, chance.choice(self.consumers), silence)
-            case Kind.KILL_PRODUCER:
-                return Action(at, kind, chance.choice(self.producers))
-            case Kind.KILL_CONSUMER | Kind.RESTART_CONSUMER:
-                return Action(at, kind, chance.choice(self.consumers), away)
-            case Kind.KILL_WORKER:
-                return Action(at, kind, chance.choice(self.workers), away)
-            case Kind.RESTART_WORKER:
-                return Action(at, kind, chance.choice(self.workers))
+                return Action(at, kind, f"to {target}", moment)
+            case Kind.STOP_WORKER | Kind.STOP_PRODUCER | Kind.STOP_CONSUMER:
+                return Action(at, kind, target, silence)
+            case Kind.KILL_WORKER | Kind.KILL_CONSUMER | Kind.RESTART_CONSUMER:
+                return Action(at, kind, target, away)
             case Kind.MOVE:
                 workers = chance.sample(self.workers, chance.choice((1, 1, 2, 3)))
-                return Action(
-                    at, kind, f"task {chance.choice(self.tasks)}", value=f"to {' and to '.join(workers)}"
-                )
-        way = chance.choice(self.ways)
-        match kind:
+                return Action(at, kind, f"task {target}", value=f"to {' and to '.join(workers)}")
             case Kind.BLACK_HOLE:
-                return Action(at, kind, way, silence, cut=cut)
+                return Action(at, kind, target, silence, cut=cut)
             case Kind.HALF_OPEN:
-                return Action(at, kind, way, silence, chance.choice(list(Direction)), cut)
+                return Action(at, kind, target, silence, chance.choice(list(Direction)), cut)
             case Kind.DELAY:
-                return Action(at, kind, way, moment, round(chance.uniform(0.05, 0.5), 2), cut)
+                return Action(at, kind, target, moment, round(chance.uniform(0.05, 0.5), 2), cut)
             case Kind.THROTTLE:
-                return Action(at, kind, way, moment, chance.randint(5, 100) * 1000, cut)
-        return Action(at, kind, way)
+                return Action(at, kind, target, moment, chance.randint(5, 100) * 1000, cut)
+        return Action(at, kind, target)
+
+    def _of(self, kind: Kind) -> Sequence[str | int]:
+        """Return the targets of a kind."""
+        if kind is Kind.MOVE:
+            return self.tasks
+        for word, targets in (
+            ("producer", self.producers),
+            ("consumer", self.consumers),
+            ("worker", self.workers),
+            ("control", self.workers),
+        ):
+            if word in kind:
+                return targets
+        return self.ways

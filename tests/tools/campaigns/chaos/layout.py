@@ -1,8 +1,10 @@
-"""Who takes part in a chaos run: three workers, four producers, three consumers, the ways between them."""
+"""The processes of a chaos run with workers: three workers, four producers, three consumers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tuplewire.settings.config import AckMode
 
@@ -11,41 +13,41 @@ TASKS = (10, 11, 12, 13, 14, 15)
 
 
 @dataclass(frozen=True)
-class ProducerPlan:
-    """A producer, and how it reaches its worker.
+class ProgramPlan:
+    """A producer or a consumer.
 
-    proxied: over a way that can be cut; if not, over the worker's Unix socket. control: over a way on which
-    control messages can be lost.
+    Attributes:
+        workers: The workers that it connects to.
+        config: The configuration of its role in campaigns.chaos.ends.
+        proxied: True if its connections can be cut. If not, it uses the workers' Unix sockets.
+        control: True if control messages can be lost on its connections.
     """
 
     name: str
-    source: int
-    mode: AckMode
-    worker: str
+    role: str
+    workers: tuple[str, ...]
+    config: Mapping[str, Any]
     proxied: bool = True
     control: bool = False
 
 
-@dataclass(frozen=True)
-class ConsumerPlan:
-    """A consumer of some tasks, and how it reaches every worker; see ProducerPlan."""
-
-    name: str
-    tasks: tuple[int, ...]
-    proxied: bool = True
-    control: bool = False
+def _producer(
+    name: str, source: int, mode: AckMode, worker: str, *, proxied: bool = True, control: bool = False
+) -> ProgramPlan:
+    config = {"source": source, "mode": mode, "worker": worker, "tasks": TASKS}
+    return ProgramPlan(name, "producer", (worker,), config, proxied, control)
 
 
 PRODUCERS = (
-    ProducerPlan("producer-0", 1, AckMode.QUEUED, "worker-0", control=True),
-    ProducerPlan("producer-1", 2, AckMode.PROCESSED, "worker-1"),
-    ProducerPlan("producer-2", 3, AckMode.QUEUED, "worker-2", proxied=False),
-    ProducerPlan("producer-3", 4, AckMode.PROCESSED, "worker-0", control=True),
+    _producer("producer-0", 1, AckMode.QUEUED, "worker-0", control=True),
+    _producer("producer-1", 2, AckMode.PROCESSED, "worker-1"),
+    _producer("producer-2", 3, AckMode.QUEUED, "worker-2", proxied=False),
+    _producer("producer-3", 4, AckMode.PROCESSED, "worker-0", control=True),
 )
 CONSUMERS = (
-    ConsumerPlan("consumer-0", TASKS[:2]),
-    ConsumerPlan("consumer-1", TASKS[2:4], control=True),
-    ConsumerPlan("consumer-2", TASKS[4:], proxied=False),
+    ProgramPlan("consumer-0", "consumer", WORKERS, {"tasks": TASKS[:2]}),
+    ProgramPlan("consumer-1", "consumer", WORKERS, {"tasks": TASKS[2:4]}, control=True),
+    ProgramPlan("consumer-2", "consumer", WORKERS, {"tasks": TASKS[4:]}, proxied=False),
 )
 
 
@@ -58,6 +60,10 @@ def ways() -> list[str]:
     """Return every way that has a fault proxy."""
     return [
         *(way(near, far) for near in WORKERS for far in WORKERS if near != far),
-        *(way(each.name, each.worker) for each in PRODUCERS if each.proxied),
-        *(way(each.name, worker) for each in CONSUMERS if each.proxied for worker in WORKERS),
+        *(
+            way(each.name, worker)
+            for each in (*PRODUCERS, *CONSUMERS)
+            if each.proxied
+            for worker in each.workers
+        ),
     ]

@@ -8,8 +8,9 @@ messages are lost and doubled. At the end all faults end, and every message is a
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 from campaigns.campaign import Action
@@ -17,12 +18,14 @@ from campaigns.chaos.chaos import Chaos
 from campaigns.chaos.faults import Kind, Targets
 from campaigns.chaos.layout import CONSUMERS, PRODUCERS, TASKS, WORKERS, ways
 from campaigns.chaos.network import Network
-from campaigns.chaos.scene import Scene
 from campaigns.cluster import Cluster
-from helpers.control_faults import Fate
+from helpers.control_faults import ControlFaults, Fate
+from helpers.restartable import THIS_HOST, Host
 
 from tuplewire.session.ledger import LedgerSnapshot
 
+END_SECONDS = 60.0
+"""The limit after the last fault until every message has arrived."""
 _POLL_SECONDS = 0.05
 
 
@@ -32,7 +35,7 @@ class WorkerChaos(Chaos):
     targets = Targets(
         ways(), [each.name for each in PRODUCERS], [each.name for each in CONSUMERS], WORKERS, TASKS
     )
-    modes: Mapping[str, str] = {each.name: each.mode for each in PRODUCERS}
+    modes: Mapping[str, str] = {each.name: each.config["mode"] for each in PRODUCERS}
     weights: Mapping[Kind, int] = {
         Kind.CUT: 4,
         Kind.BLACK_HOLE: 3,
@@ -48,39 +51,49 @@ class WorkerChaos(Chaos):
         Kind.RESTART_WORKER: 2,
         Kind.MOVE: 4,
     }
+    hosts: Mapping[str, Host] = {}
+    """The hosts of processes that do not run on this one."""
+    _control: Mapping[str, ControlFaults] = {}
+
+    def connect(self, stack: ExitStack) -> Callable[[str, str], str]:
+        """Open the ways; return a function for the address at which one process reaches a worker."""
+        network = Network(stack, self.cluster.endpoints, self.directory, self.seed)
+        self.proxies = network.proxies
+        self._control = network.control
+        return network.address
 
     def open(self, stack: ExitStack) -> None:
         """See Campaign."""
         self._chance = random.Random(self.seed)
         self.control: Counter[Fate] = Counter()
         self.workers: dict[str, LedgerSnapshot | None] = {}
-        self._cluster = Cluster(self.directory, self.journal, [f"--transport={self.transport}"])
-        stack.callback(self._cluster.discard)
-        self._cluster.add(*WORKERS)
-        self._network = stack.enter_context(Network(self._cluster.endpoints, self.directory, self.seed))
-        self._scene = Scene(
-            self._cluster, self.directory, address=self._network.address, seed=self.seed, rate=self.rate
-        )
-        stack.callback(self._scene.abort)
-        self._scene.begin()
+        flags = [f"--transport={self.transport}"]
+        self.cluster = Cluster(self.directory, self.journal, flags, hosts=self.hosts)
+        stack.callback(self.cluster.discard)
+        self.cluster.add(*WORKERS)
+        address = self.cluster.route = self.connect(stack)
+        self.cluster.assign({task: WORKERS[index % len(WORKERS)] for index, task in enumerate(TASKS)})
+        self.cluster.wait_ready()
+        for each in (*CONSUMERS, *PRODUCERS):
+            reached = {worker: address(each.name, worker) for worker in each.workers}
+            host = self.hosts.get(each.name, THIS_HOST)
+            self.launch(stack, each.role, each.name, {**each.config, "workers": reached}, host)
 
     def act(self, action: Action) -> None:
         """See Campaign."""
-        cluster, target = self._cluster, action.target
+        cluster, target = self.cluster, action.target
         match action.kind:
             case Kind.CONTROL:
-                control = self._network.control[target.removeprefix("to ")]
+                control = self._control[target.removeprefix("to ")]
                 control.begin()
                 self.stop.wait(action.seconds)
                 control.heal()
             case Kind.STOP_WORKER:
                 self.suspend(cluster.workers[target], action.seconds)
-            case Kind.STOP_PRODUCER | Kind.STOP_CONSUMER:
-                self.suspend(self._scene.programs[target], action.seconds)
             case Kind.KILL_CONSUMER:
-                self._scene.programs[target].kill()
+                self.programs[target].kill()
                 self.stop.wait(action.seconds)
-                self._scene.programs[target].start()
+                self.programs[target].start()
             case Kind.KILL_WORKER:
                 cluster.end(target, killed=True)
                 self.stop.wait(action.seconds)
@@ -94,26 +107,36 @@ class WorkerChaos(Chaos):
                 while not cluster.settled() and not self.stop.wait(_POLL_SECONDS):
                     pass
             case _:
-                self.disturb(self._network.proxies[target], action)
+                super().act(action)
 
     def look(self) -> str:
         """Check programs and balances."""
-        balances = self._scene.check()
-        self._take_faults()
-        return f"[{'; '.join(_progress(balances))}]"
+        super().look()
+        return f"[{'; '.join(_progress(self._checked_balances()))}]"
+
+    def _checked_balances(self) -> dict[str, LedgerSnapshot | None]:
+        balances = self.cluster.balances()
+        for name, ledger in balances.items():
+            if ledger is not None and not ledger.balanced:
+                self.faults.append(f"the ledger of {name} does not add up: {ledger}")
+        return balances
 
     def finish(self) -> None:
-        """See Campaign."""
-        self.workers = self._scene.finish()
-        self._take_faults()
-        for each in self._network.control.values():
-            for (_, fate), number in each.counts.items():
+        """End the producers, wait until every message has arrived, and end the rest."""
+        deadline = time.monotonic() + END_SECONDS
+        self.end([each.name for each in PRODUCERS], deadline)
+        while not (empty := self.cluster.is_empty()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if not empty:
+            self.faults.append(f"messages are pending {END_SECONDS:.0f} s after the last fault")
+        self.workers = self._checked_balances()
+        self.end([each.name for each in CONSUMERS], time.monotonic())
+        self.cluster.end_all()
+        self.faults += self.cluster.faults
+        for control in self._control.values():
+            for (_, fate), number in control.counts.items():
                 self.control[fate] += number
-        self.judge(self._scene.programs)
-
-    def _take_faults(self) -> None:
-        self.faults += self._scene.faults
-        self._scene.faults.clear()
+        self.judge()
 
     def report(self) -> Iterator[str]:
         """See Campaign."""
