@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from campaigns.journal import Journal
-from helpers.restartable import THIS_HOST, Host, RestartableWorker
+from helpers.restartable import THIS_HOST, Host, Restart, RestartableWorker
 from helpers.topology import TOPOLOGY
 
 from tuplewire.connection.control_client import ControlClient
@@ -102,10 +102,12 @@ class Cluster:
                 self._faults.append(f"{name} was drained: {wrong}")
         self._journal.write("worker_ended", worker=name, killed=killed)
 
-    def restart(self, name: str) -> None:
-        """Drain a worker and start it again."""
-        self.end(name)
-        self.workers[name].start()
+    def restart(self, name: str) -> Restart:
+        """Drain a worker, start it again, and wait until it is ready."""
+        restart = self.workers[name].restart()
+        self.ledgers.append((name, restart.exit_code, restart.ledger))
+        self._journal.write("worker_ended", worker=name, killed=False)
+        return restart
 
     def end_all(self) -> None:
         """Drain every worker that lives."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+_KILLED_SECONDS = 30.0
 _FOLDERS = tuple(map(str, Path(__file__).parents[1:3]))
 
 
@@ -41,7 +42,7 @@ class Program:
         self._module = module
         self._config = config
         self._directory = directory
-        self._killed = False
+        self._must_end = False
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -65,17 +66,18 @@ class Program:
 
     def kill(self) -> None:
         """Kill it."""
-        self._killed = True
+        self._must_end = True
         self._process.kill()
-        self._reap()
+        self.end(_KILLED_SECONDS)
 
     def start(self) -> None:
         """Begin its next life."""
         self._process = self._start()
-        self._killed = False
+        self._must_end = False
 
     def begin_end(self) -> None:
-        """Ask it to finish."""
+        """Tell it to finish, and do not wait."""
+        self._must_end = True
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -86,22 +88,12 @@ class Program:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        return self._reap()
-
-    def _reap(self) -> int:
-        code = self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        return code
+        return self._process.wait()
 
     @property
     def ended(self) -> bool:
-        """True if it has exited, and was not killed."""
-        return self._process.poll() is not None and not self._killed
-
-    def log(self) -> Path:
-        """Return the log of its present life."""
-        return self._directory / f"{self.name}.{self._lives}.log"
+        """True if it has exited without a reason."""
+        return self._process.poll() is not None and not self._must_end
 
     def journals(self) -> list[Path]:
         """Return the journals of all lives; one that was killed at once has none."""

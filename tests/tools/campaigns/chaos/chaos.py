@@ -49,7 +49,7 @@ class Life(Signalled, Protocol):
 
     @property
     def ended(self) -> bool:
-        """True if it has exited, and was not killed."""
+        """True if it has exited without a reason."""
 
     def journals(self) -> list[Path]:
         """Return the journals of all its lives."""

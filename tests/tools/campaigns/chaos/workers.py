@@ -99,7 +99,8 @@ class WorkerChaos(Chaos):
                 self.stop.wait(action.seconds)
                 cluster.workers[target].start()
             case Kind.RESTART_WORKER:
-                cluster.restart(target)
+                cluster.end(target)
+                cluster.workers[target].start()
             case Kind.MOVE:
                 for worker in str(action.value).removeprefix("to ").split(" and to "):
                     order = self._chance.sample(WORKERS, len(WORKERS))

@@ -20,29 +20,6 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 _POLL_SECONDS = 0.05
 _SILENCE_SECONDS = 0.25
-_GIVE_UP_SECONDS = 1.0
-
-
-class _Followed:
-    """What the file says now, read again when it has changed."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._read = 0
-        self.workers: dict[str, AssignedWorker] = {}
-
-    def look(self) -> None:
-        """Read the file if it is another one."""
-        changed = self._file.stat().st_ino, self._file.stat().st_mtime_ns
-        if hash(changed) != self._read:
-            assignment = Assignment.from_json(json.loads(self._file.read_text(encoding="utf-8")))
-            self.workers = {each.worker_id: each for each in assignment.workers}
-            self._read = hash(changed)
-
-    def tasks_of(self, worker_id: str) -> tuple[int, ...]:
-        """Return the tasks that are to be consumed at a worker."""
-        worker = self.workers.get(worker_id)
-        return () if worker is None else tuple(task for task in worker.tasks if is_consumed(task))
 
 
 def follower(pipe: Connection, assignment_file: str) -> None:
@@ -51,14 +28,19 @@ def follower(pipe: Connection, assignment_file: str) -> None:
     Answers `received` with how many messages of each stream have come, `problems` with what was lost, doubled
     or out of order, in words. `forget`: what has come of the streams to fresh tasks, which are gone.
     """
-    followed = _Followed(Path(assignment_file))
+    file = Path(assignment_file)
+    workers: dict[str, AssignedWorker] = {}
     seen = Sequences()
     lock = threading.Lock()
     threads = Threads()
     readers: set[str] = set()
 
+    def tasks_of(worker_id: str) -> tuple[int, ...]:
+        worker = workers.get(worker_id)
+        return () if worker is None else tuple(filter(is_consumed, worker.tasks))
+
     def read(batches: Subscription, worker_id: str, tasks: Collection[int]) -> None:
-        while followed.tasks_of(worker_id) == tasks and not threads.stop.is_set():
+        while tasks_of(worker_id) == tasks and not threads.stop.is_set():
             try:
                 batch = next(batches)
             except TimeoutError:
@@ -69,8 +51,8 @@ def follower(pipe: Connection, assignment_file: str) -> None:
         batches.acknowledge()
 
     def consume(worker_id: str) -> None:
-        while (tasks := followed.tasks_of(worker_id)) and not threads.stop.wait(_POLL_SECONDS):
-            address = followed.workers[worker_id].address
+        while (tasks := tasks_of(worker_id)) and not threads.stop.wait(_POLL_SECONDS):
+            address = workers[worker_id].address
             try:
                 with (
                     Client(address, topology=TOPOLOGY) as client,
@@ -82,10 +64,12 @@ def follower(pipe: Connection, assignment_file: str) -> None:
         readers.discard(worker_id)
 
     def follow() -> None:
+        nonlocal workers
         while not threads.stop.wait(_POLL_SECONDS):
-            followed.look()
-            for worker_id in followed.workers:
-                if followed.tasks_of(worker_id) and worker_id not in readers:
+            assignment = Assignment.from_json(json.loads(file.read_text(encoding="utf-8")))
+            workers = {each.worker_id: each for each in assignment.workers}
+            for worker_id in workers:
+                if tasks_of(worker_id) and worker_id not in readers:
                     readers.add(worker_id)
                     threads.start(consume, worker_id)
 

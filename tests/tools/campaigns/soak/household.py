@@ -1,17 +1,17 @@
-"""A process with programs in it: lives what the command line says, and tells of each before it ends."""
+"""A process with programs in it: lives the household from its standard input, and reports each program."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import pickle
 import queue
 import select
 import signal
 import sys
 import threading
 from dataclasses import asdict
-from typing import Any
 
 from campaigns.soak.lives import Ending, Errand, Household, Life, Told
 from helpers.streams import numbered_group
@@ -30,7 +30,7 @@ _BATCHES = 3
 
 def main() -> None:
     """Live."""
-    household = household_from(json.loads(sys.argv[1]))
+    household: Household = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the campaign
     clients: queue.SimpleQueue[Life] = queue.SimpleQueue()
     for life in household.clients:
         clients.put(life)
@@ -44,26 +44,6 @@ def main() -> None:
         for thread in threads:
             thread.join()
         _live_to_the_end(household.itself)
-
-
-def household_from(value: dict[str, Any]) -> Household:
-    """Read what dataclasses.asdict and json have made of a household."""
-    return Household(
-        tuple(map(_life_from, value["clients"])),
-        tuple(map(_life_from, value["forks"])),
-        _life_from(value["itself"]),
-    )
-
-
-def _life_from(value: dict[str, Any]) -> Life:
-    return Life(
-        **{
-            **value,
-            "ending": Ending(value["ending"]),
-            "errand": Errand(value["errand"]),
-            "tasks": tuple(value["tasks"]),
-        }
-    )
 
 
 def _tell(told: Told) -> None:

@@ -201,7 +201,6 @@ class Month(Campaign):
             self._certificates.exchange()
         elif event == _RESTARTED:
             cluster.restart(OTHER)
-            cluster.workers[OTHER].wait_ready()
         elif event == _PEERS_COME:
             self._peers += 1
             cluster.add(self._peer)

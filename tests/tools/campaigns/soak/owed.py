@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from campaigns.programs import environment
 from campaigns.soak.household import exit_code_of
@@ -53,34 +54,27 @@ def live(household: Household) -> Owed:
     """Run a process with these programs to its end."""
     try:
         ended = subprocess.run(
-            [
-                sys.executable,
-                "-W",
-                "ignore::ResourceWarning",
-                "-m",
-                "campaigns.soak.household",
-                json.dumps(asdict(household)),
-            ],
+            [sys.executable, "-W", "ignore::ResourceWarning", "-m", "campaigns.soak.household"],
             env=environment(),
-            stdin=subprocess.DEVNULL,
+            input=pickle.dumps(household),
             capture_output=True,
-            text=True,
             check=False,
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as stuck:
         return Owed(faults=[f"a process has not ended after {_SECONDS} s: {stuck.stdout!r} {stuck.stderr!r}"])
-    owed = Owed(lost_and_told=sum(map(int, _NOT_CLOSED.findall(ended.stderr))))
+    log = ended.stderr.decode(errors="replace")
+    owed = Owed(lost_and_told=sum(map(int, _NOT_CLOSED.findall(log))))
     told = [Told(**json.loads(line)) for line in ended.stdout.splitlines()]
     for each in told:
         _owe(owed, each, household)
     owed.faults += [each.error for each in told if each.error]
     if missing := {life.source for life in household.lives} - {each.source for each in told}:
-        owed.faults.append(f"programs {sorted(missing)} have told nothing; {ended.stderr}")
+        owed.faults.append(f"programs {sorted(missing)} have reported nothing; {log}")
     if ended.returncode != exit_code_of(household.itself):
-        owed.faults.append(f"{household.itself} has ended with {ended.returncode}: {ended.stderr}")
-    if "Traceback" in ended.stderr:
-        owed.faults.append(ended.stderr)
+        owed.faults.append(f"{household.itself} has ended with {ended.returncode}: {log}")
+    if "Traceback" in log:
+        owed.faults.append(log)
     return owed
 
 

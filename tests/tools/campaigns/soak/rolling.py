@@ -72,10 +72,7 @@ class RollingRestarts(Campaign):
     def act(self, action: Action) -> None:
         """Restart a worker after every stream has made progress."""
         self._await_progress()
-        self._cluster.restart(action.target)
-        self._cluster.workers[action.target].wait_ready()
-        for name, code, ledger in self._cluster.ledgers[-1:]:
-            self.say(f"  {name} has exited with code {code}: {ledger}")
+        self.say(f"  {self._cluster.restart(action.target)}")
 
     def _await_progress(self) -> None:
         """Wait until every stream, from each source to each task, has made progress."""
