@@ -23,8 +23,6 @@ from campaigns.journal import Journal
 from campaigns.soak import month, rolling
 from campaigns.soak.account import Extent
 
-_print = partial(print, flush=True)
-
 
 def _chaos(
     kind: type[workers.WorkerChaos | transports.TransportChaos],
@@ -38,12 +36,11 @@ def _chaos(
         transport=arguments.transport,
         every=arguments.every,
         rate=arguments.rate,
-        print_line=_print,
     )
 
 
 def _fuzz(arguments: argparse.Namespace, directory: Path) -> Campaign:
-    return fuzz.Fuzz(arguments.seed, arguments.minutes * 60, directory=directory, print_line=_print)
+    return fuzz.Fuzz(arguments.seed, arguments.minutes * 60, directory=directory)
 
 
 def _month(arguments: argparse.Namespace, directory: Path) -> Campaign:
@@ -56,13 +53,11 @@ def _month(arguments: argparse.Namespace, directory: Path) -> Campaign:
         most_memory=1.1,
         resume_seconds=15.0,
     )
-    return month.Month(arguments.seed, extent, directory=directory, print_line=_print)
+    return month.Month(arguments.seed, extent, directory=directory)
 
 
 def _rolling(arguments: argparse.Namespace, directory: Path) -> Campaign:
-    return rolling.RollingRestarts(
-        arguments.restarts, arguments.drain_seconds, directory=directory, print_line=_print
-    )
+    return rolling.RollingRestarts(arguments.restarts, arguments.drain_seconds, directory=directory)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,7 +144,7 @@ def main() -> int:
     if arguments.replay:
         return _replay(arguments.seed, arguments.replay, directory)
     campaign: Campaign = arguments.build(arguments, directory)
-    _print(f"seed {arguments.seed}; journals and logs in {directory}")
+    print(f"seed {arguments.seed}; journals and logs in {directory}", flush=True)
     campaign.run()
     print("\n".join(campaign.report()))
     for fault in campaign.faults:

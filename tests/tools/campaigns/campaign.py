@@ -85,9 +85,7 @@ class Campaign(ABC):
     parallel = False
     look_seconds = 5.0
 
-    def __init__(
-        self, seed: int, seconds: float, *, directory: Path, print_line: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, seed: int, seconds: float, *, directory: Path) -> None:
         self.seed = seed
         self.seconds = seconds
         self.directory = directory
@@ -98,7 +96,6 @@ class Campaign(ABC):
         self._started = time.monotonic()
         self.stop = threading.Event()
         """Set when the actions must end."""
-        self._print = print_line
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     # --- the parts that a campaign has -------------------------------------------------------------
@@ -120,7 +117,7 @@ class Campaign(ABC):
         return ""
 
     def is_over(self, seconds: float) -> bool:
-        """Return True if the run can end after its last action, so many seconds after its start."""
+        """Return True if the run can end after its last action; seconds: since its start."""
         return seconds >= self.seconds
 
     @abstractmethod
@@ -145,7 +142,7 @@ class Campaign(ABC):
 
     def say(self, text: str) -> None:
         """Print a line with the time since the start."""
-        self._print(f"{self.seconds_so_far:7.1f} s  {text}")
+        print(f"{self.seconds_so_far:7.1f} s  {text}", flush=True)
 
     def run(self) -> Self:
         """Run all of the campaign; `faults` and report() have the outcome."""

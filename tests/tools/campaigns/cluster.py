@@ -39,7 +39,7 @@ class Cluster:
     """Workers of one topology, and the assignment that they receive.
 
     Attributes:
-        workers: The workers by id. A worker that has ended and comes back stays here.
+        workers: The workers by id. A worker that is down for a while stays here.
         owners: The worker of each task.
         route: Returns the address at which one worker reaches another. Default: the other's own address.
         ledgers: Of each worker that has drained: its id, its exit code and the balance in its log.

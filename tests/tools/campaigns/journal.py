@@ -1,4 +1,4 @@
-"""What each process of a campaign has seen, on disk before anything follows from it, and what it comes to.
+"""Journals: the events that each process of a campaign has seen, on disk before they have effects.
 
 A journal survives the SIGKILL of its process: each line is one write. Times are those of the monotonic clock,
 which all processes of a machine share, so that journals can be merged.
@@ -41,7 +41,7 @@ class Journal:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Read a journal; the line in whose midst its process was killed has no consequences, and is left out."""
+    """Read a journal; the line in whose midst its process was killed has no consequences, and is skipped."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -50,7 +50,7 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def history_of(journals: Iterable[Path], killed: Collection[Path] = ()) -> History:
-    """Tell a History what several journals say, in the order of time.
+    """Replay several journals into a History, in the order of time.
 
     killed: the journals of producers that were killed, which promises nothing of what they had accepted.
     """

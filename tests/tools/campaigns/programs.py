@@ -25,7 +25,7 @@ def environment() -> dict[str, str]:
 class Program:
     """A process that runs one of this folder's programs, through all its lives.
 
-    config: what it is told; each life is told its own journal, too. entered: what it is started in.
+    config: what it gets; each life gets its own journal, too. entered: what it is started in.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Program:
         self._must_end = False
 
     def begin_end(self) -> None:
-        """Tell it to finish, and do not wait."""
+        """Let it finish, and do not wait."""
         self._must_end = True
         assert self._process.stdin is not None
         self._process.stdin.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class Life(Signalled, Protocol):
         """Begin its next life."""
 
     def begin_end(self) -> None:
-        """Tell it to finish, and do not wait."""
+        """Let it finish, and do not wait."""
 
     def end(self, timeout: float, /) -> int:
         """End it cleanly; return its exit code."""
@@ -80,7 +80,6 @@ class Chaos(Campaign):
         transport: str,
         every: float = 1.0,
         rate: float = 2000.0,
-        print_line: Callable[[str], None] = print,
     ) -> None:
         """Prepare a run.
 
@@ -89,7 +88,7 @@ class Chaos(Campaign):
             every: The mean time between faults, in seconds.
             rate: The messages per second of each sender.
         """
-        super().__init__(seed, seconds, directory=directory, print_line=print_line)
+        super().__init__(seed, seconds, directory=directory)
         self.transport = transport
         self.every = every
         self.rate = rate
@@ -123,7 +122,7 @@ class Chaos(Campaign):
         return {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
 
     def end(self, names: Collection[str], deadline: float) -> None:
-        """End programs at the same time. Those that are not finished at the deadline are killed later."""
+        """End programs at the same time. A program that misses the deadline is killed."""
         for name in names:
             self.programs[name].begin_end()
         for name in names:

@@ -32,7 +32,8 @@ class Kind(enum.StrEnum):
     RESTART_CONSUMER = "close and restart consumer"
 
 
-OF_WAYS = (Kind.CUT, Kind.BLACK_HOLE, Kind.DELAY, Kind.THROTTLE, Kind.HALF_OPEN)
+OF_WAYS = {Kind.CUT: 4, Kind.BLACK_HOLE: 3, Kind.DELAY: 2, Kind.THROTTLE: 2, Kind.HALF_OPEN: 3}
+"""The faults of ways, each with its weight."""
 _BRIEF = (0.2, 1.5)
 _LONG = (5.0, 8.0)
 """Longer than the keepalive, after which a silent peer is disconnected."""

@@ -24,12 +24,7 @@ from campaigns.chaos.network import proxy
 from tuplewire_service.testing import eventually
 
 RECEIVERS = {"receiver-0": (10, 11), "receiver-1": (12, 13)}
-_WEIGHTS = {
-    Kind.CUT: 4,
-    Kind.BLACK_HOLE: 3,
-    Kind.DELAY: 2,
-    Kind.THROTTLE: 2,
-    Kind.HALF_OPEN: 3,
+_OF_PROGRAMS = {
     Kind.STOP_PRODUCER: 2,
     Kind.STOP_CONSUMER: 2,
     Kind.KILL_PRODUCER: 2,
@@ -92,8 +87,7 @@ class TransportChaos(Chaos):
     @property
     def weights(self) -> Mapping[Kind, int]:
         """See Chaos."""
-        local = self.transport == "local"
-        return {kind: weight for kind, weight in _WEIGHTS.items() if not (local and kind in OF_WAYS)}
+        return _OF_PROGRAMS if self.transport == "local" else {**OF_WAYS, **_OF_PROGRAMS}
 
     def open(self, stack: ExitStack) -> None:
         """See Campaign."""

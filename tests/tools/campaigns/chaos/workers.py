@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from campaigns.campaign import Action
 from campaigns.chaos.chaos import Chaos
-from campaigns.chaos.faults import Kind, Targets
+from campaigns.chaos.faults import OF_WAYS, Kind, Targets
 from campaigns.chaos.layout import CONSUMERS, PRODUCERS, TASKS, WORKERS, ways
 from campaigns.chaos.network import Network
 from campaigns.cluster import Cluster
@@ -37,11 +37,7 @@ class WorkerChaos(Chaos):
     )
     modes: Mapping[str, str] = {each.name: each.config["mode"] for each in PRODUCERS}
     weights: Mapping[Kind, int] = {
-        Kind.CUT: 4,
-        Kind.BLACK_HOLE: 3,
-        Kind.DELAY: 2,
-        Kind.THROTTLE: 2,
-        Kind.HALF_OPEN: 3,
+        **OF_WAYS,
         Kind.CONTROL: 3,
         Kind.STOP_WORKER: 2,
         Kind.STOP_PRODUCER: 1,

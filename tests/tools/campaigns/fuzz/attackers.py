@@ -88,7 +88,7 @@ def chance(seed: int, level: str, thread: int, number: int) -> random.Random:
 
 
 def attackers(pipe: Connection, seed: int, crew: Sequence[Attacker], most: int | None) -> None:
-    """Be a process that attacks until it is told to finish.
+    """Be a process that attacks until the campaign ends it.
 
     Answers with the tally of all attacks so far. `rest`: stop, and leave no connection open. `go`: continue.
     `finish`: stop for good. most: the number of attacks of each thread; None: no limit.

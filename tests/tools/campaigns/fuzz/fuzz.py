@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -73,9 +73,8 @@ class Fuzz(Campaign):
         *,
         directory: Path,
         attacks: int | None = None,
-        print_line: Callable[[str], None] = print,
     ) -> None:
-        super().__init__(seed, seconds, directory=directory, print_line=print_line)
+        super().__init__(seed, seconds, directory=directory)
         self.attacks = attacks
         self.tallies: dict[str, Tally] = {}
         self.memory: list[int] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -64,10 +64,8 @@ _LONGER = 4
 class Month(Campaign):
     """Lives a month. The seed decides which programs come, and which tasks move where."""
 
-    def __init__(
-        self, seed: int, extent: Extent, *, directory: Path, print_line: Callable[[str], None] = print
-    ) -> None:
-        super().__init__(seed, 0.0, directory=directory, print_line=print_line)
+    def __init__(self, seed: int, extent: Extent, *, directory: Path) -> None:
+        super().__init__(seed, 0.0, directory=directory)
         self.account = Account(extent)
         self._extent = extent
         self._chance = random.Random(seed)
@@ -215,7 +213,7 @@ class Month(Campaign):
         return f"peer-{self._peers}"
 
     def _settle(self, owed: list[Owed]) -> None:
-        """Wait for all messages that the workers owe, and note the missing ones."""
+        """Wait until all promised messages have arrived, and note the missing ones."""
 
         def complete() -> bool:
             received: dict[Stream, int] = self._follower.ask("received")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -40,9 +40,8 @@ class RollingRestarts(Campaign):
         *,
         directory: Path,
         progress: int = PROGRESS,
-        print_line: Callable[[str], None] = print,
     ) -> None:
-        super().__init__(0, 0.0, directory=directory, print_line=print_line)
+        super().__init__(0, 0.0, directory=directory)
         self._restarts = restarts
         self._drain_seconds = drain_seconds
         self._progress = progress
