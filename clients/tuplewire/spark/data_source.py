@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, stream_reader
+from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, EarlierStreamReader
 from tuplewire.spark.options import GroupingName, SinkOptions, includes_headers, sink_options, source_options
+from tuplewire.spark.releases import has_admission_control
 from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class TuplewireDataSource(Shipped, DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of the messages that arrive."""
-        return stream_reader(partial(self._stream_reader, schema), self.options)
+        make = partial(self._stream_reader, schema)
+        return make() if has_admission_control() else EarlierStreamReader(make, self.options)
 
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader

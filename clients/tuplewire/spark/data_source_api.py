@@ -8,13 +8,11 @@ Design: docs/design/readers.md.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.spark.releases import check_data_sources, check_stream_options, has_admission_control
+from tuplewire.spark.releases import check_data_sources, check_stream_options
 from tuplewire.spark.shipped import Shipped
 
 check_data_sources()
@@ -41,12 +39,8 @@ __all__ = [
     "EarlierStreamReader",
     "InputPartition",
     "ReadAllAvailable",
-    "ReadLimit",
-    "ReadMaxBytes",
-    "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
-    "stream_reader",
 ]
 
 try:
@@ -58,46 +52,14 @@ except ImportError:
 
 
 try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # before 4.2, where only EarlierStreamReader uses them
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
+except ImportError:  # before 4.2, where only EarlierStreamReader passes a limit
 
-    class ReadLimit:  # type: ignore[no-redef]
-        """The limit of a micro-batch."""
-
-    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+    class ReadAllAvailable:  # type: ignore[no-redef]
         """No limit: all queued messages."""
 
-    @dataclass
-    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """A limit in rows."""
-
-        max_rows: int
-
-    @dataclass
-    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
-        """A limit in bytes."""
-
-        max_bytes: int
-
-    class SupportsTriggerAvailableNow(ABC):  # type: ignore[no-redef]
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A reader that stops at the end that its source had at the start."""
-
-        @abstractmethod
-        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-            """Fix the current end of the source as the end of the query."""
-
-
-def stream_reader(
-    make: Callable[[], DataSourceStreamReader], options: Mapping[str, str]
-) -> DataSourceStreamReader:
-    """Return a stream's reader with the methods that this Spark calls."""
-    return make() if has_admission_control() else EarlierStreamReader(make, options)
 
 
 class EarlierStreamReader(Shipped, DataSourceStreamReader):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,9 +19,6 @@ from tuplewire.spark.data_source_api import (
     DataSourceStreamReader,
     InputPartition,
     ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 from tuplewire.spark.entry_runs import Runs
@@ -50,6 +47,9 @@ from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit
 
 logger = event_logger(__name__)
 
@@ -144,6 +144,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return one of the limits in the options; latestOffset() applies both."""
+        from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+
         if self._options.max_messages is not None:
             return ReadMaxRows(self._options.max_messages)
         if self._options.max_bytes is not None:
@@ -169,7 +171,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         stands = Offset.from_json(start)
         self._acknowledge(stands)
         self._check_dropped(stands)
-        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_messages = getattr(limit, "max_rows", None)
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
