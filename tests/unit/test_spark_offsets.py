@@ -11,7 +11,6 @@ from tuplewire.errors import ConfigError
 from tuplewire.spark.entry_runs import Runs, merged, still_to_come
 from tuplewire.spark.offsets import (
     DataLossError,
-    Former,
     Held,
     Offset,
     Range,
@@ -266,13 +265,13 @@ def test_vectors_stay_short() -> None:
 def test_loss_is_told_with_how_much() -> None:
     """The error names the worker, how much is gone, and what to do."""
     offset = TaskOffset(WORKER, 9, "w:1")
-    died = lost_with(3, offset, Standing(Former.GONE), 7)
+    died = lost_with(3, offset, Standing(gone=True), 7)
     assert "task 3 was at a worker (w:1) that has been restarted" in str(died)
     assert "7 messages that the query had not read" in str(died)
-    dropped = lost_with(3, offset, Standing(Former.DONE, 5), 7)
+    dropped = lost_with(3, offset, Standing(5), 7)
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))
-    assert not Standing(Former.DONE).lost
+    assert not Standing().lost
 
 
 @pytest.mark.parametrize(

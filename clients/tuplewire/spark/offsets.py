@@ -6,7 +6,6 @@ task_workers.py. Owns no state. Thread-safe. Design: docs/design/readers.md.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -187,28 +186,21 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
             )
 
 
-class Former(enum.Enum):
-    """The state of a task at a previous owner."""
-
-    HANDS_OVER = "hands over"
-    """It still has to forward messages, or its state is not known yet."""
-    DONE = "done"
-    """It has forwarded all messages, or has shut down cleanly."""
-    GONE = "gone"
-    """It has exited, and no worker knows of a clean shutdown."""
-
-
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The last known state of a previous owner. dropped: the number of messages dropped at its shutdown."""
+    """The final state of a task at a previous owner, which no longer forwards messages.
 
-    former: Former
+    dropped: the number of messages dropped at its clean shutdown. gone: it has exited, and no worker knows of
+    a clean shutdown.
+    """
+
     dropped: int = 0
+    gone: bool = False
 
     @property
     def lost(self) -> bool:
         """True if messages were lost with this worker."""
-        return self.former is Former.GONE or self.dropped > 0
+        return self.gone or self.dropped > 0
 
 
 def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int) -> DataLossError:

@@ -25,7 +25,7 @@ from tuplewire.errors import (
 )
 from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.offsets import Former, Held, Standing
+from tuplewire.spark.offsets import Held, Standing
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
@@ -275,20 +275,19 @@ class HeldTasks(TaskWorkers):
         return found
 
     def standing(self, task: int, worker: int, address: str) -> Standing:
-        """Return the last known state of a task's previous owner. worker: its incarnation.
+        """Return the final state of a task's previous owner. worker: its incarnation.
 
         Wait while it forwards messages or is unreachable, for at most the timeout.
         """
         deadline = time.monotonic() + self._timeout
-        while True:
-            former = self._standing(task, worker, address)
-            if former.former is not Former.HANDS_OVER:
-                return former
+        while (former := self._standing(task, worker, address)) is None:
             if time.monotonic() > deadline:
-                return Standing(Former.GONE)
+                return Standing(gone=True)
             time.sleep(_POLL_SECONDS)
+        return former
 
-    def _standing(self, task: int, worker: int, address: str) -> Standing:
+    def _standing(self, task: int, worker: int, address: str) -> Standing | None:
+        """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
         for where in dict.fromkeys((address, *self._others, self._address)):
             if not where:
@@ -303,10 +302,10 @@ class HeldTasks(TaskWorkers):
                 silent = silent or where in self._present
                 continue
             if answer.incarnation == worker:
-                return Standing(Former.HANDS_OVER if task in answer.leaving else Former.DONE)
+                return None if task in answer.leaving else Standing()
             for each in answer.departed:
-                return Standing(Former.DONE, each.dropped)
+                return Standing(each.dropped)
             replaced = replaced or where == address
         # Lost only if another incarnation answers at its address and no present worker is unreachable: an
         # unreachable worker may know about a clean shutdown.
-        return Standing(Former.GONE if replaced and not silent else Former.HANDS_OVER)
+        return Standing(gone=True) if replaced and not silent else None
