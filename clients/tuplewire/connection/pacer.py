@@ -1,27 +1,47 @@
-"""Delays a writer after a small frame while others are in flight, so that the next one is larger."""
+"""Pacing of small frames, because few large frames are cheaper than many small ones.
+
+A frame costs each process on its route as much as hundreds of small messages. A short burst of small frames
+is therefore sent without delay. Later small frames are sent at an interval, and messages that arrive in
+between share a frame.
+
+Design: docs/design/credit.md.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
-from tuplewire.session.pacing import Pacing
+SMALL_FRAME_BYTES = 64 * 1024
+"""Frames of at least this size are not delayed."""
+BURST_FRAMES = 8
+"""The number of small frames that may be sent without delay."""
 
 
 class Pacer:
-    """Paces one writer of frames. Call only from the event loop."""
+    """Paces one writer of frames, by the generic cell rate algorithm (ITU-T I.371).
+
+    Call only from the event loop.
+    """
 
     def __init__(self, interval: float) -> None:
-        """Start without a delay. interval: see Pacing."""
-        self._pacing = Pacing(interval)
+        """Start without a delay. interval: the time between small frames in seconds; 0 disables pacing."""
+        self._interval = interval
+        self._tolerance = interval * (BURST_FRAMES - 1)
+        self._due = 0.0
+        """The time at which the next frame is due if all small frames keep the interval."""
         self._pressed = asyncio.Event()
         self.gathers = False
         """True while the writer is delayed: the next frame includes messages that arrive in that time."""
 
-    def wrote(self, size_bytes: int) -> float:
-        """Record a written frame; return the number of seconds until the next one may be written."""
-        return self._pacing.wrote(time.monotonic(), size_bytes)
+    def wrote(self, now: float, size_bytes: int) -> float:
+        """Record a written frame; return the delay in seconds before the next frame may be written.
+
+        now: in seconds, from any monotonic clock.
+        """
+        if size_bytes < SMALL_FRAME_BYTES:
+            self._due = max(self._due, now) + self._interval
+        return max(0.0, self._due - self._tolerance - now)
 
     async def gather(self, seconds: float) -> None:
         """Wait for this time, or until press() is called."""

@@ -343,7 +343,7 @@ class SendingEnd(Resumable):
             pressure.writes(frame)
             await stream.write_frame(frame, self._events.assignment_version())
             pressure.goes_on()
-            if wait := self._pacer.wrote(frame.size_bytes):
+            if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
                 await self._pacer.gather(wait)
 
     def _next_frame(self) -> OutFrame | None:

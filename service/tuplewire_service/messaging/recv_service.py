@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -191,7 +192,7 @@ class RecvService(StreamService):
                     sequence += 1
                     data = frame_of(sequence, part, asks=asks)
                     await wire.write(data)
-                if wait := pacer.wrote(len(data)):
+                if wait := pacer.wrote(time.monotonic(), len(data)):
                     await pacer.gather(wait)
                 continue
             # Only after the last delivery, so that the consumer gets everything that was taken.
