@@ -9,18 +9,19 @@ tokens of one set of credentials. Thread-safe. Design: docs/design/identity.md.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.identity.credentials import Credentials, allowed
 from tuplewire.identity.files import AUTHORIZATION, UNREADABLE, Token, WatchedFiles, read_tokens
@@ -95,7 +96,8 @@ class Dialler:
         if not self.credentials.secures(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
         tls, names = self._tls(), self._names()
-        seen = await _certificate_at(address, tls.context) if names else None
+        handshake = partial(_certificate_at, address, tls.context, _HANDSHAKE_SECONDS)
+        seen = await in_own_thread(handshake) if names else None
         return grpc.aio.secure_channel(grpc_target(address), *_secured(address, options, tls, names, seen))
 
     def blocking_channel(
@@ -105,7 +107,7 @@ class Dialler:
         if not self.credentials.secures(address):
             return grpc.insecure_channel(grpc_target(address), options=options)
         tls, names = self._tls(), self._names()
-        seen = _certificate_at_blocking(address, tls.context, timeout) if names else None
+        seen = _certificate_at(address, tls.context, timeout) if names else None
         return grpc.secure_channel(grpc_target(address), *_secured(address, options, tls, names, seen))
 
 
@@ -192,37 +194,14 @@ def _secured(
     return credentials, [*options, ("grpc.ssl_target_name_override", comparable[0].replace("*", "worker"))]
 
 
-async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate:
-    host, port = split_host_port(address)
-    try:
-        async with asyncio.timeout(_HANDSHAKE_SECONDS):
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                asyncio.Protocol, host, port, ssl=context, server_hostname=host
-            )
-    except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
-        raise _no_handshake(address, error) from error
-    try:
-        return _certificate_of(transport.get_extra_info("ssl_object"))
-    finally:
-        transport.abort()
-
-
-def _certificate_at_blocking(address: str, context: ssl.SSLContext, timeout: float) -> _Certificate:
+def _certificate_at(address: str, context: ssl.SSLContext, timeout: float) -> _Certificate:
     host, port = split_host_port(address)
     try:
         with (
             socket.create_connection((host, port), min(timeout, _HANDSHAKE_SECONDS)) as plain,
             context.wrap_socket(plain, server_hostname=host) as secured,
         ):
-            return _certificate_of(secured)
-    except (OSError, ValueError) as error:
-        raise _no_handshake(address, error) from error
-
-
-def _certificate_of(seen: ssl.SSLObject | ssl.SSLSocket) -> _Certificate:
-    return seen.getpeercert() or {}, seen.getpeercert(binary_form=True) or b""
-
-
-def _no_handshake(address: str, error: Exception) -> UnreachableError:
-    hint = NOT_TRUSTED if isinstance(error, ssl.SSLCertVerificationError) else ""
-    return UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}")
+            return secured.getpeercert() or {}, secured.getpeercert(binary_form=True) or b""
+    except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
+        hint = NOT_TRUSTED if isinstance(error, ssl.SSLCertVerificationError) else ""
+        raise UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}") from error

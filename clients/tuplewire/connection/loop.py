@@ -235,7 +235,18 @@ class EventLoopThread:
 
 async def in_own_thread(function: Callable[[], _Result]) -> _Result:
     """Await a blocking function in a new thread: a pool may be full of functions that wait."""
-    return await asyncio.wrap_future(_begun(function))
+    outcome: Future[_Result] = Future()
+    outcome.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
+    run = partial(_set_result, outcome, function)
+    threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+def _set_result(outcome: Future[_Result], function: Callable[[], _Result]) -> None:
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - for the caller that waits
+        outcome.set_exception(error)
 
 
 def uninterrupted(function: Callable[[], _Result]) -> _Result:
@@ -253,26 +264,8 @@ def uninterrupted(function: Callable[[], _Result]) -> _Result:
 
 def _tell(function: Callable[[], _Result], outcome: _Outcome[_Result]) -> None:
     returned: Future[_Result] = Future()
-    try:
-        returned.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - for the thread that waits
-        returned.set_exception(error)
+    _set_result(returned, function)
     outcome.tell(returned.result)
-
-
-def _begun(function: Callable[[], _Result]) -> Future[_Result]:
-    """Start a function in a new thread."""
-    outcome: Future[_Result] = Future()
-    outcome.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
-
-    def run() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - for the coroutine that waits
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
-    return outcome
 
 
 def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:
