@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, dialler_for, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
@@ -34,9 +33,8 @@ class ControlClient:
     """A client of the worker at `address` (host:port, or unix:///path); use it as a context manager.
 
     address: default: TUPLEWIRE_ADDRESS. timeout: the limit of each call, in seconds. credentials: default:
-    the environment (TUPLEWIRE_TLS_CA and so on). `dialler`: an existing channel factory, used instead of
-    credentials. Thread-safe. Every call raises UnreachableError if the worker does not answer in time, and
-    RefusedError (the subclass for the worker's error code) if the worker refuses it.
+    the environment (TUPLEWIRE_TLS_CA and so on). Thread-safe. Every call raises UnreachableError if the
+    worker does not answer in time, and RefusedError (the subclass for its error code) if it refuses the call.
     """
 
     channel_options: Sequence[tuple[str, Any]] = DIRECT
@@ -47,13 +45,12 @@ class ControlClient:
         timeout: float = 5.0,
         *,
         credentials: Credentials | None = None,
-        dialler: Dialler | None = None,
     ) -> None:
         self.address = resolve_address(address)
         self.timeout = timeout
         self.max_message_bytes = 0
         """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
-        self._dialler = dialler or dialler_for(credentials)
+        self._dialler = dialler_for(credentials)
         self._lock = threading.RLock()  # a logging handler may call this client in a thread that holds it
         self._connection: _Connection | None = None
         self._closed = False
@@ -146,28 +143,16 @@ class ControlClient:
         request = control_pb2.TapRequest(
             tasks=tasks, sample=sample, most_per_second=most_per_second, most_bytes=most_bytes
         )
-        connection = self._connected(self.timeout)
-        metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
-        with mapped_errors(self.address, lambda: "the tap has ended", hint):
-            call = uninterrupted(lambda: connection.control.Tap(request, metadata=metadata))
-            try:
-                yield from call
-            finally:
-                call.cancel()
+        yield from self._stream("Tap", request)
 
     def debug(self, timeout: float = 60.0) -> dict[str, bytes]:
         """Return the worker's debug files by name, without secrets.
 
         timeout: for all files, in seconds. Raises ResourceLimitError while the worker makes another bundle.
         """
-        connection = self._connected(self.timeout)
-        metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
         files: dict[str, bytearray] = {}
-        with mapped_errors(self.address, lambda: f"no bundle within {timeout:g} s", hint):
-            request = control_pb2.GetDebugRequest()
-            pieces = partial(connection.control.GetDebug, request, timeout=timeout, metadata=metadata)
-            for piece in uninterrupted(lambda: list(pieces())):
-                files.setdefault(piece.name, bytearray()).extend(piece.content)
+        for piece in self._stream("GetDebug", control_pb2.GetDebugRequest(), timeout):
+            files.setdefault(piece.name, bytearray()).extend(piece.content)
         return {name: bytes(content) for name, content in files.items()}
 
     def set_logging(self, level: str = "", *, seconds: float, every_seconds: float = 0.0) -> None:
@@ -209,7 +194,7 @@ class ControlClient:
                 seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
             return False
 
-        with mapped_errors(self.address, lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"):
+        with self._mapped_errors(lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"):
             if not uninterrupted(serves):
                 raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
 
@@ -236,8 +221,7 @@ class ControlClient:
         connection = self._connected(timeout)
         metadata = self._dialler.metadata(self.address)
         try:
-            hint = self._dialler.hint(self.address)
-            with mapped_errors(self.address, lambda: f"no answer within {timeout:g} s", hint):
+            with self._mapped_errors(lambda: f"no answer within {timeout:g} s"):
                 call = partial(getattr(getattr(connection, service), method), request)
                 return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
         except UnreachableError:
@@ -245,6 +229,33 @@ class ControlClient:
                 if self._connection is connection and connection.identity is not None:
                     self._connection = None  # the worker may return with another certificate
             raise
+
+    def _stream(
+        self, method: str, request: Any, timeout: float | None = None, service: str = "control"
+    ) -> Generator[Any]:
+        """Yield the answers of a call; closing the generator cancels it."""
+        stub = getattr(self._connected(self.timeout), service)
+        metadata = self._dialler.metadata(self.address)
+        with self._mapped_errors(lambda: f"not all answers within {timeout} s"):
+            call = partial(getattr(stub, method), request)
+            answers = uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
+            try:
+                yield from answers
+            finally:
+                answers.cancel()
+
+    @contextmanager
+    def _mapped_errors(self, on_deadline: Callable[[], str]) -> Iterator[None]:
+        """Raise Tuplewire's errors for gRPC's. on_deadline: describes a timeout."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            code = error.code()
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise UnreachableError(f"the worker at {self.address}: {on_deadline()}") from error
+            hint = self._dialler.hint(self.address)
+            details = error.details() or ""
+            raise error_of(code, details, error.trailing_metadata(), self.address, hint) from error
 
 
 class _Connection:
@@ -257,16 +268,3 @@ class _Connection:
         self.sinks: Any = SinksStub(channel)  # type: ignore[no-untyped-call]
         self.source: Any = SourceStub(bytes_channel(channel))  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def mapped_errors(address: str, on_deadline: Callable[[], str], hint: str = "") -> Iterator[None]:
-    """Raise Tuplewire's errors for gRPC's. on_deadline: describes a timeout. hint: see error_of."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        code = error.code()
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise UnreachableError(f"the worker at {address}: {on_deadline()}") from error
-        details = error.details() or ""
-        raise error_of(code, details, error.trailing_metadata(), address, hint) from error

@@ -7,9 +7,10 @@ channel, as ControlClient does. Thread-safe. Design: docs/design/readers.md, doc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
-from tuplewire.connection.control_client import ControlClient, mapped_errors
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.grpc_channel import channel_options
 from tuplewire.session.delivery import Delivery
 from tuplewire.settings.config import SessionSettings
@@ -43,18 +44,12 @@ class WorkerClient(ControlClient):
 
         Raises NotLocalError, SupersededError if the task has a consumer, and the errors of poll().
         """
-        connection = self._connected(self.timeout)
-        metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
-        with mapped_errors(self.address, lambda: "it ends the reading", hint):
-            # No timeout: a slow reader may take any time, and keepalive pings detect a hung worker.
-            call = connection.source.Read(request, metadata=metadata)
-            try:
-                for data in call:
-                    frame: Any = decode_recv_response(data)  # ReadResponse also has its frame in field 2
-                    sequences = [group.first_sequence for group in frame.groups]
-                    yield list(map(Delivery, sequences, groups_of(frame)))
-            finally:
-                call.cancel()
+        # No timeout: a slow reader may take any time, and keepalive pings detect a hung worker.
+        with closing(self._stream("Read", request, service="source")) as answers:
+            for data in answers:
+                frame: Any = decode_recv_response(data)  # ReadResponse also has its frame in field 2
+                sequences = [group.first_sequence for group in frame.groups]
+                yield list(map(Delivery, sequences, groups_of(frame)))
 
     def acknowledge(self, topology: str, worker_id: str, incarnation: int, ends: Mapping[int, int]) -> None:
         """Release messages of tasks, up to these sequences; raises SupersededError and poll()'s errors."""
