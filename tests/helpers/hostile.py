@@ -15,8 +15,9 @@ from tuplewire import TaskGroup
 from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.settings.config import PROTOCOL_VERSION
+from tuplewire.values.columns import varint
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import encode_frame, varint
+from tuplewire.wire.codec import encode_frame
 
 SEND = "/tuplewire.v1.Messaging/Send"
 RECV = "/tuplewire.v1.Messaging/Recv"

@@ -49,10 +49,10 @@ from helpers.topology import (
 from tuplewire import Client
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.credit import MAX_TASKS
+from tuplewire.values.columns import varint
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import varint
 
 CONTROL = "/tuplewire.v1.Control/"
 HEALTHY_TASK = 0

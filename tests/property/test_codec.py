@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tuplewire.errors import InvalidTaskError, MalformedError
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
+from tuplewire.values.columns import varint
 from tuplewire.values.group import TaskGroup, flow_of
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of, varint
+from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import opened_from_wire, update_from_wire, update_to_wire
 

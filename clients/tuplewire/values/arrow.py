@@ -10,6 +10,7 @@ Design: docs/design/sessions.md ("Frames are columns").
 from __future__ import annotations
 
 import sys
+from operator import sub
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import pyarrow as pa
@@ -50,11 +51,27 @@ def groups_from_arrow(
     if not isinstance(tasks, pa.Array | pa.ChunkedArray):
         task = check_task(tasks)
         return [_group(task, sender, payloads, encoded)] if len(payloads) else []
+    order, runs = runs_by_task(tasks, len(payloads), "payloads")
+    payloads = payloads.take(order)
+    encoded = None if encoded is None else encoded.take(order)
+    groups = []
+    for task, start, count in runs:
+        some = None if encoded is None else encoded.slice(start, count)
+        groups.append(_group(task, sender, payloads.slice(start, count), some))
+    return groups
+
+
+def runs_by_task(tasks: Any, count: int, what: str) -> tuple[pa.Array, list[tuple[int, int, int]]]:
+    """Return the order of rows by task, and for each task its first row in this order and its rows.
+
+    Rows to one task stay in order. Raises the errors of groups_from_arrow(), which call the `count` other
+    values `what`.
+    """
     tasks = _flat(tasks, "task")
-    if len(tasks) != len(payloads):
-        raise MalformedError(f"{len(tasks)} tasks and {len(payloads)} payloads: the columns differ in length")
-    if not len(payloads):
-        return []
+    if len(tasks) != count:
+        raise MalformedError(f"{len(tasks)} tasks and {count} {what}: the columns differ in length")
+    if not count:
+        return pa.nulls(0, pa.int64()), []
     if not pa.types.is_integer(tasks.type) or tasks.null_count:
         nulls = f" with {tasks.null_count} null(s)" if tasks.null_count else ""
         raise MalformedError(f"the task column must be integers without nulls, not {tasks.type}{nulls}")
@@ -63,17 +80,11 @@ def groups_from_arrow(
         raise InvalidTaskError(
             f"task ids from {bounds['min']} to {bounds['max']} are not within {MIN_TASK} to {MAX_TASK}"
         )
-    order = pc.array_sort_indices(tasks)  # stable, so each task's messages stay in order
+    order = pc.array_sort_indices(tasks)  # stable
     runs = pc.run_end_encode(tasks.take(order))
-    payloads = payloads.take(order)
-    encoded = None if encoded is None else encoded.take(order)
-    groups = []
-    start = 0
-    for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        some = None if encoded is None else encoded.slice(start, end - start)
-        groups.append(_group(task, sender, payloads.slice(start, end - start), some))
-        start = end
-    return groups
+    ends = runs.run_ends.to_pylist()
+    starts = [0, *ends[:-1]]
+    return order, list(zip(runs.values.to_pylist(), starts, map(sub, ends, starts), strict=True))
 
 
 def encoded_from_arrow(keys: pa.Array | None, headers: pa.Array | None, count: int) -> pa.Array | None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MalformedError
+from tuplewire.values.columns import varint
 from tuplewire.values.headers import TOMBSTONE, decode_headers, encode_headers
 
 KEY = pa.binary()
@@ -23,8 +24,6 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 # Not pa.scalar(): it loads pandas, which takes as long as all other imports of this library in Spark.
 EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
-_SHORT = 128
-"""A length below this takes one byte, as a protobuf varint."""
 
 
 def encode_columns(
@@ -106,17 +105,8 @@ def _encoded_headers(headers: pa.Array) -> pa.Array:
 def _lengths(values: pa.Array, tag: bytes) -> pa.Array:
     """Return the tag and the length that precede each value on the wire."""
     sizes = pc.binary_length(values).dictionary_encode()
-    heads = [tag + _varint(size) for size in sizes.dictionary.to_pylist()]
+    heads = [tag + varint(size) for size in sizes.dictionary.to_pylist()]
     return pa.array(heads, pa.binary()).take(sizes.indices)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= _SHORT:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _joined(left: pa.Array, right: pa.Array) -> pa.Array:

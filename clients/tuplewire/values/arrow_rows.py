@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError, MessageError
 from tuplewire.settings.config import MIB
+from tuplewire.values.arrow import runs_by_task
 
 
 def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
@@ -64,23 +65,22 @@ def route_rows(
 
     Raises MessageError unless there is one task for each row, and InvalidTaskError for an invalid task id.
     """
-    rows, tasks = _one_batch(rows), _tasks_of(tasks)
-    if len(tasks) != rows.num_rows:
-        raise MessageError(f"{len(tasks)} tasks for {rows.num_rows} rows: give one for each")
-    order = pc.array_sort_indices(tasks)  # stable, so each task's rows stay in order
-    runs = pc.run_end_encode(tasks.take(order))
+    rows = _one_batch(rows)
+    try:
+        tasks = tasks if isinstance(tasks, pa.Array | pa.ChunkedArray) else pa.array(tasks)
+        order, runs = runs_by_task(tasks, rows.num_rows, "rows")
+    except (MalformedError, pa.ArrowException, TypeError, OverflowError) as error:
+        raise InvalidTaskError(f"tasks are integers from 0 to {MAX_TASK}: {error}") from error
     rows = rows.take(order)
     found: list[int] = []
     payloads: list[bytes] = []
-    start = 0
-    for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        run = _compact(rows.slice(start, end - start))
+    for task, start, count in runs:
+        run = _compact(rows.slice(start, count))
         # Divide by the average size of a row: the exact size of each message is known only after packing.
         most = max(1, max_bytes * run.num_rows // max(1, run.nbytes))
         for first in range(0, run.num_rows, most):
             found.append(task)
             payloads.append(pack_rows(run.slice(first, most)))
-        start = end
     return found, payloads
 
 
@@ -97,28 +97,6 @@ def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         ],
         schema=table.schema,
     )
-
-
-def _tasks_of(tasks: pa.Array | pa.ChunkedArray) -> pa.Array:
-    try:
-        tasks = pa.array(tasks) if not isinstance(tasks, pa.Array | pa.ChunkedArray) else tasks
-        if isinstance(tasks, pa.ChunkedArray):
-            tasks = tasks.combine_chunks()
-        if pa.types.is_dictionary(tasks.type):
-            tasks = tasks.dictionary_decode()
-        if len(tasks) and not pa.types.is_integer(tasks.type):
-            raise InvalidTaskError(f"tasks are integers, not {tasks.type}")
-        tasks = tasks.cast(pa.int64())
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise InvalidTaskError(f"tasks are integers from 0 to {MAX_TASK}: {error}") from error
-    if tasks.null_count:
-        row = tasks.is_null().index(pa.scalar(True)).as_py()
-        raise InvalidTaskError(f"row {row} has no task")
-    bounds = pc.min_max(tasks).as_py()
-    for task in filter(None, bounds.values()):
-        if not 0 <= task <= MAX_TASK:
-            raise InvalidTaskError(f"task {task} is outside 0 to {MAX_TASK}")
-    return tasks
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,6 +9,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
+def varint(value: int) -> bytes:
+    """Return protobuf's base-128 encoding of a non-negative number."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def to_wire(lengths: array[int]) -> bytes:
     """Return lengths as bytes for the wire. May modify the array."""
     if sys.byteorder == "big":

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from tuplewire.errors import MalformedError
 from tuplewire.session.credit import MAX_TASKS
+from tuplewire.values.columns import varint
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
@@ -44,18 +45,6 @@ _HEADER_DATA = b"\x5a"
 _FRAME_ACCEPTED = b"\x21"
 _CLOSED = b"\x2a"
 _TELL_AT_ONCE = b"\x30\x01"
-
-
-def varint(value: int) -> bytes:
-    """Return protobuf's base-128 encoding of a non-negative number."""
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def encode_frame(

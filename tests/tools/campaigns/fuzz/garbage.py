@@ -8,8 +8,8 @@ from campaigns.fuzz.conversation import HEALTH, MAX_REQUEST_BYTES, Conversation
 from google.protobuf.message import DecodeError
 from helpers.hostile import RECV, SEND, TARGET_TASK, hello, subscribe
 
+from tuplewire.values.columns import varint
 from tuplewire.wire import control_pb2
-from tuplewire.wire.codec import varint
 
 CONTROL = "/tuplewire.v1.Control/"
 IDS = 400
