@@ -7,10 +7,10 @@ Not thread-safe. Design: docs/design/sinks.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
@@ -23,8 +23,6 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 
 logger = event_logger(__name__)
-
-_Answer = TypeVar("_Answer")
 
 _SHOWN_TASKS = 10
 _WAIT_SECONDS = 5.0
@@ -124,14 +122,6 @@ class Publisher(SinkWorkers):
             "published_tasks": earlier,
             "published_contents": contents_to_wire(earlier),
         }
-
-    def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
-        patience = Patience(self._seconds)
-        while True:
-            try:
-                return call(self[address])
-            except AWAY as error:
-                self._bear(patience, error, address)
 
     def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
         request = pb.PublishRequest(**self._about(at), run=self._run, **self._attempts(at, earlier))

@@ -143,16 +143,11 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         return initial_offset(held, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return one of the limits in the options; latestOffset() applies both."""
-        from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+        """Return the limit in messages; latestOffset() applies the others, too."""
+        from pyspark.sql.streaming.datasource import ReadMaxRows
 
-        if self._options.max_messages is not None:
-            return ReadMaxRows(self._options.max_messages)
-        if self._options.max_bytes is not None:
-            return ReadMaxBytes(self._options.max_bytes)
-        if self._options.min_messages is not None:
-            return ReadMaxRows(_ALL)  # not ReadAllAvailable, which Spark passes to override limits
-        return ReadAllAvailable()
+        # Not ReadAllAvailable, which Spark passes to override limits.
+        return ReadMaxRows(self._options.max_messages or _ALL)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the current end of the tasks as the end of the query."""

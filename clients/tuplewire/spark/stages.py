@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
     BufferFullError,
     DrainingError,
@@ -36,6 +37,8 @@ from tuplewire.wire.codec import plain_frame
 
 logger = event_logger(__name__)
 
+_Answer = TypeVar("_Answer")
+
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
 _LEAST_CALL_SECONDS = 2.0
@@ -53,11 +56,7 @@ class Placement:
     """The workers of all tasks in one version of the assignment, the same for all attempts of an epoch."""
 
     version: int
-    tasks: Mapping[At, array[int]]
-
-    def workers(self) -> dict[int, At]:
-        """Return the worker of each task."""
-        return {task: at for at, tasks in self.tasks.items() for task in tasks}
+    worker_of: Mapping[int, At]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,7 @@ class SinkWorkers(TaskWorkers):
     def placement(self) -> Placement:
         """Return the current workers of all tasks. Raises the errors of known()."""
         self._workers_of(())
-        tasks: dict[At, array[int]] = {}
-        for task, at in self._all.items():
-            tasks.setdefault(at, array("i")).append(task)
-        return Placement(self._version, tasks)
+        return Placement(self._version, self._all)
 
     def known(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the current assignment, which is requested again.
@@ -111,12 +107,16 @@ class SinkWorkers(TaskWorkers):
             raise self._unknown(missing)
 
     def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
+        return self._patiently(self._address, lambda _: self._assigned(tasks))
+
+    def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
+        """Return the answer of the worker at an address; repeat the call for the timeout if it is away."""
         patience = Patience(self._seconds)
         while True:
             try:
-                return self._assigned(tasks)
+                return call(self[address])
             except AWAY as error:
-                self._bear(patience, error, self._address)
+                self._bear(patience, error, address)
 
     def _bear(self, patience: Patience, error: TuplewireError, address: str) -> None:
         """Wait a moment, and open a new channel: gRPC's backoff would grow. After the timeout, raise."""
@@ -180,7 +180,7 @@ class AttemptStage(SinkWorkers):
         """The name of the attempt. It is random, as Spark's attempt numbers start again with each driver."""
         self.versions = set() if placement is None else {placement.version}
         """The versions of the assignments from which the workers were taken."""
-        self._worker_of = {} if placement is None else placement.workers()
+        self._worker_of = {} if placement is None else dict(placement.worker_of)
         self._pieces: dict[At, _Piece] = {}
 
     def add(self, groups: Sequence[TaskGroup]) -> None:

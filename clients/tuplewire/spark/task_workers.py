@@ -108,7 +108,9 @@ class TaskWorkers(ControlClients[WorkerClient]):
         self._others = tuple(dict.fromkeys((*(each.address for each in workers), *self._others)))[
             :_MOST_OTHERS
         ]
-        self._all = {task: (each.address, each.worker_id) for each in workers for task in each.tasks}
+        # One tuple for all tasks of a worker: Spark pickles them once.
+        ats = ((each, (each.address, each.worker_id)) for each in workers)
+        self._all = {task: at for each, at in ats for task in each.tasks}
         return {task: self._all[task] for task in tasks if task in self._all}
 
     def _assignment(self) -> pb.Assignment | None:
@@ -183,15 +185,13 @@ class HeldTasks(TaskWorkers):
 
         tasks: None: all assigned tasks in the ranges.
         """
-        deadline = time.monotonic() + self._timeout
+        patience = Patience(self._timeout)
         while True:
             try:
                 return self._look(tasks, seen, wait)
-            except (UnreachableError, NotReadyError, WrongWorkerError):
+            except (UnreachableError, NotReadyError, WrongWorkerError) as error:
                 self._at = {}  # the tasks may have moved: request a new assignment
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_SECONDS)
+                patience.bear(error)
 
     def _look(
         self, wanted: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0

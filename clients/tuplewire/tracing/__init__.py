@@ -32,7 +32,10 @@ def active() -> Tracing | None:
         with _lock:
             if not _decided:  # another thread may have read the environment first
                 settings = TracingSettings.from_environment()
-                _decide(_made(settings.trace_sample) if settings.tracing else None)
+                if settings.tracing:
+                    enable(sample=settings.trace_sample)
+                else:
+                    disable()
     return _tracing
 
 
@@ -63,8 +66,15 @@ def enable(
         ConfigError: The extra `otel` is not installed, or sample is not a number from 0 to 1.
     """
     ratio = TracingSettings(trace_sample=sample).trace_sample
+    try:
+        from tuplewire.tracing.spans import Tracing, make_provider
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing needs the extra `otel`: pip install 'tuplewire[otel]' ({error})"
+        ) from error
+    named = instance or f"{socket.gethostname()}:{os.getpid()}"
     with _lock:
-        _decide(_made(ratio, service, instance, flush_at_exit=flush_at_exit))
+        _decide(Tracing(make_provider(service, named, flush_at_exit=flush_at_exit), ratio))
 
 
 def disable() -> None:
@@ -77,19 +87,6 @@ def flush() -> None:
     """Send the finished spans; for a process that may be killed, such as one of Spark's."""
     if _tracing is not None:
         _tracing.flush()
-
-
-def _made(
-    sample: float, service: str = "tuplewire", instance: str = "", *, flush_at_exit: bool = True
-) -> Tracing:
-    try:
-        from tuplewire.tracing.spans import Tracing, make_provider
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing needs the extra `otel`: pip install 'tuplewire[otel]' ({error})"
-        ) from error
-    named = instance or f"{socket.gethostname()}:{os.getpid()}"
-    return Tracing(make_provider(service, named, flush_at_exit=flush_at_exit), sample)
 
 
 def _decide(tracing: Tracing | None) -> None:
