@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tuplewire import errors
 from tuplewire.errors import TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.values.batch import TaskMessageBatch
@@ -15,7 +16,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:
-    from tuplewire import aio, errors
+    from tuplewire import aio
     from tuplewire.client import Client
     from tuplewire.processes.own_worker import OwnWorker as local  # noqa: N813 - reads as a verb: with tuplewire.local()
 
@@ -33,13 +34,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.processes.own_worker", "OwnWorker")}
-_MODULES = ("aio", "errors")
-"""Public modules that are imported at their first use."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
+    if name == "aio":
+        return import_module("tuplewire.aio")
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _LATE[name]

@@ -12,20 +12,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.spark.releases import check_data_sources, check_stream_options
+from tuplewire.spark.releases import check_stream_options, needs
 from tuplewire.spark.shipped import Shipped
 
-check_data_sources()
-
-from pyspark.sql.datasource import (  # noqa: E402 - after the check that the module exists
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        InputPartition,
+        WriterCommitMessage,
+    )
+except ModuleNotFoundError as error:
+    raise needs(
+        "the format tuplewire",
+        "4.0",
+        "use a ClientHandle in foreachBatch, foreachPartition or mapInArrow, or a newer Spark",
+    ) from error
 
 if TYPE_CHECKING:
     import pyarrow as pa

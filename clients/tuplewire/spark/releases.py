@@ -47,24 +47,9 @@ def needs(what: str, first: str, instead: str) -> NeedsSparkError:
     return NeedsSparkError(f"{what} needs Spark {first}, this is {installed}: {instead}")
 
 
-def has_data_sources() -> bool:
-    """Return True if formats can be written in Python: from 4.0 on."""
-    return find_spec("pyspark.sql.datasource") is not None
-
-
 def has_admission_control() -> bool:
     """Return True if Spark passes a start and a limit to a stream's reader: from 4.2 on."""
     return find_spec("pyspark.sql.streaming.datasource") is not None
-
-
-def check_data_sources() -> None:
-    """Raise NeedsSparkError if this Spark does not support .format("tuplewire")."""
-    if not has_data_sources():
-        raise needs(
-            "the format tuplewire",
-            "4.0",
-            "use a ClientHandle in foreachBatch, foreachPartition or mapInArrow, or a newer Spark",
-        )
 
 
 def check_stream_options(options: Mapping[str, str]) -> None:

@@ -24,7 +24,6 @@ from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.tracing import active
 from tuplewire.tracing.context import with_entry
 from tuplewire.values.arrow import groups_from_arrow
-from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 
 PIECE_BYTES = 2 * MIB
@@ -79,14 +78,13 @@ class RowRouter:
                 to = pa.array([self._options.bad_rows] * len(bad), pa.int32())
                 yield pa.RecordBatch.from_pydict({"task": to, "message": pa.array(bad, pa.binary())})
 
-    def groups(self, rows: pa.RecordBatch) -> tuple[TaskGroup, ...]:
+    def groups(self, rows: pa.RecordBatch) -> list[TaskGroup]:
         """Return checked rows as messages, in order within each task."""
         encoded = rows.column("encoded") if "encoded" in rows.schema.names else None
         groups = groups_from_arrow(rows.column("task"), rows.column("message"), self._options.source, encoded)
-        whole, entry = TaskMessageBatch.from_groups(groups).groups, self._entry
-        if entry is None:
-            return whole
-        return tuple(with_entry(group, entry, self._bad.max_message_bytes) for group in whole)
+        if self._entry is None:
+            return groups
+        return [with_entry(group, self._entry, self._bad.max_message_bytes) for group in groups]
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options
