@@ -1,17 +1,15 @@
-"""A receiver's reports other than acknowledgements: refused messages, and the load of its tasks.
+"""A receiver's reports of refused and lost messages.
 
-Used by the sending end, its buffer and its receipts. Owns the refusals that no call to flush() has reported,
-and the last loads. Not thread-safe. Design: docs/design/sessions.md.
+Used by the buffer of a sending end and by its receipts. Owns the refusals that no call to flush() has
+reported. Not thread-safe. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import Refusal
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
@@ -80,29 +78,3 @@ class RefusedMessages:
 def _text(refusal: Refusal) -> str:
     owner = f" (owner: {refusal.owner})" if refusal.owner else ""
     return f"{refusal.code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"
-
-
-class ReceiverReports:
-    """The receiver's last reports on its tasks. A report expires after load_expires_seconds."""
-
-    def __init__(self, load_expires_seconds: float) -> None:
-        self._loads = ReportedLoads(load_expires_seconds)
-        self._congestion = ReportedLoads(load_expires_seconds)
-
-    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        """Return the last reported load of each task that has a report which is not expired."""
-        return self._loads.of(tasks, time.monotonic())
-
-    @property
-    def congested(self) -> frozenset[int]:
-        """The tasks that the receiver recently reported as congested; for display only, as credit decides."""
-        return self._congestion.tasks(time.monotonic())
-
-    def take_load(self, loads: Mapping[int, float]) -> None:
-        """Store the receiver's loads."""
-        self._loads.take(loads, time.monotonic())
-
-    def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
-        """Store the receiver's backpressure status."""
-        self._congestion.take(dict.fromkeys(congested, 1.0), time.monotonic())
-        self._congestion.forget(relieved)

@@ -16,14 +16,13 @@ from typing import Any
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.receipts import Receipts
-from tuplewire.connection.receiver_reports import ReceiverReports
 from tuplewire.connection.resumable import Identity, Resumable
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.stream import ClientStream, Dial
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import SendCounts
-from tuplewire.session.pressure import SendingPressure
+from tuplewire.session.pressure import ReportedLoads, SendingPressure
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.session.send import SendWindow
 from tuplewire.session.send_events import SendEvents
@@ -73,7 +72,10 @@ class SendingEnd(Resumable):
         self._events = events or SendEvents()
         self.buffer = SendBuffer(address, settings, self._events, self._wake, self.trouble)
         self.receipts = Receipts(self.buffer)
-        self.reports = ReceiverReports(settings.load_expires_seconds)
+        self.loads = ReportedLoads(settings.load_expires_seconds)
+        """The loads that the receiver reports for its tasks."""
+        self.congestion = ReportedLoads(settings.load_expires_seconds)
+        """The tasks that it reports as congested; for display only, as credit decides."""
         self.counts = SendCounts()
         self.writes = True
         """False if no more frames are written, so that no peer receives messages that take_back() returns."""
@@ -279,7 +281,7 @@ class SendingEnd(Resumable):
                 "bring both to one release"
             )
         self._hear(welcome.departures)
-        self.reports.take_load(loads_from_wire(welcome.load))
+        self.loads.take(loads_from_wire(welcome.load), time.monotonic())
         self.receipts.opened(opened_from_wire(welcome))
         self.connected = not self.buffer.ended
         self.counts.connections += 1
@@ -378,9 +380,11 @@ class SendingEnd(Resumable):
                 self._tell()
                 self._due.set()
             elif kind == "load":
-                self.reports.take_load(loads_from_wire(response.load))
+                self.loads.take(loads_from_wire(response.load), time.monotonic())
             elif kind == "backpressure":
-                self.reports.take_status(response.backpressure.congested, response.backpressure.relieved)
+                congested = dict.fromkeys(response.backpressure.congested, 1.0)
+                self.congestion.take(congested, time.monotonic())
+                self.congestion.forget(response.backpressure.relieved)
             elif kind == "drain":
                 logger.info("peer.draining", extra={"peer": self.address})
                 self._dismissed = True

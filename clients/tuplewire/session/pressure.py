@@ -1,7 +1,7 @@
 """Backpressure of connections: blocked tasks and connections, frame times, and loads that receivers report.
 
 Users: SendingEnd reports its events to a SendingPressure. The worker reads OutboundPressure for metrics and
-congestion reports; receiver_reports.py stores ReportedLoads. Owns the counts of one session or process.
+congestion reports; SendingEnd also stores ReportedLoads. Owns the counts of one session or process.
 Call only from the event loop. Programs are an exception; see SendingPressure.
 
 Design: docs/design/status.md.

@@ -7,6 +7,7 @@ of a context. Thread-safe, except methods of the event loop. Design: docs/design
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
@@ -233,10 +234,10 @@ class StreamedClient(IClientConnection):
 
     @property
     def congested(self) -> frozenset[int]:
-        return self.end.reports.congested
+        return self.end.congestion.tasks(time.monotonic())
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        return self.end.reports.get_load(tasks)
+        return self.end.loads.of(tasks, time.monotonic())
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         buffer = self.end.buffer

@@ -8,6 +8,7 @@ messages of departed peers. Call only from the event loop. Source: Storm's `refr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import chain
@@ -178,7 +179,7 @@ class Connections:
                 connected=connection.connected,
                 ledger=ledger_to_wire(counts.ledger),
                 reconnects=counts.reconnects,
-                congested=sorted(connection.reports.congested),
+                congested=sorted(connection.congestion.tasks(time.monotonic())),
                 sent_messages=counts.sent_messages,
                 sent_batches=counts.sent_batches,
                 sent_bytes=counts.sent_bytes,
@@ -202,7 +203,8 @@ class Connections:
         """
         if not self.ready(peer):
             return {}
-        return {**dict.fromkeys(tasks, 0.0), **self._connections[peer].reports.get_load(tasks)}
+        loads = self._connections[peer].loads.of(tasks, time.monotonic())
+        return {**dict.fromkeys(tasks, 0.0), **loads}
 
     async def close(self, timeout: float) -> None:
         """Close everything. Wait for acknowledgements for at most `timeout` seconds, then drop the rest.
