@@ -79,7 +79,7 @@ class TaskWorkers(ControlClients[WorkerClient]):
         self._version = 0
         self.max_message_bytes = 0
         """The payload limit of the worker that sent the assignment."""
-        self._others = tuple(more)
+        self.addresses = tuple(more)
         """The addresses of other workers: from the option and from assignments, the newest first."""
         self._all: dict[int, At] = {}
         self._present: dict[str, str] = {}
@@ -105,9 +105,8 @@ class TaskWorkers(ControlClients[WorkerClient]):
         self._version = assignment.version
         workers = assignment.workers
         self._present = {each.address: each.worker_id for each in workers}
-        self._others = tuple(dict.fromkeys((*(each.address for each in workers), *self._others)))[
-            :_MOST_OTHERS
-        ]
+        known = dict.fromkeys((*(each.address for each in workers), *self.addresses))
+        self.addresses = tuple(known)[:_MOST_OTHERS]
         # One tuple for all tasks of a worker: Spark pickles them once.
         ats = ((each, (each.address, each.worker_id)) for each in workers)
         self._all = {task: at for each, at in ats for task in each.tasks}
@@ -118,7 +117,7 @@ class TaskWorkers(ControlClients[WorkerClient]):
         try:
             return self._assignment_of(self._address)
         except UnreachableError:
-            for address in self._others:
+            for address in self.addresses:
                 with suppress(UnreachableError):
                     return self._assignment_of(address)
             raise
@@ -151,14 +150,9 @@ class HeldTasks(TaskWorkers):
         tasks: default: from the options. With TaskRanges: all tasks in them that are assigned, now and later.
         """
         super().__init__(options)
-        self._others += tuple(others)
+        self.addresses += tuple(others)
         self._tasks = options.tasks if tasks is None else tasks
         self._at: dict[int, At] = {}
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses of the known workers."""
-        return self._others
 
     def look(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
         """Return the state of each task; first wait up to `wait` seconds for messages that are not in `seen`.
@@ -289,7 +283,7 @@ class HeldTasks(TaskWorkers):
     def _standing(self, task: int, worker: int, address: str) -> Standing | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
-        for where in dict.fromkeys((address, *self._others, self._address)):
+        for where in dict.fromkeys((address, *self.addresses, self._address)):
             if not where:
                 continue
             try:
