@@ -76,11 +76,6 @@ class TaskClient(Live):
             _unheard.append(self.story())
 
     @property
-    def ended(self) -> bool:
-        """True if its last block was left."""
-        return self._client is None
-
-    @property
     def forgotten(self) -> bool:
         """True if messages were sent that no flush() has waited for yet."""
         return self._client is not None and self._unflushed
@@ -287,6 +282,7 @@ class ClientHandle(Shipped):
                 block.depth -= 1
                 if not block.depth:
                     block.end()
+                    _blocks.pop(key, None)
 
 
 @lru_cache(1)
@@ -342,8 +338,7 @@ atexit.register(_tell_at_exit)
 
 def _block(key: _Key) -> TaskClient | None:
     reference = _blocks.get(key)
-    block = None if reference is None else reference()
-    return None if block is None or block.ended else block
+    return None if reference is None else reference()
 
 
 def _discard(key: _Key) -> None:
