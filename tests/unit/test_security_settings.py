@@ -105,7 +105,7 @@ def test_sources_agree(tmp_path: Path) -> None:
     environment = {"TUPLEWIRE_TLS_WORKER_NAMES": "a.example,*.b.example"}
     loaded = load({"allow_plaintext": "true"}, environment, file)
     assert loaded.config.tls_worker_names == ("a.example", "*.b.example")
-    printed = to_toml(loaded)
+    printed = to_toml(loaded.config, loaded.origins)
     assert 'tls_worker_names = "a.example,*.b.example"  # environment' in printed
     assert "allow_plaintext = true  # flag" in printed
     again = tmp_path / "again.toml"

@@ -233,7 +233,7 @@ def test_flags_variables_and_file_give_the_same_object(
     assert by_flags.origins[each.name] == f"flag {each.flag}"
     assert by_variables.origins[each.name] == f"environment {each.variable}"
     file = tmp_path / "worker.toml"
-    file.write_text(to_toml(by_flags), encoding="utf-8")
+    file.write_text(to_toml(by_flags.config, by_flags.origins), encoding="utf-8")
     assert load({}, {}, file).config == config
 
 

@@ -197,7 +197,7 @@ def test_printed_configuration_is_a_configuration_file(tmp_path: Path) -> None:
     """What --print-config shows can be given back as a file, and gives the same settings."""
     environment = {"TUPLEWIRE_LISTEN_UNIX": "/run/ä.sock", "TUPLEWIRE_SOCKET_MODE": "0600"}
     loaded = load({"max_message_bytes": "2MiB", "worker_id": 'a"b'}, environment)
-    printed = to_toml(loaded)
+    printed = to_toml(loaded.config, loaded.origins)
     assert load({}, {}, _file(tmp_path, printed)).config == loaded.config
     assert 'socket_mode = "0600"  # environment TUPLEWIRE_SOCKET_MODE' in printed
     assert "max_message_bytes = 2097152  # flag --max-message-bytes" in printed

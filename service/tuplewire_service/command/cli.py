@@ -184,7 +184,7 @@ def _add_worker(commands: Any) -> None:
 def _worker(arguments: argparse.Namespace) -> int:
     loaded = load(given_flags(arguments, WorkerConfig), os.environ, arguments.config)
     if arguments.print_config:
-        print(to_toml(loaded))
+        print(to_toml(loaded.config, loaded.origins))
         return EXIT_OK
     silence_grpc()
     from tuplewire_service.process.main import run_worker

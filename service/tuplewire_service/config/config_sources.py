@@ -68,18 +68,19 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     return Loaded(WorkerConfig(**values), origins)
 
 
-def to_toml(loaded: Loaded) -> str:
-    """Return the configuration in force as a TOML file, with the origin of each value."""
+def to_toml(config: WorkerConfig, origins: Mapping[str, str] | None = None) -> str:
+    """Return a configuration as a TOML file, with the origin of each value if it is known."""
     lines = []
     for name, declared in _DECLARED.items():
-        value = getattr(loaded.config, name)
+        value = getattr(config, name)
+        origin = f"  # {origins[name]}" if origins else ""
         if value is None or value == ():
-            lines.append(f"# {name} is not set  # {loaded.origins[name]}")
+            lines.append(f"# {name} is not set{origin}")
         else:
             text = json.dumps(declared.kind.shown(value), ensure_ascii=False)
             # JSON leaves some control characters as they are, which TOML and terminals do not take.
             text = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
-            lines.append(f"{name} = {text}  # {loaded.origins[name]}")
+            lines.append(f"{name} = {text}{origin}")
     return "\n".join(lines)
 
 

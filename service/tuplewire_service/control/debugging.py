@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 
 import tuplewire
 from tuplewire.errors import ResourceLimitError
-from tuplewire.settings.settings import settings_of
+from tuplewire_service.config.config_sources import to_toml
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import resident_bytes
@@ -59,7 +59,7 @@ class Debugging:
         self._busy = True
         try:
             yield "versions.json", _as_json(self._versions(worker))
-            yield "settings.toml", self._settings()
+            yield "settings.toml", to_toml(self._config) + "\n"
             yield "lanes.json", _as_json(_lanes(worker))
             yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
             yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
@@ -86,25 +86,13 @@ class Debugging:
             "garbage_collections": gc.get_stats(),
         }
 
-    def _settings(self) -> str:
-        lines = []
-        for name, declared in settings_of(WorkerConfig).items():
-            value = getattr(self._config, name)
-            unset = value is None or value == ()
-            lines.append(
-                f"# {name} is not set"
-                if unset
-                else f"{name} = {json.dumps(declared.kind.shown(value), ensure_ascii=True)}"
-            )
-        return "\n".join(lines) + "\n"
-
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=2, default=str) + "\n"
 
 
 def _lanes(worker: Worker) -> dict[str, Any]:
-    """Return the messages in flight by connection, which a status only sums up."""
+    """Return the state of the router that a status does not contain."""
     router = worker.router
     return {
         "router": repr(router),
@@ -113,18 +101,6 @@ def _lanes(worker: Worker) -> dict[str, Any]:
         "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked()],
         "exhausted_tasks": sorted(worker.servers.exhausted()),
         "waiting": router.queues.waiting(),
-        "connections": [
-            {
-                "worker": peer.worker_id,
-                "address": peer.address,
-                "number": peer.number,
-                "connected": peer.connected,
-                "sent_messages": peer.sent_messages,
-                "pending_messages": peer.ledger.pending,
-                "reconnects": peer.reconnects,
-            }
-            for peer in worker.status([]).peers
-        ],
         "unreleased": [
             {"worker": peer[0], "messages": sum(of_entries.values())}
             for peer, _, of_entries in router.connections.unreleased()
