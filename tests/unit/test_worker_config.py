@@ -244,7 +244,7 @@ def test_every_command_has_an_example() -> None:
         (["recv", "1-"], "argument TASKS: task ids are written like 1,2,10-19"),
         (["nonsense"], "nonsense"),
         ([], "COMMAND"),
-        (["drain", "127.0.0.1:1", "--deadline", "-1"], "--deadline must be more than 0"),
+        (["drain", "127.0.0.1:1", "--deadline", "-1"], "--deadline: must be a time in seconds, more than 0"),
         (["assign", "127.0.0.1:1", "/no/such/file"], "cannot read the assignment /no/such/file"),
     ],
 )

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError
 from tuplewire.text.shown import shown
 from tuplewire_service.command.parsers import (
     ADDRESS_VARIABLE,
@@ -17,7 +16,7 @@ from tuplewire_service.command.parsers import (
     add_access,
     add_command,
     control_of,
-    seconds,
+    positive_seconds,
 )
 from tuplewire_service.command.terminal import write_page
 from tuplewire_service.config.stop import EXIT_OK
@@ -31,7 +30,7 @@ def add_asking_commands(commands: Any) -> None:
         "--watch",
         metavar="SECONDS",
         nargs="?",
-        type=seconds,
+        type=positive_seconds,
         const=1.0,
         help="print it again and again, with rates by task (default every second)",
     )
@@ -51,7 +50,7 @@ def add_asking_commands(commands: Any) -> None:
     about = "make a worker deliver or forward what it holds, and exit"
     parser = add_asking(commands, _drain, about, "--deadline 10")
     about = "how long it may take (default: as it is configured)"
-    parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
+    parser.add_argument("--deadline", metavar="SECONDS", type=positive_seconds, help=about)
 
 
 def add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
@@ -71,10 +70,7 @@ def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.status_report import status_as_json, status_as_text
     from tuplewire_service.control.control_messages import MOST_CLIENTS
 
-    every = arguments.watch
-    if every is not None and every <= 0:
-        raise ConfigError(f"--watch must be more than 0, not {every:g}")
-    before = None
+    every, before = arguments.watch, None
     with control_of(arguments) as client:
         while True:
             status = client.status(MOST_CLIENTS)
@@ -102,8 +98,6 @@ def _assign(arguments: argparse.Namespace) -> int:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    if arguments.deadline is not None and not arguments.deadline > 0:
-        raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
     with control_of(arguments) as client:
         started = client.drain(arguments.deadline)
     print(shown(f"{client.address} {'is draining' if started else 'was draining already'}"))

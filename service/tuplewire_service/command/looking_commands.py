@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError
+from tuplewire.settings.settings import Kind, within
 from tuplewire.text.shown import shown
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.messages import Decoding
-from tuplewire_service.command.parsers import control_of, number, seconds, task_list
+from tuplewire_service.command.parsers import (
+    control_of,
+    number,
+    of_kind,
+    positive_number,
+    positive_seconds,
+    task_list,
+)
 from tuplewire_service.config.stop import EXIT_OK
+
+_SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, within(math.ulp(0.0), 1.0), float)
 
 
 def add_looking_commands(commands: Any) -> None:
@@ -32,19 +42,23 @@ def add_looking_commands(commands: Any) -> None:
         help="of messages to these tasks, like 42 or 1,2,10-19 (default: of all)",
     )
     parser.add_argument(
-        "--sample", metavar="SHARE", type=float, default=1.0, help="of this share of them (default 1: all)"
+        "--sample",
+        metavar="SHARE",
+        type=of_kind(_SHARE),
+        default=1.0,
+        help="of this share of them (default 1: all)",
     )
     parser.add_argument(
         "--rate",
         metavar="N",
-        type=number,
+        type=positive_number,
         default=100,
         help="so many a second (default 100, at most 1000)",
     )
     parser.add_argument(
         "--bytes",
         metavar="N",
-        type=number,
+        type=positive_number,
         default=4096,
         help="show N bytes of each message (default 4096, at most 65536)",
     )
@@ -77,14 +91,14 @@ def add_looking_commands(commands: Any) -> None:
         "--for",
         dest="seconds",
         metavar="SECONDS",
-        type=seconds,
+        type=positive_seconds,
         default=600.0,
         help="then it is as configured again (default 600, at most a day)",
     )
     parser.add_argument(
         "--every",
         metavar="SECONDS",
-        type=seconds,
+        type=positive_seconds,
         default=60.0,
         help="so often each kind of event is logged that others can cause (default 60)",
     )
@@ -100,9 +114,6 @@ def _debug(arguments: argparse.Namespace) -> int:
 
 
 def _log_level(arguments: argparse.Namespace) -> int:
-    for name in ("seconds", "every"):
-        if not getattr(arguments, name) > 0:
-            raise ConfigError("--for and --every take more than 0 seconds")
     with control_of(arguments) as client:
         client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
     print(f"{client.address} logs {arguments.level} for {arguments.seconds:g} s")
@@ -110,11 +121,6 @@ def _log_level(arguments: argparse.Namespace) -> int:
 
 
 def _tap(arguments: argparse.Namespace) -> int:
-    if not 0 < arguments.sample <= 1:
-        raise ConfigError(f"--sample must be over 0, and 1 at most, not {arguments.sample:g}")
-    for name in ("rate", "bytes"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name} must be 1 or more, not {getattr(arguments, name)}")
     from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text
 
     left = arguments.count

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.settings import ENVIRONMENT_PREFIX, Settings, settings_of
+from tuplewire.settings.settings import (
+    ENVIRONMENT_PREFIX,
+    SECONDS,
+    Kind,
+    Settings,
+    count,
+    settings_of,
+    within,
+)
 from tuplewire.text.shown import shown
-from tuplewire.values.task_ids import parse_tasks
+from tuplewire.values.task_ids import TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -47,20 +55,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {shown(message)}; see {self.prog} --help\n")
 
 
-def seconds(text: str) -> float:
-    """Read a time; argparse names the flag of what is none."""
-    value = float(text)
-    if not value >= 0:  # nor NaN
-        raise ValueError
-    return value
+def of_kind(kind: Kind) -> Callable[[str], Any]:
+    """Return the `type` of an argument whose values are those of a setting of this kind."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind.check(kind.parse(text))
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        except (ValueError, TypeError):
+            raise argparse.ArgumentTypeError(f"must be {kind.allowed}, not {text!r}") from None
+
+    return read
 
 
-def number(text: str) -> int:
-    """Read a number of something."""
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
+seconds = of_kind(Kind("SECONDS", "a time in seconds or inf, from 0", float, within(0.0), float))
+positive_seconds = of_kind(SECONDS)
+number = of_kind(count(0))
+positive_number = of_kind(count())
+task_list = of_kind(TASKS)
 
 
 def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
@@ -96,14 +109,6 @@ def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings])
             const="true" if known.is_flag else None,
             help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
         )
-
-
-def task_list(text: str) -> tuple[int, ...]:
-    """Return tasks that are written like 42 or 1,2,10-19; for the `type` of an argument."""
-    try:
-        return parse_tasks(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:

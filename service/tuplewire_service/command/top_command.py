@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
 from tuplewire.text.shown import shown
-from tuplewire_service.command.parsers import (
-    ADDRESS_VARIABLE,
-    add_access,
-    add_command,
-    credentials_of,
-    seconds,
-    silence_grpc,
-)
+from tuplewire_service.command.asking_commands import add_asking
+from tuplewire_service.command.parsers import credentials_of, positive_seconds, silence_grpc
 from tuplewire_service.command.terminal import console_of, write_table, write_text
 from tuplewire_service.config.stop import EXIT_OK
 
@@ -42,37 +36,29 @@ _SHARE = 6
 
 def add_top_command(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(
-        commands, _top, "show what a whole cluster does now: workers, tasks, programs", "127.0.0.1:6700"
-    )
+    parser = add_asking(commands, _top, "show what a whole cluster does now: workers, tasks, programs", "")
     parser.description = (
         "Show what a whole cluster does now, from any of its workers: who is slow, whom that holds up, what "
         "flows, who is connected. On a terminal it is live, until Ctrl-C; elsewhere use --once or --json. "
         "--web shows it as a page in a browser."
     )
     parser.add_argument(
-        "address",
-        metavar="ADDRESS",
-        nargs="?",
-        help=f"of any worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
-    )
-    parser.add_argument(
-        "--interval", metavar="SECONDS", type=seconds, help="between two looks (default 1, and 3 with --web)"
+        "--interval",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="between two looks (default 1, and 3 with --web)",
     )
     parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
     parser.add_argument("--web", action="store_true", help="show a page in a browser on this machine instead")
     parser.add_argument("--port", type=int, default=9465, help="of that page (default 9465; 0: any free one)")
     parser.add_argument("--filter", metavar="TEXT", default="", help="only rows that have this text")
-    add_access(parser)
 
 
 def _top(arguments: argparse.Namespace) -> int:
     if arguments.interval is None:
         # A page stays open for hours, and 10,000 tasks take some milliseconds of a worker at each look.
         arguments.interval = 3.0 if arguments.web else 1.0
-    if arguments.interval <= 0:
-        raise ConfigError(f"--interval must be more than 0, not {arguments.interval:g}")
     printed = arguments.once or arguments.json
     if arguments.web and (printed or arguments.filter):
         raise ConfigError("--web shows everything: leave --once, --json and --filter out")
