@@ -1,10 +1,10 @@
-"""The file of flights: that of New York in 2013, its header, its lines, and what Spark itself reads in it."""
+"""The file of flights: that of New York in 2013, its header and its lines."""
 
 from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire_demos.flight_lines import COLUMNS, MAX_DOUBLE, NUMBER
+from tuplewire_demos.flight_lines import COLUMNS
 from tuplewire_demos.input import InputError, check_file
 from tuplewire_demos.text import read_lines
 
@@ -56,31 +56,3 @@ def raw_lines(spark: SparkSession, path: Path) -> DataFrame:
     from pyspark.sql.functions import col
 
     return read_lines(spark, path).select("id", col("value").cast("binary").alias("value"))
-
-
-def read_flights(spark: SparkSession, path: Path, header: Sequence[str]) -> DataFrame:
-    """Return the flights after the header, COLUMNS, as Spark itself reads them, without bad lines."""
-    from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
-
-    names = [f"c{position}" for position in range(len(header))]
-    row = F.from_csv(
-        "value",
-        ", ".join(f"{name} string" for name in [*names, "corrupt"]),
-        {"columnNameOfCorruptRecord": "corrupt", "escape": '"'},
-    )
-    rows = read_lines(spark, path, row.alias("row")).where("id != 0 and trim(value) != ''")
-    text = {name: F.trim(F.col(f"row.{names[header.index(name)]}")) for name in COLUMNS}
-    quotes = F.length("value") - F.length(F.replace("value", F.lit('"'), F.lit("")))
-    rows = rows.select(
-        (F.is_valid_utf8("value") & F.col("row.corrupt").isNull() & (quotes % 2 == 0)).alias("whole"),
-        text["carrier"].alias("carrier"),
-        F.when(~text["dep_delay"].isin("", "NA"), text["dep_delay"]).alias("delay"),
-        text["origin"].alias("origin"),
-        text["dest"].alias("dest"),
-    ).where("whole")
-    for name in ("carrier", "origin", "dest"):
-        rows = rows.where(F.col(name) != "")
-    delay = F.when(F.col("delay").rlike(NUMBER), F.col("delay").try_cast("double"))
-    rows = rows.withColumn("dep_delay", delay)
-    # Infinity and NaN are over the largest double, too.
-    return rows.where(F.col("delay").isNull() | (F.abs("dep_delay") <= MAX_DOUBLE)).select(*COLUMNS)

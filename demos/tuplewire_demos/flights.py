@@ -18,8 +18,8 @@ from tuplewire.errors import ConfigError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_demos.attachment import Attachment, spread
 from tuplewire_demos.flight_check import differences, expected
-from tuplewire_demos.flight_input import raw_lines, read_flights, read_header
-from tuplewire_demos.flight_lines import FlightReader
+from tuplewire_demos.flight_input import raw_lines, read_header
+from tuplewire_demos.flight_lines import FLIGHTS, FlightReader
 from tuplewire_demos.flight_tasks import LATE_MINUTES, SCHEMA, DelayBolt, FlightSpout, ReadOnly
 from tuplewire_demos.input import InputError
 from tuplewire_demos.jobs import bolt_frame, check_room, run_jobs
@@ -98,7 +98,7 @@ def run_flights(
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    reader = FlightReader(header := read_header(path))
+    reader = FlightReader(read_header(path))
     check_room(spark, n_bolts)
     tasks = _bolt_tasks(n_bolts)
     lines, report = raw_lines(spark, path), from_arrow_schema(REPORT)
@@ -132,7 +132,7 @@ def run_flights(
     lines.mapInArrow(ReadOnly(reader), report).collect()
     alone = time.monotonic() - started
     progress.stage("Comparing with Spark's own groupBy ...")
-    right = expected(read_flights(spark, path, header)).collect()
+    right = expected(lines.mapInArrow(reader.flights, from_arrow_schema(FLIGHTS))).collect()
     return RunResult(
         differences(outcome.table.collect(), right),
         skipped,
