@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
@@ -11,15 +10,6 @@ from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import Look
 from tuplewire_service.control.control_messages import MOST_CLIENTS
-
-
-@dataclass(slots=True)
-class _Worker:
-    address: str
-    worker_id: str = ""
-    now: pb.GetStatusResponse | None = None
-    before: pb.GetStatusResponse | None = None
-    problem: str = ""
 
 
 class ClusterLooks(ControlClients[ControlClient]):
@@ -41,33 +31,31 @@ class ClusterLooks(ControlClients[ControlClient]):
         super().__init__(connect)
         self._most_tasks = most_tasks
         self._version = 0
-        self._first = _Worker(first)
+        self._first = Look("", first)
         self._workers = [self._first]
 
     def look(self) -> list[Look]:
-        """Request the status of every worker.
+        """Request the status of every worker, and return the workers. The next call changes them.
 
         Raises TuplewireError while the first worker has never answered, as only it has the other addresses.
         """
         self._ask(self._workers)
         if newer := self._newest():
             self._ask(self._take(newer))
-        return [
-            Look(each.worker_id, each.address, each.now, each.before, each.problem) for each in self._workers
-        ]
+        return self._workers
 
-    def _ask(self, workers: Iterable[_Worker]) -> None:
+    def _ask(self, workers: Iterable[Look]) -> None:
         asked = {each.address: each for each in workers}
         answers = self.each(asked, lambda client: client.status(MOST_CLIENTS, self._most_tasks))
         for address, answer in answers.items():
             worker = asked[address]
             if isinstance(answer, TuplewireError):
-                if not self._first.worker_id:
+                if not self._first.worker:
                     raise answer
                 worker.now, worker.problem = None, str(answer)
             else:
                 worker.before, worker.now, worker.problem = worker.now, answer, ""
-                worker.worker_id = answer.worker_id
+                worker.worker = answer.worker_id
 
     def _newest(self) -> pb.Assignment | None:
         """Return the newest assignment, where it is newer than the one that is known here."""
@@ -80,17 +68,15 @@ class ClusterLooks(ControlClients[ControlClient]):
         except TuplewireError:
             return None  # until the next look
 
-    def _take(self, assignment: pb.Assignment) -> list[_Worker]:
+    def _take(self, assignment: pb.Assignment) -> list[Look]:
         """Keep the workers of an assignment; return the new ones."""
         self._version = assignment.version
         wanted = {each.worker_id: each.address for each in assignment.workers}
         self._workers = [
-            each
-            for each in self._workers
-            if each is self._first or wanted.get(each.worker_id) == each.address
+            each for each in self._workers if each is self._first or wanted.get(each.worker) == each.address
         ]
         self.keep(each.address for each in self._workers)
-        known = {each.worker_id for each in self._workers}
-        new = [_Worker(address, worker_id) for worker_id, address in wanted.items() if worker_id not in known]
+        known = {each.worker for each in self._workers}
+        new = [Look(worker_id, address) for worker_id, address in wanted.items() if worker_id not in known]
         self._workers += new
         return new

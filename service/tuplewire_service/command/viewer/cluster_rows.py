@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import Interval, state_name
@@ -31,12 +30,13 @@ _HELD_UP = "backpressured_"
 _MOST = 0.99
 
 
-class Look(NamedTuple):
+@dataclass(slots=True)
+class Look:
     """A worker as it is now, and as it was at the look before; without a status, why there is none."""
 
     worker: str
     address: str
-    now: pb.GetStatusResponse | None
+    now: pb.GetStatusResponse | None = None
     before: pb.GetStatusResponse | None = None
     problem: str = ""
 
