@@ -143,29 +143,14 @@ class Session:
         if self.away and flow >= 0:
             self._leases.left_released(flow, messages, size_bytes)
 
-    def leave(self) -> list[tuple[int, int, int]]:
-        """Mark the sender as away; return (task, messages, bytes) of its queued messages."""
-        if self.away:
-            return []
-        self.away = True
-        return self.state.credit.outstanding()
-
-    def come_back(self) -> list[tuple[int, int, int]]:
-        """Mark the sender as present; return (task, messages, bytes) of its queued messages."""
-        if not self.away:
-            return []
-        self.away = False
-        return self.state.credit.outstanding()
-
-    def end(self) -> list[tuple[int, int, int]]:
-        """Mark the session as not resumable; return the result of leave()."""
+    def end(self) -> None:
+        """Mark the session as not resumable."""
         self.state.credit.end()
         known = self.source, self.worker_number, self.wants_releases
         ended = self._leases.ended.setdefault(known, _EndedSession(*known, self._leases))
         for inbound in self._inbounds.values():
             inbound.end = ended  # queued messages refer to it, and would keep this session in memory
         self._inbounds.clear()  # a reference cycle would delay freeing the session
-        return self.leave()
 
     def widened(self) -> None:
         """Notify a sender that used up its credit that its share has grown. It may get no other release."""
@@ -297,8 +282,9 @@ class Leases:
             session.lapse = None
         if session.away:
             # Its queued messages count against its own share again.
-            for task, messages, size_bytes in session.come_back():
+            for task, messages, size_bytes in session.state.credit.outstanding():
                 self.shares.released(task, messages, size_bytes)
+            session.away = False
             self._share(session)
 
     def disconnected(self, session: Session) -> bool:
@@ -313,7 +299,7 @@ class Leases:
         return True
 
     def _lapse(self, session: Session) -> None:
-        self._take_share(session, session.leave())
+        self._take_share(session)
         forget = partial(self.forget, session.key)
         session.lapse = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 
@@ -324,10 +310,9 @@ class Leases:
             return
         if session.lapse is not None:
             session.lapse.cancel()
-        shared = not session.away
-        left = session.end()
-        if shared:
-            self._take_share(session, left)
+        session.end()
+        if not session.away:
+            self._take_share(session)
         if session.worker_number:  # a worker that starts over has another session immediately
             asyncio.get_running_loop().call_soon(self._miss, session.source)
 
@@ -340,9 +325,10 @@ class Leases:
         self._sharing[session.key] = session
         self.shares.shared_by(len(self._sharing))
 
-    def _take_share(self, session: Session, left: list[tuple[int, int, int]]) -> None:
+    def _take_share(self, session: Session) -> None:
+        session.away = True
         del self._sharing[session.key]
-        for task, messages, size_bytes in left:
+        for task, messages, size_bytes in session.state.credit.outstanding():
             self.shares.leave(task, messages, size_bytes)
         self.shares.shared_by(len(self._sharing))
         for other in self._sharing.values():
