@@ -9,7 +9,6 @@ from tuplewire.errors import BufferFullError
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import IClientConnection, IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.reception import ReceiveMetric
 from tuplewire_service.testing.scenery import (
     HOST,
     RECEIVE_MESSAGES,
@@ -20,7 +19,6 @@ from tuplewire_service.testing.scenery import (
     eventually,
     is_ready,
     is_settled,
-    raises,
     switching_often,
 )
 
@@ -66,74 +64,6 @@ class BackpressureConformance(Scenery):
             except BufferFullError:
                 return accepted
         raise AssertionError("10,000 messages were accepted for a receiver that takes none")
-
-    def test_everybody_who_waits_for_room_gets_it(self) -> None:
-        """Threads that share a connection with room for one message all get through."""
-        with self.recorded(max_pending_messages=1) as (recorder, client):
-
-            def send(task: int) -> None:
-                for _ in range(100):
-                    client.send(task, b"x", timeout=20)
-
-            with switching_often(), ThreadPoolExecutor(8) as threads:
-                list(threads.map(send, range(8)))
-            eventually(is_settled(client))
-            assert [len(recorder.payloads(task)) for task in range(8)] == [100] * 8
-
-    def test_overflow_fail_does_not_wait(self) -> None:
-        """With overflow=fail, send raises at once where it would wait."""
-        with self.recorded(1, max_pending_messages=1, overflow="fail") as (recorder, client):
-            raises(BufferFullError, lambda: [client.send(1, b"x") for _ in range(10_000)])
-            recorder.release()
-
-    def test_overflow_drop_oldest_never_waits_for_a_server(self) -> None:
-        """With overflow=drop_oldest and nobody there, the oldest give way, one for one; the newest arrive."""
-        port = self.unused_port()
-        recorder = Recorder()
-        with self.context(max_pending_messages=1000, overflow="drop_oldest") as context:
-            client = context.connect(TOPOLOGY, HOST, port)
-            for start in range(0, 5000, 8):
-                numbers = range(start, start + 8)
-                assert client.try_send(
-                    TaskMessageBatch.from_columns([n % 3 for n in numbers], [b"%d" % n for n in numbers])
-                )
-            assert_ledger(client, 5000, pending=1000, overflow=4000)
-            context.bind(TOPOLOGY, port, recorder)
-            assert_ledger(client, 5000, overflow=4000)
-            for task in range(3):
-                assert list(map(int, recorder.payloads(task))) == [
-                    n for n in range(4000, 5000) if n % 3 == task
-                ]
-
-    def test_overflow_drop_oldest_with_a_stopped_consumer(self) -> None:
-        """What a receiver that holds does not have gives way, oldest first; what it has stays, in order.
-
-        A sender whose bound is above what the receiver grants never waits.
-        """
-        bound = RECEIVE_MESSAGES + 1000
-        with self.recorded(1, max_pending_messages=bound, overflow="drop_oldest") as (recorder, client):
-            accepted = 5 * bound
-            for start in range(0, accepted, 100):
-                numbers = range(start, start + 100)
-                assert client.try_send(TaskMessageBatch.from_columns(1, [b"%d" % n for n in numbers]))
-            recorder.release()
-            eventually(is_settled(client), timeout=20)
-            arrived = list(map(int, recorder.payloads(1)))
-            assert arrived == sorted(set(arrived))
-            assert arrived[-1000:] == list(range(accepted - 1000, accepted))
-            assert_ledger(client, accepted, overflow=accepted - len(arrived))
-
-    def test_the_bound_of_one_task_leaves_room_for_the_others(self) -> None:
-        """With nobody there, a task takes as much as max_pending_task_messages, and the others go on."""
-        with self.context(max_pending_task_messages=10) as context:
-            client = context.connect(TOPOLOGY, HOST, self.unused_port())
-            for _ in range(10):
-                assert client.try_send(1, b"x")
-            assert not client.try_send(1, b"x")
-            raises(BufferFullError, lambda: client.send(1, b"x", timeout=0.01))
-            assert client.try_send(2, b"x")
-            client.abort()
-            assert_ledger(client, 11, closed=11)
 
     def test_workers_that_send_to_each_other_from_their_callbacks(self) -> None:
         """Two workers, each with a server and a client of the other's, wait for nobody."""
@@ -253,37 +183,6 @@ class NewsConformance(Scenery):
                 assert client.statistics().sent_messages == count
             received = {each.source: (each.messages, each.bytes) for each in server.statistics().received}
             assert received == {"client": (3, 6), "w1": (3, 6), "w2": (4, 8)}
-
-    def test_counts_since_the_last_look(self) -> None:
-        """Who polls gets what came since, by source; pollers and statistics take nothing from each other.
-
-        Source: Storm's `IMetric.getValueAndReset`.
-        """
-        with self.pair(Recorder()) as (server, client):
-            polled, other = ReceiveMetric(server), ReceiveMetric(server)
-            assert polled.get_value_and_reset() == {}
-            for count in (3, 5):
-                client.send(TaskMessageBatch.from_columns(1, [b"x"] * count))
-                eventually(is_settled(client))
-                (value,) = polled.get_value_and_reset().values()
-                assert (value.source, value.messages, value.bytes) == ("client", count, count)
-            assert value.batches >= 1
-            assert polled.get_value_and_reset() == {}
-            assert other.get_value_and_reset()["client"].messages == 8
-            assert server.statistics().received[0].messages == 8
-
-    def test_news_that_is_not_reported_again_expires(self) -> None:
-        """What a receiver said once, of loads or of congestion, is not believed for ever."""
-        with self.pair(Recorder(), load_expires_seconds=0.5) as (server, client):
-            eventually(lambda: is_ready(client))
-            server.send_backpressure_status("w", [1], [])
-            eventually(lambda: client.congested == {1})
-            eventually(lambda: client.congested == frozenset())
-            server.send_load_metrics({1: 0.25})
-            eventually(lambda: client.get_load([1]) == {1: 0.25})
-            eventually(lambda: client.get_load([1]) == {})
-            server.send_load_metrics({1: 0.5})
-            eventually(lambda: client.get_load([1]) == {1: 0.5})
 
     def test_load_goes_both_ways(self) -> None:
         """Two workers, each with a server and a client of the other's, know each other's load."""

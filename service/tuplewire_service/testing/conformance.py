@@ -18,7 +18,6 @@ from tuplewire.errors import (
     BindError,
     ClosedError,
     InvalidTaskError,
-    MessageTooLargeError,
     NotReadyError,
     RefusedError,
 )
@@ -96,26 +95,6 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             expected = messages * 2 + messages[-1:] * 100 + messages[1:2] * 100
             assert_ledger(client, len(expected))
             eventually(lambda: recorder.messages(1) == expected)
-
-    def test_headers_count_in_the_size_of_a_message(self) -> None:
-        """A message whose key and headers make it too large is refused, as one with a large payload is."""
-        limit = SessionSettings().max_message_bytes
-        with self.recorded() as (recorder, client):
-            large = [TaskMessage(1, b"x" * (limit // 2), key=b"k" * (limit // 2))]
-            raises(MessageTooLargeError, lambda: client.send(large))
-            fits = TaskMessage(1, b"x" * (limit // 2), key=b"k" * (limit // 2 - 10))
-            client.send([fits])
-            assert_ledger(client, 1)
-            eventually(lambda: recorder.messages(1) == [fits])
-
-    def test_an_empty_batch_is_nothing(self) -> None:
-        """Nothing is accepted, and nothing arrives."""
-        with self.recorded() as (recorder, client):
-            client.send([])
-            assert client.try_send([])
-            client.send(1, b"after")
-            eventually(lambda: recorder.seen() == [(None, 1, b"after")])
-            assert_ledger(client, 1)
 
     def test_task_ids_reach_to_the_end(self) -> None:
         """A task id and a payload are enough; ids run from 0 to 2^31-1, others are refused unsent."""
@@ -308,16 +287,6 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             callback.ready = True
             assert_ledger(client, 3)
             assert recorder.payloads(1) == [b"0", b"1", b"2"]
-
-    def test_a_message_over_the_limit_fails_alone(self) -> None:
-        """The error has the size and the limit; nothing of it is sent, and the connection goes on."""
-        with self.recorded(max_message_bytes=1000) as (recorder, client):
-            error = raises(MessageTooLargeError, lambda: client.send(1, b"x" * 1001))
-            assert isinstance(error, MessageTooLargeError)
-            assert (error.task, error.size_bytes, error.limit_bytes) == (1, 1001, 1000)
-            client.send(1, b"x" * 1000)
-            assert_ledger(client, 1)
-            assert len(recorder.seen()) == 1
 
     def test_a_bound_port_is_refused(self) -> None:
         """A second bind of one port is an error, not a silent share."""

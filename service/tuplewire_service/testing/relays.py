@@ -115,18 +115,6 @@ class RelayConformance(TransportConformance):
             assert before <= recorder.accepted_micros(1) < waits_until * 1_000_000
             assert recorder.accepted_micros(2) == 5_000_000
 
-    def test_the_token_comes_back_when_messages_give_way(self) -> None:
-        """What was given up for room is told as what was refused is: settled and released, with its token."""
-        with self.context(max_pending_messages=3, overflow="drop_oldest") as context:
-            client, settled, released = forwarder(context, self.unused_port())
-            for token in range(5):
-                assert client.end.buffer.offer([TaskGroup.of(token, [b"x"] * 2)], token)
-            for told in (settled, released):
-                eventually(lambda told=told: sum(each.messages for each in told) == 7)  # type: ignore[misc]
-                assert [each.token for each in told for _ in range(each.messages)] == [0, 0, 1, 1, 2, 2, 3]
-                assert {each.dropped for each in told} == {"overflow"}
-            client.abort()
-
     def test_intake_may_be_for_workers_only(self) -> None:
         """Workers go on, programs wait, until a later call lets them in again; nothing is lost or doubled."""
         recorder = Recorder()
