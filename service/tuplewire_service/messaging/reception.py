@@ -20,7 +20,6 @@ from tuplewire.values.message import SHUTDOWN, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     IConnectionCallback,
-    IServerConnection,
     ReceiveCount,
     ReceivedBatch,
 )
@@ -163,35 +162,3 @@ def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]
     if len(routes) == 1:
         return dict.fromkeys(routes, groups)
     return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
-
-
-class ReceiveMetric:
-    """Counts of one server connection since the last call. Each poller needs its own object.
-
-    The server's counts (`statistics()`) only grow while a source exists, so pollers do not affect each other.
-    Not thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by source of its `Server`.
-    """
-
-    def __init__(self, server: IServerConnection) -> None:
-        """Start at zero: the first value includes all that the server has received so far."""
-        self._server = server
-        self._before: dict[str, ReceiveCount] = {}
-
-    def get_value_and_reset(self) -> dict[str, ReceiveCount]:
-        """Return the counts by source since the last call, without sources that sent nothing."""
-        counts = {count.source: count for count in self._server.statistics().received}
-        before, self._before = self._before, counts
-        nothing = ReceiveCount("", 0, 0, 0)
-        value = {}
-        for source, now in counts.items():
-            then = before.get(source, nothing)
-            if now.batches < then.batches:  # the source was forgotten in between
-                then = nothing
-            if now.batches != then.batches:
-                value[source] = ReceiveCount(
-                    source,
-                    now.messages - then.messages,
-                    now.batches - then.batches,
-                    now.bytes - then.bytes,
-                )
-        return value
