@@ -8,31 +8,31 @@ from typing import Any
 from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.testing import RelayConformance
+from tuplewire_service.testing import TransportConformance
 
 
-class TestLocal(RelayConformance):
+class TestLocal(TransportConformance):
     """Within one process."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "local"})
 
 
-class TestGrpc(RelayConformance):
+class TestGrpc(TransportConformance):
     """Over real sockets."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "grpc"})
 
 
-class TestZmq(RelayConformance):
+class TestZmq(TransportConformance):
     """Over ZeroMQ's TCP."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
 
 
-class TestZmqIpc(RelayConformance):
+class TestZmqIpc(TransportConformance):
     """Over ZeroMQ's Unix sockets, as in Storm's local mode."""
 
     def make_context(self) -> IContext:

@@ -2,7 +2,6 @@
 
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.fault_proxy import FaultProxy
-from tuplewire_service.testing.relays import RelayConformance
 from tuplewire_service.testing.scenery import eventually
 
-__all__ = ["FaultProxy", "RelayConformance", "TransportConformance", "eventually"]
+__all__ = ["FaultProxy", "TransportConformance", "eventually"]

@@ -7,7 +7,7 @@
             return MyContext()          # not prepared
 
 Each test makes its own contexts and ends them. Nothing here needs pytest; any runner that finds `test_*`
-methods of a class will do. A transport for workers inherits from RelayConformance, which adds to this.
+methods of a class will do.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tuplewire_service.messaging.base import (
     NO_BLOCK,
     ConnectionStatus,
     IConnectionCallback,
+    Intake,
     IServerConnection,
     ReceivedBatch,
 )
@@ -232,6 +233,27 @@ class TransportConformance(BackpressureConformance, NewsConformance):
         with self.pair(None) as (server, _):
             assert server.recv(NO_BLOCK) is None
             raises(ClosedError, lambda: server.register_recv(Recorder()))
+
+    def test_intake_may_be_for_workers_only(self) -> None:
+        """Workers go on, programs wait, until a later call lets them in again; nothing is lost or doubled."""
+        recorder = Recorder()
+        with self.context() as context, self.context("w1") as other:
+            server = context.bind(TOPOLOGY, 0, recorder)
+            program = context.connect(TOPOLOGY, HOST, server.port)
+            worker = other.connect(TOPOLOGY, HOST, server.port)
+            for client in (program, worker):
+                client.send(1, b"before")
+                eventually(is_settled(client))
+            server.stop_intake(Intake.WORKERS)
+            program.send(2, b"program")
+            worker.send(3, b"worker")
+            eventually(is_settled(worker), timeout=20)
+            assert recorder.payloads(2) == []
+            assert program.statistics().ledger.pending == 1
+            server.stop_intake(Intake.ALL)
+            eventually(is_settled(program), timeout=20)
+            assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
+            assert len(recorder.payloads(1)) == 2
 
     # --- errors ------------------------------------------------------------------------------------------
 

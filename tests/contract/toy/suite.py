@@ -6,10 +6,10 @@ import sys
 
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.testing import RelayConformance
+from tuplewire_service.testing import TransportConformance
 
 
-class Suite(RelayConformance):
+class Suite(TransportConformance):
     """As found by the name on the command line."""
 
     def make_context(self) -> IContext:

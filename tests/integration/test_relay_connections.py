@@ -1,8 +1,7 @@
-"""What a transport must do so that workers pass messages on over it, besides what programs need."""
+"""The connections over which workers forward messages: tokens, releases, and messages that are taken back."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from tuplewire.session.ledger import Settled
@@ -10,17 +9,17 @@ from tuplewire.session.send_events import SendEvents
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire_service.messaging.base import ConnectionStatus, IContext, Intake
+from tuplewire_service.messaging.base import ConnectionStatus, IContext
+from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext
-from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.scenery import (
     HOST,
     TOPOLOGY,
     UNKNOWN_TASK,
     Recorder,
+    Scenery,
     assert_ledger,
     eventually,
-    is_settled,
 )
 
 
@@ -38,8 +37,11 @@ def taken_back(client: StreamedClient, timeout: float) -> list[tuple[TaskGroup, 
     return client.end.thread.run(client.end.take_back(timeout))
 
 
-class RelayConformance(TransportConformance):
-    """Inherit from this if the context is a StreamedContext."""
+class TestRelayConnections(Scenery):
+    """On the local transport: all transports share these connections."""
+
+    def make_context(self) -> IContext:
+        return LocalContext()
 
     def test_the_token_comes_back_when_messages_settle(self) -> None:
         """A relay's token is returned for what was acknowledged and for what was refused."""
@@ -98,40 +100,3 @@ class RelayConformance(TransportConformance):
             left = taken_back(client, 0.2)
             assert [(group.payloads(), group.redelivered) for group, _ in left] == [([b"a"], False)]
             assert recorder.seen() == []
-
-    def test_messages_bring_the_time_at_which_they_were_sent(self) -> None:
-        """What waits for its receiver was sent before; what is passed on keeps the time that it has."""
-        before = time.time_ns() // 1000
-        recorder = Recorder()
-        with self.context() as context:
-            server = context.bind(TOPOLOGY, 0)
-            client, _, _ = forwarder(context, server.port)
-            client.send(1, b"x")
-            assert client.end.buffer.offer([TaskGroup.of(2, [b"y"]).accepted(5_000_000)], "token")
-            waits_until = time.time() + 0.2
-            eventually(lambda: time.time() > waits_until)
-            server.register_recv(recorder)
-            eventually(lambda: len(recorder.seen()) == 2)
-            assert before <= recorder.accepted_micros(1) < waits_until * 1_000_000
-            assert recorder.accepted_micros(2) == 5_000_000
-
-    def test_intake_may_be_for_workers_only(self) -> None:
-        """Workers go on, programs wait, until a later call lets them in again; nothing is lost or doubled."""
-        recorder = Recorder()
-        with self.context() as context, self.context("w1") as other:
-            server = context.bind(TOPOLOGY, 0, recorder)
-            program = context.connect(TOPOLOGY, HOST, server.port)
-            worker = other.connect(TOPOLOGY, HOST, server.port)
-            for client in (program, worker):
-                client.send(1, b"before")
-                eventually(is_settled(client))
-            server.stop_intake(Intake.WORKERS)
-            program.send(2, b"program")
-            worker.send(3, b"worker")
-            eventually(is_settled(worker), timeout=20)
-            assert recorder.payloads(2) == []
-            assert program.statistics().ledger.pending == 1
-            server.stop_intake(Intake.ALL)
-            eventually(is_settled(program), timeout=20)
-            assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
-            assert len(recorder.payloads(1)) == 2
