@@ -18,12 +18,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.spark.releases import inheritable_thread
+from tuplewire.spark.releases import inheritable_thread, is_remote
 from tuplewire.spark.slots import check_slots
-from tuplewire_demos.local_session import check_classic
 from tuplewire_demos.report import Progress, settled
 from tuplewire_service.command.status_report import ledger_of
 
@@ -115,7 +114,12 @@ def run_jobs(
 
 def check_room(spark: SparkSession, n_bolts: int) -> None:
     """Raise ConfigError unless there is a slot for each bolt, and one more for the spouts."""
-    check_classic(spark, "this pipeline")
+    if is_remote(spark):
+        raise ConfigError(
+            "this pipeline needs a SparkContext, which a session of Spark Connect does not have: give it a "
+            "session of SparkSession.builder.master(...), or write it as a topology (run_topology): that "
+            "runs on both"
+        )
     check_slots(spark, n_bolts + 1, f"a pipeline of {n_bolts} bolts, which need a slot each,")
 
 

@@ -1,4 +1,4 @@
-"""A local Spark session with a JVM of its own, and what a session of Spark Connect cannot do."""
+"""A local Spark session with a JVM of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.releases import is_remote, use_in_this_thread
+from tuplewire.spark.releases import use_in_this_thread
 from tuplewire_demos.java import find_java, wrapped_home
 
 if TYPE_CHECKING:
@@ -72,7 +72,12 @@ def local_session(
 
     if SparkContext._active_spark_context is not None:
         raise ConfigError("this process has a Spark session already: use that one, or stop it first")
-    check_no_remote()
+    for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        if os.environ.get(variable):
+            raise ConfigError(
+                f"this process is a client of Spark Connect ({variable} is set), and can have no Spark of "
+                "its own beside that: unset it, or start another process"
+            )
     java = find_java()
     with TemporaryDirectory(prefix="tuplewire-spark-") as directory, ExitStack() as stack:
         log = Path(directory, "log4j2.properties")
@@ -197,22 +202,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         for name in values:
             del os.environ[name]
         os.environ.update(before)
-
-
-def check_classic(spark: SparkSession, what: str) -> None:
-    """Raise ConfigError when `what` is to run on a session of Spark Connect, and needs a SparkContext."""
-    if is_remote(spark):
-        raise ConfigError(
-            f"{what} needs a SparkContext, which a session of Spark Connect does not have: give it a session "
-            "of SparkSession.builder.master(...), or write it as a topology (run_topology): that runs on both"
-        )
-
-
-def check_no_remote() -> None:
-    """Raise ConfigError when this process is a client of Spark Connect, or is to become one."""
-    for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
-        if os.environ.get(variable):
-            raise ConfigError(
-                f"this process is a client of Spark Connect ({variable} is set), and can have no Spark of "
-                "its own beside that: unset it, or start another process"
-            )

@@ -34,6 +34,8 @@ search for cycles takes a quarter of the time."""
 _SWITCH_SECONDS = 0.05
 """Executors take turns at the interpreter so far apart. With Python's own 5 ms, one that holds the acker's
 lock loses its turn more often, and all others wait for it: a quarter more time."""
+_OUTPUTS = {COUNTS: "word string, count bigint", SKIPPED: "offset bigint, problem string, text string"}
+"""The results on Spark."""
 _FOREVER = 10.0**9
 _PENDING = 5000
 _SHOW_SECONDS = 0.25
@@ -102,7 +104,7 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
     from tuplewire.connection.control_client import ControlClient
     from tuplewire_demos.jobs import settled_ledgers
     from tuplewire_demos.local_session import spark_and_workers
-    from tuplewire_demos.words_spark import count_words
+    from tuplewire_topology.spark import run_topology
 
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     topology = wordcount_topology(
@@ -112,13 +114,24 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
         addresses = [each.unix_address for each in workers.endpoints]
         conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
         started = time.monotonic()
-        counts, skipped, executors = count_words(spark, topology, addresses, conf, progress)
+        found = run_topology(
+            spark,
+            topology,
+            conf=conf,
+            outputs=_OUTPUTS,
+            workers=addresses,
+            name="wordcount",
+            progress=lambda news: progress.line(str(news)),
+        )
+        # A word may have come out several times, and counts only grow.
+        counts = dict(map(tuple, found.frames[COUNTS].groupBy("word").max("count").collect()))
+        skipped = list(map(tuple, found.frames[SKIPPED].collect()))
         seconds = time.monotonic() - started
         with ExitStack() as stack:
             ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
     progress.stage("Comparing with collections.Counter ...")
     differences = differences_of(counts, expected_counts(path))
-    result = WordCounts(differences, skipped_lines(path, skipped), ledgers, counts, seconds, executors)
+    result = WordCounts(differences, skipped_lines(path, skipped), ledgers, counts, seconds, found.executors)
     return _account(arguments, result, progress)
 
 

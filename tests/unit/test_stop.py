@@ -25,8 +25,8 @@ def test_signals_come_while_the_main_thread_waits() -> None:
         while not ended.is_set():
             os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.getsignal(signal.SIGINT)
-    put_back = read_signals(take)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    read_signals(take)
     sender = threading.Thread(target=interrupt, daemon=True)
     try:
         sender.start()
@@ -36,6 +36,7 @@ def test_signals_come_while_the_main_thread_waits() -> None:
     finally:
         ended.set()
         sender.join()
-        put_back()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(signal.set_wakeup_fd(-1))
     assert set(seen) == {signal.SIGINT}
-    assert signal.getsignal(signal.SIGINT) is before

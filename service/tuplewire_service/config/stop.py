@@ -32,8 +32,8 @@ class StopRequest:
     deadline_seconds: float | None = None
 
 
-def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
-    """Call `action` with the number of each SIGTERM and SIGINT; return what puts back what was before.
+def read_signals(action: Callable[[int], None]) -> None:
+    """Call `action` with the number of each SIGTERM and SIGINT.
 
     A thread of its own reads them from a pipe. Python runs handlers in the main thread only, and nothing
     wakes that from a lock when the kernel gives the signal to another thread. A handler that takes a lock, as
@@ -41,8 +41,9 @@ def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    previous_writer = signal.set_wakeup_fd(writer)
-    previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    signal.set_wakeup_fd(writer)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
 
     def pass_on() -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
@@ -51,14 +52,6 @@ def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
                     action(number[0])
 
     threading.Thread(target=pass_on, name="tuplewire-signals", daemon=True).start()
-
-    def put_back() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(previous_writer)
-        os.close(writer)
-
-    return put_back
 
 
 def end_by_force(seconds: float, why: Callable[[], str]) -> threading.Timer:
