@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import signal
 from collections.abc import Iterator
 from itertools import groupby, islice
@@ -68,6 +70,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _has_spark(path: Path) -> bool:
     return path.parent.name == "spark"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on an event loop of its own, or as its fixture run_coroutine does."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    run = pyfuncitem.funcargs.get("run_coroutine", asyncio.run)
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -63,8 +63,13 @@ def pair_of_workers(*flags: str) -> Iterator[Pair]:
 
 
 @contextmanager
-def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> Iterator[Endpoint]:
-    """Run one worker, at a given port if it comes back there; it may be killed by the test."""
+def one_worker(
+    worker_id: str, *flags: str, directory: Path, port: int = 0, tasks: Iterable[int] | None = None
+) -> Iterator[Endpoint]:
+    """Run one worker, at a given port if it comes back there; it may be killed by the test.
+
+    tasks: it has these by assignment 1; None: it has no assignment.
+    """
     own = directory / f"{worker_id}-{port}"
     own.mkdir()
     with WorkerProcesses(
@@ -78,7 +83,10 @@ def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> I
             *flags,
         ],
     ) as workers:
-        yield workers.endpoints[0]
+        (endpoint,) = workers.endpoints
+        if tasks is not None:
+            assign(endpoint, 1, {endpoint: tasks})
+        yield endpoint
 
 
 Tasks = Mapping[tuple[str, str], Iterable[int]] | Mapping[Endpoint, Iterable[int]]
@@ -107,10 +115,11 @@ def _assignment(version: int, workers: Tasks) -> Assignment:
     return Assignment(version, TOPOLOGY, tuple(_assigned(*each) for each in workers.items()))
 
 
-def assign(endpoint: Endpoint, version: int, workers: Tasks) -> None:
-    """Push an assignment to one worker."""
-    with ControlClient(endpoint.address) as control:
-        control.update_assignment(assignment_to_wire(_assignment(version, workers)))
+def assign(endpoints: Endpoint | Iterable[Endpoint], version: int, workers: Tasks) -> None:
+    """Push an assignment to one worker, or to several."""
+    for endpoint in [endpoints] if isinstance(endpoints, Endpoint) else endpoints:
+        with ControlClient(endpoint.address) as control:
+            control.update_assignment(assignment_to_wire(_assignment(version, workers)))
 
 
 def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from helpers.topology import TOPOLOGY, Message, messages_of
 from tuplewire import Client
@@ -15,6 +15,12 @@ from tuplewire_service.testing import eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 _SILENCE_SECONDS = 20.0
+
+
+def deliver(client: Client, *messages: Any, **more: Any) -> None:
+    """Send what `Client.send` takes, and wait until all of it is acknowledged."""
+    client.send(*messages, **more)
+    client.flush(60)
 
 
 def reaches(count: Callable[[], int], goal: int, what: str) -> None:

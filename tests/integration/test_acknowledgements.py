@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers.hostile import OPTIONS, SEND, frame, hello
-from helpers.topology import assign, one_worker
+from helpers.topology import one_worker
 
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -18,16 +18,17 @@ from tuplewire.wire import messaging_pb2 as pb
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[tuple[SimpleQueue[bytes | None], Any]]:
     """Open a Send stream: a queue for what is to be written, and the responses after the welcome."""
-    with one_worker("w", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [1]})
-        with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
-            requests: SimpleQueue[bytes | None] = SimpleQueue()
-            stub: Any = channel.stream_stream(SEND)
-            call = stub(iter(requests.get, None), timeout=20)
-            requests.put(hello())
-            assert pb.SendResponse.FromString(next(call)).HasField("welcome")
-            yield requests, (pb.SendResponse.FromString(response) for response in call)
-            requests.put(None)
+    with (
+        one_worker("w", directory=tmp_path, tasks=[1]) as worker,
+        grpc.insecure_channel(worker.address, options=OPTIONS) as channel,
+    ):
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        stub: Any = channel.stream_stream(SEND)
+        call = stub(iter(requests.get, None), timeout=20)
+        requests.put(hello())
+        assert pb.SendResponse.FromString(next(call)).HasField("welcome")
+        yield requests, (pb.SendResponse.FromString(response) for response in call)
+        requests.put(None)
 
 
 def test_frames_are_acknowledged_together(stream: tuple[SimpleQueue[bytes | None], Any]) -> None:

@@ -18,7 +18,7 @@ from helpers.topology import (
     through,
     two_workers,
 )
-from helpers.traffic import Feeder, Reader, client_of
+from helpers.traffic import Feeder, Reader, client_of, deliver
 
 from tuplewire.errors import RefusedMessagesError
 from tuplewire_service.testing import eventually
@@ -37,13 +37,11 @@ def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) 
         with Feeder(sender, 1) as feeder:
             feeder.goes_on()
             everyone = {a: [0, 5], through(proxy, b): [1], c: [2]}
-            for each in (a, b, c):
-                assign(each, 2, everyone)
+            assign((a, b, c), 2, everyone)
             eventually(lambda: [peer.connected for peer in status(a).peers] == [True, True], 10)
             with client_of(a.address) as other:
                 other.send(numbered(2, range(10)))
-                other.send(numbered(5, range(10)))
-                other.flush(10)
+                deliver(other, numbered(5, range(10)))
             assert numbers(collect(newcomer.recv([2], timeout=10), 10)) == list(range(10))
             assert queued(a, 5) == 10
             feeder.goes_on()
@@ -82,10 +80,8 @@ def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport:
 def test_task_that_moves_takes_its_queue_along(tmp_path: Path, transport: str) -> None:
     """What waits for a task when it moves to another worker is passed on to there, in order."""
     with two_workers(tmp_path, transport) as (a, b, proxy), client_of(a.address) as sender:
-        sender.send(numbered(0, range(1000)))
-        sender.flush(10)
-        for each in (b, a):
-            assign(each, 2, {a: [], through(proxy, b): [0, 1]})
+        deliver(sender, numbered(0, range(1000)))
+        assign((b, a), 2, {a: [], through(proxy, b): [0, 1]})
         sender.send(numbered(0, range(1000, 1100)))
         with client_of(b.address) as consumer:
             assert numbers(collect(consumer.recv([0], timeout=10), 1100)) == list(range(1100))

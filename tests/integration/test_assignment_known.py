@@ -39,8 +39,7 @@ def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: 
     """What it sends for a task that has moved is refused, with the new owner; the rest is taken."""
     with one_worker("a", directory=tmp_path) as a, one_worker("b", directory=tmp_path) as b:
         for version, tasks in ((1, ([1, 2], [3])), (2, ([2], [1, 3]))):
-            for each in (a, b):
-                assign(each, version, {("a", a.address): tasks[0], ("b", b.address): tasks[1]})
+            assign((a, b), version, {("a", a.address): tasks[0], ("b", b.address): tasks[1]})
         frames = [
             encode_frame(number, [[TaskGroup.of(task, [b"x"])]], assignment_version=1)
             for number, task in ((1, 1), (2, 2))
@@ -81,10 +80,9 @@ def test_a_worker_that_is_sent_to_learns_that_it_lags(tmp_path: Path) -> None:
     """A frame of a worker with a newer assignment tells the version, too."""
     with (
         one_worker("a", directory=tmp_path) as a,
-        one_worker("b", directory=tmp_path) as b,
+        one_worker("b", directory=tmp_path, tasks=[2]) as b,
         client_of(a.address) as sender,
     ):
-        assign(b, 1, {("b", b.address): [2]})
         assign(a, 2, {("a", a.address): [1], ("b", b.address): [2]})
         assert status(b).newest_assignment_version == 1
         sender.send(numbered(2, range(3)))

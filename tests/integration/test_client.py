@@ -21,6 +21,7 @@ from helpers.topology import (
     numbers,
     queued,
 )
+from helpers.traffic import deliver
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.errors import (
@@ -56,8 +57,7 @@ def test_flush_means_the_worker_has_it(pair: Pair) -> None:
     """After flush nothing is pending, and the worker's queue holds every message."""
     task = pair.near_task()
     with client_of(pair.near.address) as sender:
-        sender.send(numbered(task, range(500)))
-        sender.flush(10)
+        deliver(sender, numbered(task, range(500)))
         assert (sender.ledger().acknowledged, sender.ledger().pending) == (500, 0)
         assert queued(pair.near, task) == 500
 
@@ -111,8 +111,7 @@ def test_message_over_the_limit_fails_alone(pair: Pair) -> None:
     with client_of(pair.near.address) as client:
         with pytest.raises(MessageTooLargeError, match=r"1048577 bytes.*limit of 1048576"):
             client.send(task, bytes((1 << 20) + 1))
-        client.send(task, b"next")
-        client.flush(10)
+        deliver(client, task, b"next")
         assert client.ledger().accepted == 1
 
 
@@ -166,8 +165,7 @@ def test_unknown_task_is_refused_by_name_and_counted(pair: Pair) -> None:
         client.flush(10)  # told once
         assert client.ledger().balanced
         assert (client.ledger().acknowledged, client.ledger().dropped["unknown_task"]) == (2, 1)
-        client.send(task, b"2")
-        client.flush(10)
+        deliver(client, task, b"2")
         assert queued(pair.near, task) == 3
     assert metric(pair.near, sample) == before + 1
 
@@ -185,8 +183,7 @@ def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch:
     monkeypatch.setenv("TUPLEWIRE_ADDRESS", pair.near.unix_address)
     monkeypatch.setenv("TUPLEWIRE_TOPOLOGY", TOPOLOGY)
     with Client() as client:
-        client.send(pair.near_task(), b"x")
-        client.flush(10)
+        deliver(client, pair.near_task(), b"x")
 
 
 def test_no_address_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

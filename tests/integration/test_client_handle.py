@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, queued
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 from pyspark import TaskContext
 
 from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
@@ -87,8 +87,7 @@ def test_a_flush_of_ones_own_is_not_forgotten(workers: Pair) -> None:
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     attempt(7)
     client = handle.__enter__()
-    client.send(numbered(task, range(1)))
-    client.flush(20)
+    deliver(client, numbered(task, range(1)))
     end_of_task()
 
 

@@ -20,6 +20,7 @@ from helpers.topology import (
     numbers,
     queued,
 )
+from helpers.traffic import deliver
 
 from tuplewire import Client
 from tuplewire.errors import (
@@ -36,11 +37,9 @@ def test_newer_incarnation_fences_the_older(pair: Pair) -> None:
     """A second client with the same id and a newer incarnation takes over; the older sends no more."""
     task = pair.near_task()
     older = client_of(pair.near.address, client_id="spout-1", incarnation=1)
-    older.send(task, b"0")
-    older.flush(10)
+    deliver(older, task, b"0")
     with client_of(pair.near.address, client_id="spout-1", incarnation=2) as newer:
-        newer.send(task, b"1")
-        newer.flush(10)
+        deliver(newer, task, b"1")
         with pytest.raises(StaleIncarnationError, match="incarnation 2 has taken over"):
             eventually(lambda: older.send(task, b"2"), 10)
         older.close(0)
@@ -51,8 +50,7 @@ def test_client_works_in_a_spawned_process(pair: Pair) -> None:
     """A spawned process that makes its own client sends and receives."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
-        client.send(task, b"0")
-        client.flush(10)
+        deliver(client, task, b"0")
         process = multiprocessing.get_context("spawn").Process(
             target=send_and_receive, args=(pair.near.address, task)
         )

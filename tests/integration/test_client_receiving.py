@@ -16,6 +16,7 @@ from helpers.topology import (
     numbered,
     numbers,
 )
+from helpers.traffic import deliver
 
 from tuplewire import Client
 from tuplewire.errors import (
@@ -36,8 +37,7 @@ def test_recv_times_out_when_nothing_comes(pair: Pair) -> None:
     with client_of(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
         with pytest.raises(TimeoutError, match="nothing arrived"):
             next(subscription)
-        client.send(task, b"0")
-        client.flush(10)
+        deliver(client, task, b"0")
         assert numbers(collect(subscription, 1)) == [0]
 
 
@@ -66,8 +66,7 @@ def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
         eventually(lambda: acknowledged(pair.near, task) == 10)
         older.send(numbered(task, range(10, 30), source=4))
         assert len(next(first)) == 20
-        older.send(numbered(task, range(30, 40)))
-        older.flush(10)
+        deliver(older, numbered(task, range(30, 40)))
         with newer.recv([task], timeout=10) as second:
             taken = next(second)
             first_group = taken.groups[0]
@@ -169,8 +168,7 @@ def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> N
     """An acknowledgement that a broken connection has swallowed counts: nobody gets its messages again."""
     task = pair.near_task()
     with FaultProxy(pair.near.address) as proxy, client_of(proxy.address) as client:
-        client.send(numbered(task, range(10)))
-        client.flush(10)
+        deliver(client, numbered(task, range(10)))
         subscription = client.recv([task], timeout=10)
         assert len(next(subscription)) == 10
         proxy.black_hole()

@@ -13,6 +13,7 @@ import pytest
 from helpers import eventually
 from helpers.admin import samples
 from helpers.secured import secret_file
+from helpers.traffic import deliver
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
 
 from tuplewire import Client, Credentials
@@ -103,12 +104,10 @@ def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
         return samples(worker.metrics_url)[f'tuplewire_{name}{{task="3"}}']
 
     with Client(worker.address) as client:
-        client.send(3, b"a")
-        client.flush(30)
+        deliver(client, 3, b"a")
         first = eventually(lambda: task(worker, 3).oldest_seconds, 30, "an age")
         eventually(lambda: task(worker, 3).oldest_seconds > first, 30, "it gets older")
-        client.send(3, b"b")
-        client.flush(30)
+        deliver(client, 3, b"b")
         assert (task(worker, 3).received_messages, task(worker, 3).acknowledged_messages) == (2, 0)
         assert measured("task_received_messages_total") == 2
         assert measured("task_acknowledged_messages_total") == 0
@@ -147,8 +146,7 @@ def test_lists_are_capped_and_counted(worker: Endpoint) -> None:
     """People get so many lines of a kind, and programs as many clients as they ask for."""
     clients = [Client(worker.address, client_id=f"many-{number}") for number in range(3)]
     for client in clients:
-        client.send(9, b"x")
-        client.flush(30)
+        deliver(client, 9, b"x")
     assert (len(asked(worker, 2).sessions), asked(worker, 2).connected_sessions) == (2, 3)
     none = asked(worker, 0)
     assert (len(none.sessions), none.connected_sessions, len(none.tasks)) == (0, 0, 100)
@@ -162,8 +160,7 @@ def test_lists_are_capped_and_counted(worker: Endpoint) -> None:
 def test_the_command_tells_them(worker: Endpoint) -> None:
     """`tuplewire status --json` has senders and consumers, for scripts."""
     with Client(worker.unix_address, client_id="by-socket") as client:
-        client.send(11, b"x")
-        client.flush(30)
+        deliver(client, 11, b"x")
         told = json.loads(run_command("status", worker.address, "--json").stdout)
     mine = next(each for each in told["sessions"] if each["sender_id"] == "by-socket")
     assert mine["address"].startswith("unix:")
@@ -235,8 +232,7 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
             Client(address, credentials=mine["two"]) as two,
         ):
             for client in (one, two):
-                client.send(1, b"x")
-                client.flush(30)
+                deliver(client, 1, b"x")
             assert seen("operator") == {"token one", "token two"}
             assert seen("one") == {"token one"}
 
@@ -266,7 +262,6 @@ def test_identities_are_in_the_metrics(tmp_path: Path, *, ruled: bool) -> None:
 
         assert told("connected") is None
         with Client(worker.address, credentials=one) as client:
-            client.send(1, b"x")
-            client.flush(30)
+            deliver(client, 1, b"x")
             assert (told("connected"), told("resumable")) == (1, 0)
         eventually(lambda: told("connected") is None, 30, "it has said goodbye")

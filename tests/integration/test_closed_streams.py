@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ports import free_port
-from helpers.topology import TOPOLOGY, assign, one_worker, queued
+from helpers.topology import TOPOLOGY, one_worker, queued
 
 from tuplewire import Client
 from tuplewire.processes.worker_processes import Endpoint
@@ -24,8 +24,7 @@ each_closed = pytest.mark.parametrize("closed", CLOSED)
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Run a worker with task 1."""
-    with one_worker("w", directory=tmp_path_factory.mktemp("closed")) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): [1]})
+    with one_worker("w", directory=tmp_path_factory.mktemp("closed"), tasks=[1]) as endpoint:
         yield endpoint
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.control_faults import ControlFaults, Fate
 from helpers.errors import comes_to_say
 from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, settled
-from helpers.traffic import Feeder, Reader, client_of, reaches
+from helpers.traffic import Feeder, Reader, client_of, deliver, reaches
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -38,8 +38,7 @@ _tasks = count()
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Run one worker with many tasks and a queue that its consumers have to keep empty."""
     directory = tmp_path_factory.mktemp("control")
-    with one_worker("w", "--receive-queue-messages=400", directory=directory) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): range(100)})
+    with one_worker("w", "--receive-queue-messages=400", directory=directory, tasks=range(100)) as endpoint:
         yield endpoint
 
 
@@ -104,15 +103,13 @@ def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
         ControlFaults(worker.address, lose=0, double=1) as faults,
         client_of(faults.address) as sender,
     ):
-        sender.send(numbered(next(_tasks), [0]))
-        sender.flush(10)
+        deliver(sender, numbered(next(_tasks), [0]))
         faults.begin()
         for number in range(20):
             sender.send(1_000_000 + number, b"to nobody")
             with pytest.raises(RefusedMessagesError, match=str(1_000_000 + number)):
                 sender.flush(10)
-            sender.send(numbered(next(_tasks), [0]))
-            sender.flush(10)
+            deliver(sender, numbered(next(_tasks), [0]))
         assert faults.count(Fate.DOUBLED)
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.logged import logged
 from helpers.restartable import RestartableWorker
 from helpers.topology import assign, assignment_file, collect, ledger, metric, numbered, queued, status
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire_service.testing import eventually
 
@@ -146,8 +146,7 @@ def test_nothing_died_where_everything_was_consumed(hops: Hops) -> None:
         eventually(lambda: hops.noted("far") == 0)
         hops.far.kill()
         hops.restart()
-        direct.send(TASK, b"a client that is connected again")
-        direct.flush(20)
+        deliver(direct, TASK, b"a client that is connected again")
         assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
     assert hops.told() == (0, 0)
     assert not lines(hops.near.log, "receiver.died")
@@ -159,15 +158,13 @@ def test_a_drained_worker_accounts_for_itself(hops: Hops) -> None:
     near, far = hops.near.endpoint, hops.far.endpoint
     with client_of(near.address) as over_near, client_of(far.address) as direct:
         for client in (over_near, direct):
-            client.send(numbered(TASK, range(SENT)))
-            client.flush(20)
+            deliver(client, numbered(TASK, range(SENT)))
         eventually(lambda: queued(far, TASK) == 2 * SENT)
         code, balance = hops.far.end()
         assert (code, balance.dropped) == (0, {"shutdown": 2 * SENT})
         assert json.loads(hops.state_file("far").read_text(encoding="utf-8"))["ended"]
         hops.restart()
-        direct.send(TASK, b"a client that is connected again")
-        direct.flush(20)
+        deliver(direct, TASK, b"a client that is connected again")
         assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
     assert hops.told() == (0, 0)
 

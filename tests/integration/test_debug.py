@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.secured import denied, secret_file
+from helpers.traffic import deliver
 from helpers.worker_process import Running, run_command, running
 
 from tuplewire import Client, Credentials
@@ -45,8 +46,7 @@ def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
     """State, stacks, log, metrics and settings of a worker with a client; its owner alone may read it."""
     file = tmp_path / "worker.zip"
     with Client(worker.address, client_id="shop") as client:
-        client.send(3, b"message")
-        client.flush(SECONDS)
+        deliver(client, 3, b"message")
         ran = run_command("debug", worker.address, "-o", str(file))
         assert (ran.returncode, ran.stderr) == (0, "")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -11,7 +11,6 @@ import pytest
 from helpers.restartable import drained_ledger
 from helpers.topology import (
     TOPOLOGY,
-    assign,
     collect,
     has_ended,
     ledger,
@@ -21,7 +20,7 @@ from helpers.topology import (
     numbers,
     one_worker,
 )
-from helpers.traffic import Feeder, Reader, client_of
+from helpers.traffic import Feeder, Reader, client_of, deliver
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -60,20 +59,20 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
 
 def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
     """While it drains a worker serves its consumers on, and ends as soon as they have everything."""
-    with one_worker("w", "--drain-seconds=20", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [0]})
-        with client_of(worker.address) as client:
-            client.send(numbered(0, range(1000)))
-            client.flush(10)
-            with client.recv([0], timeout=10) as subscription:
-                first = messages_of(next(subscription))
-                os.kill(worker.process_id, signal.SIGTERM)
-                log = tmp_path / "w-0" / "worker-0.log"
-                eventually(lambda: "draining" in log.read_text(), 5)
-                rest = collect(subscription, 1000 - len(first)) if len(first) < 1000 else []
-                assert numbers(first + rest) == list(range(1000))
-                subscription.acknowledge()
-                eventually(lambda: "worker.drained" in log.read_text(), 5, "drained")
+    with (
+        one_worker("w", "--drain-seconds=20", directory=tmp_path, tasks=[0]) as worker,
+        client_of(worker.address) as client,
+    ):
+        deliver(client, numbered(0, range(1000)))
+        with client.recv([0], timeout=10) as subscription:
+            first = messages_of(next(subscription))
+            os.kill(worker.process_id, signal.SIGTERM)
+            log = tmp_path / "w-0" / "worker-0.log"
+            eventually(lambda: "draining" in log.read_text(), 5)
+            rest = collect(subscription, 1000 - len(first)) if len(first) < 1000 else []
+            assert numbers(first + rest) == list(range(1000))
+            subscription.acknowledge()
+            eventually(lambda: "worker.drained" in log.read_text(), 5, "drained")
     assert drained_ledger(log).acknowledged == 1000
 
 
@@ -82,8 +81,7 @@ def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
     with WorkerProcesses(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
         workers.assign({0: [0]})
         with client_of(workers.endpoints[0].address) as client:
-            client.send(numbered(0, range(70)))
-            client.flush(10)
+            deliver(client, numbered(0, range(70)))
         assert workers.stop() == [0]
         assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(70, 0, {"shutdown": 70}, 0)
 
@@ -96,8 +94,7 @@ def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
         os.kill(far.process_id, signal.SIGKILL)
         with client_of(near.address) as sender:
             sender.send(numbered(2, range(70)))
-            sender.send(numbered(1, range(30)))
-            sender.flush(10)
+            deliver(sender, numbered(1, range(30)))
         assert ledger(near).pending == 100
         os.kill(near.process_id, signal.SIGTERM)
         scraped = []

@@ -24,7 +24,7 @@ from helpers.topology import (
     queued,
     status,
 )
-from helpers.traffic import Reader, client_of
+from helpers.traffic import Reader, client_of, deliver
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
@@ -46,17 +46,14 @@ def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
     ):
-        for each in (a, b):
-            assign(each, 1, {("a", a.address): [1], ("b", b.address): [2]})
+        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
         ready(a, b)
         moved = {("a", a.address): [], ("b", b.address): [1, 2]}
         with client_of(b.address) as sender, client_of(b.address) as consumer:
-            sender.send(numbered(1, range(10)))
-            sender.flush(30)
+            deliver(sender, numbered(1, range(10)))
             assert queued(a, 1) == 10
             assign(b, 2, moved)
-            sender.send(numbered(1, range(10, 20)))
-            sender.flush(30)
+            deliver(sender, numbered(1, range(10, 20)))
             with consumer.recv([1], timeout=30) as subscription:
                 os.kill(b.process_id, signal.SIGTERM)
                 eventually(lambda: status(b).state == 3, 20, "draining")
@@ -73,18 +70,14 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
         f = first_life.enter_context(one_worker("f", "--drain-seconds=60", directory=tmp_path))
         before = {("a", a.address): [1], ("b", b.address): [], ("f", f.address): list[int]()}
         after = {("a", a.address): [], ("b", b.address): [1], ("f", f.address): list[int]()}
-        for each in (a, b, f):
-            assign(each, 1, before)
+        assign((a, b, f), 1, before)
         ready(a, b, f)
         sender, at_a, at_b = (rest.enter_context(client_of(each.address)) for each in (f, a, b))
-        sender.send(numbered(1, range(10)))
-        sender.flush(30)
+        deliver(sender, numbered(1, range(10)))
         slow = rest.enter_context(at_a.recv([1], timeout=30))
         assert numbers(messages_of(next(slow))) == list(range(10))  # and works on them
-        sender.send(numbered(1, range(10, 20)))
-        sender.flush(30)
-        for each in (f, b, a):
-            assign(each, 2, after)
+        deliver(sender, numbered(1, range(10, 20)))
+        assign((f, b, a), 2, after)
         os.kill(f.process_id, signal.SIGTERM)
         eventually(lambda: status(f).state == 3, 20, "draining")
         eventually(
@@ -114,16 +107,13 @@ def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: 
         a, b = (
             stack.enter_context(one_worker(name, "--drain-seconds=60", directory=tmp_path)) for name in "ab"
         )
-        for each in (a, b):
-            assign(each, 1, {("a", a.address): [1], ("b", b.address): [2]})
+        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
         ready(a, b)
         clients = {each: stack.enter_context(client_of(each.address)) for each in (a, b)}
         os.kill(b.process_id, signal.SIGSTOP)
-        clients[a].send(numbered(2, range(1000)))
-        clients[a].flush(30)
+        deliver(clients[a], numbered(2, range(1000)))
         os.kill(b.process_id, signal.SIGCONT)
-        clients[b].send(numbered(1, range(1000)))
-        clients[b].flush(30)
+        deliver(clients[b], numbered(1, range(1000)))
         readers = [
             stack.enter_context(Reader(clients[each].recv([task], timeout=0.2)))
             for each, task in ((a, 1), (b, 2))
@@ -143,20 +133,17 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
     ):
-        for each in (a, b):
-            assign(each, 1, {("a", a.address): [1], ("b", b.address): [2]})
+        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
         ready(a, b)
         with client_of(a.address) as near, client_of(b.address) as sender, client_of(b.address) as consumer:
             near.send(numbered(2, range(10)))  # so that a's stream to b stays open through the drain
             near.flush(30)
             eventually(lambda: queued(b, 2) == 10)
-            sender.send(numbered(1, range(10)))
-            sender.flush(30)
+            deliver(sender, numbered(1, range(10)))
             os.kill(b.process_id, signal.SIGTERM)
             log = tmp_path / "a-0" / "worker-0.log"
             eventually(lambda: "peer.draining" in log.read_text(), 5, "b takes nothing new")
-            for each in (a, b):
-                assign(each, 2, {("a", a.address): [], ("b", b.address): [1, 2]})
+            assign((a, b), 2, {("a", a.address): [], ("b", b.address): [1, 2]})
             with consumer.recv([1], timeout=30) as subscription:
                 assert numbers(collect(subscription, 10)) == list(range(10))
             with consumer.recv([2], timeout=30) as subscription:
@@ -173,8 +160,7 @@ def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Pa
 
         def place(version: int, owner: Endpoint, *told: Endpoint) -> None:
             tasks = {(each.worker_id, each.address): [1] if each is owner else [] for each in (a, b, c)}
-            for each in told:
-                assign(each, version, tasks)
+            assign(told, version, tasks)
 
         place(1, a, a, b, c)
         ready(a, b, c)
@@ -204,12 +190,10 @@ def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) 
         b = first_life.enter_context(one_worker("b", *small, directory=tmp_path))
         proxy = stack.enter_context(FaultProxy(b.address))
         tasks = {("a", a.address): [1], ("b", proxy.address): [2]}
-        for each in (a, b):
-            assign(each, 1, tasks)
+        assign((a, b), 1, tasks)
         ready(a, b)
         sender = stack.enter_context(client_of(a.address))
-        sender.send(numbered(2, range(5000)))
-        sender.flush(30)
+        deliver(sender, numbered(2, range(5000)))
         eventually(lambda: queued(b, 2) == 64)
         os.kill(a.process_id, signal.SIGTERM)
         eventually(lambda: status(a).state == 3, 20, "draining")
@@ -244,8 +228,7 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
         def send(name: str) -> None:
             nonlocal sent
             with client_of(workers.running[name].address, source=9) as client:
-                client.send(numbered(TASK, range(sent, sent + 10)))
-                client.flush(20)
+                deliver(client, numbered(TASK, range(sent, sent + 10)))
             sent += 10
 
         for name, following in [("a", "b"), ("b", "c"), ("c", "a")]:
@@ -283,8 +266,7 @@ def test_a_drained_worker_that_is_still_listed_blocks_nothing(
     flags = (f"--transport={transport}", "--receive-queue-messages=64", more)
     with ExitStack() as stack:
         a, b, c = (stack.enter_context(one_worker(name, *flags, directory=tmp_path)) for name in "abc")
-        for each in (a, b, c):
-            assign(each, 1, {a: [], b: [1], c: []})
+        assign((a, b, c), 1, {a: [], b: [1], c: []})
         ready(a, b, c)
         sender = stack.enter_context(client_of(a.address))
         sender.send(numbered(1, range(2000)))
@@ -294,8 +276,7 @@ def test_a_drained_worker_that_is_still_listed_blocks_nothing(
                 assert numbers(messages_of(next(batches)))[0] == 0
         os.kill(b.process_id, signal.SIGTERM)
         eventually(lambda: has_ended(b), 20, "drained")
-        for each in (a, c):
-            assign(each, 2, {a: [], b: [], c: [1]})
+        assign((a, c), 2, {a: [], b: [], c: [1]})
         with client_of(c.address) as reader, reader.recv([1], timeout=20) as batches:
             got: list[int] = []
             while not got or got[-1] < 1999:
@@ -317,8 +298,7 @@ def test_a_draining_worker_follows_its_assignment_file(tmp_path: Path) -> None:
         assign(b, 1, before)
         ready(a, b)
         with client_of(a.address) as sender:
-            sender.send(numbered(1, range(200)))
-            sender.flush(30)
+            deliver(sender, numbered(1, range(200)))
         os.kill(a.process_id, signal.SIGTERM)
         eventually(lambda: status(a).state == 3, 20, "draining")
         after = {("a", address): [], ("b", b.address): [1, 2]}

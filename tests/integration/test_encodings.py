@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.terminals import on_terminal
+from helpers.traffic import deliver
 
 import tuplewire
 from tuplewire_service.testing import eventually
@@ -32,8 +33,7 @@ def address() -> Iterator[str]:
     with tuplewire.local("0-9") as worker, tuplewire.Client(worker.address, client_id=NAME) as client:
         for task in range(4):
             client.send(task, NAME.encode())
-        client.send(4, b"\xff" + NAME.encode("latin-1", errors="replace"))
-        client.flush(30)
+        deliver(client, 4, b"\xff" + NAME.encode("latin-1", errors="replace"))
         yield worker.address
         with client.recv(range(10)) as left:  # a worker that drains waits for somebody to take it
             list(left.messages(quiet=0.2))

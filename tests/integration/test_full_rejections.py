@@ -165,8 +165,7 @@ def test_a_task_without_room_moves(two: Workers) -> None:
         with consumer(here, TASK, odd) as before:
             sender.send(numbered(TASK, range(SENT)))
             eventually(lambda: sender_waits(here), 30, "the sender waits")
-            for endpoint in (here, there):
-                assign(endpoint, 2, {here: [OTHER, DEAD], there: [TASK, FAR]})
+            assign((here, there), 2, {here: [OTHER, DEAD], there: [TASK, FAR]})
             eventually(lambda: status(here).moving_tasks == 0, 30, "the move is over")
         with consumer(there, TASK, odd) as after:
             eventually(lambda: len(after) > 0, 30, "the new owner has messages")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, one_worker
+from helpers.topology import TOPOLOGY, collect, ledger, metric, one_worker
 
 from tuplewire import Client, aio
 from tuplewire.processes.worker_processes import Endpoint
@@ -25,8 +25,7 @@ MESSAGES = 1000
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
     """Run a worker with one task."""
-    with one_worker("w", directory=tmp_path) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): [TASK]})
+    with one_worker("w", directory=tmp_path, tasks=[TASK]) as endpoint:
         yield endpoint
         assert ledger(endpoint).balanced
 
@@ -115,19 +114,16 @@ def test_a_dropped_client_tells_what_was_lost(
     eventually(lambda: "messages=1 reason" in caplog.text, 10)
 
 
-def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
+async def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
     """On a loop that goes on it says goodbye as the blocking one does."""
+    client = aio.Client(worker.address, topology=TOPOLOGY)
+    for _ in range(MESSAGES):
+        await client.send(TASK, b"x")
+    dropped = [client]
+    del client
+    drop(dropped, "was dropped without close")
+    await asyncio.to_thread(no_session_is_left, worker)
 
-    async def send_and_drop() -> None:
-        client = aio.Client(worker.address, topology=TOPOLOGY)
-        for _ in range(MESSAGES):
-            await client.send(TASK, b"x")
-        dropped = [client]
-        del client
-        drop(dropped, "was dropped without close")
-        await asyncio.to_thread(no_session_is_left, worker)
-
-    asyncio.run(send_and_drop())
     assert arrived(worker) == MESSAGES
 
 

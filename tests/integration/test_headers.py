@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, two_workers
+from helpers.traffic import deliver
 
 from tuplewire import Client, TaskGroup, TaskMessage, TaskMessageBatch, aio
 from tuplewire.connection.control_client import ControlClient
@@ -87,21 +88,18 @@ def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path,
         one_worker("a", *flags, directory=tmp_path) as a,
         one_worker("b", *flags, directory=tmp_path) as b,
     ):
-        for each in (a, b):
-            assign(each, 1, {a: [1], b: []})
+        assign((a, b), 1, {a: [1], b: []})
         for each in (a, b):
             with ControlClient(each.address) as control:
                 control.wait_ready(10)
         with client_of(b.address) as sender, client_of(a.address) as first:
-            sender.send(messages[:200])
-            sender.flush(30)
+            deliver(sender, messages[:200])
             eventually(lambda: queued(a, 1) == 200)
             with first.recv([1], timeout=30) as subscription:
                 seen: list[TaskMessage] = []
                 while len(seen) < 100:
                     seen += next(subscription)
-            for each in (b, a):
-                assign(each, 2, {a: [], b: [1]})
+            assign((b, a), 2, {a: [], b: [1]})
             sender.send(messages[200:])
             os.kill(a.process_id, signal.SIGTERM)
             with client_of(b.address) as second, second.recv([1], timeout=30) as subscription:
@@ -118,29 +116,28 @@ def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path,
 
 def test_what_is_wrong_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     """A wrong key, a message that its headers make too large: nothing is accepted, and the client goes on."""
-    with one_worker("a", directory=tmp_path) as a:
-        assign(a, 1, {a: [1]})
-        with client_of(a.address) as client:
-            with pytest.raises(MessageError, match="a key is bytes, not str; encode it first"):
-                client.send(1, b"x", key="k")  # type: ignore[call-overload]
-            with pytest.raises(MessageTooLargeError):
-                client.send(1, b"x", headers=[("large", bytes(2**20))])
-            with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
-                client.send(TaskMessageBatch(), key=b"k")  # type: ignore[call-overload]
-            client.send(1, b"x", key=b"k")
-            client.flush(10)
-            assert client.ledger().accepted == 1
-            with client.recv([1], timeout=10) as subscription:
-                assert next(subscription).keys == [b"k"]
+    with one_worker("a", directory=tmp_path, tasks=[1]) as a, client_of(a.address) as client:
+        with pytest.raises(MessageError, match="a key is bytes, not str; encode it first"):
+            client.send(1, b"x", key="k")  # type: ignore[call-overload]
+        with pytest.raises(MessageTooLargeError):
+            client.send(1, b"x", headers=[("large", bytes(2**20))])
+        with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
+            client.send(TaskMessageBatch(), key=b"k")  # type: ignore[call-overload]
+        deliver(client, 1, b"x", key=b"k")
+        assert client.ledger().accepted == 1
+        with client.recv([1], timeout=10) as subscription:
+            assert next(subscription).keys == [b"k"]
 
 
 def test_unread_bytes_reach_the_consumer_as_they_are(tmp_path: Path) -> None:
     """A worker does not look at them: it is the consumer who finds that they are none."""
-    with one_worker("a", directory=tmp_path) as a:
-        assign(a, 1, {a: [1]})
-        with client_of(a.address) as client, client.recv([1], timeout=10) as subscription:
-            client.send(TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x"], [b"\xff\xff"])]))
-            (message,) = next(subscription)
-            assert message.message == b"x"
-            with pytest.raises(MalformedError, match="mend the program that sent the message"):
-                _ = message.headers
+    with (
+        one_worker("a", directory=tmp_path, tasks=[1]) as a,
+        client_of(a.address) as client,
+        client.recv([1], timeout=10) as subscription,
+    ):
+        client.send(TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x"], [b"\xff\xff"])]))
+        (message,) = next(subscription)
+        assert message.message == b"x"
+        with pytest.raises(MalformedError, match="mend the program that sent the message"):
+            _ = message.headers

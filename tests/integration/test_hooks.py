@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from helpers.topology import assign, one_worker, queued
+from helpers.topology import one_worker, queued
 
 from tuplewire.processes.worker_processes import Endpoint
 
@@ -17,8 +17,7 @@ from tuplewire.processes.worker_processes import Endpoint
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Run a worker with tasks 0 to 99."""
-    with one_worker("w", directory=tmp_path_factory.mktemp("hooks")) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): range(100)})
+    with one_worker("w", directory=tmp_path_factory.mktemp("hooks"), tasks=range(100)) as endpoint:
         yield endpoint
 
 

@@ -35,7 +35,6 @@ from helpers.http2 import OPENING, call_headers, connected
 from helpers.memory import MIB, rss
 from helpers.topology import (
     TOPOLOGY,
-    assign,
     collect,
     ledger,
     metric,
@@ -45,6 +44,7 @@ from helpers.topology import (
     queued,
     status,
 )
+from helpers.traffic import deliver
 
 from tuplewire import Client
 from tuplewire.processes.worker_processes import Endpoint
@@ -63,8 +63,7 @@ MALFORMED = (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Run one worker for all tests of this file; it must still be there at the end, and balanced."""
-    with one_worker("w", directory=tmp_path_factory.mktemp("hostile")) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): range(10)})
+    with one_worker("w", directory=tmp_path_factory.mktemp("hostile"), tasks=range(10)) as endpoint:
         yield endpoint
         assert ledger(endpoint).balanced
 
@@ -381,8 +380,7 @@ def test_progress_beyond_everything_is_cut(worker: Endpoint) -> None:
     """A consumer that acknowledges and grants 2^64-1 gets what there is, and the worker goes on."""
     task = 5
     with Client(worker.address, topology=TOPOLOGY) as client:
-        client.send(numbered(task, range(10)))
-        client.flush(10)
+        deliver(client, numbered(task, range(10)))
         most = 2**64 - 1
         cursor = pb.TaskCursor(task=task, acknowledged=most, received=most, credit=most, credit_bytes=most)
         greedy = pb.RecvRequest(progress=pb.Progress(tasks=[cursor])).SerializeToString()

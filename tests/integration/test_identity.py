@@ -25,7 +25,7 @@ from helpers.topology import (
     one_worker,
     status,
 )
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -60,8 +60,7 @@ def _ready(workers: Iterable[Endpoint]) -> None:
 
 def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
     """A hello that names another worker ends with WRONG_WORKER; one that names this one or none does not."""
-    with one_worker("w", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [0]})
+    with one_worker("w", directory=tmp_path, tasks=[0]) as worker:
         answer = talk(worker, SEND, [hello(receiver_id="v")])
         assert (answer.error, "this is worker 'w', the sender means 'v'" in answer.details) == (
             "WRONG_WORKER",
@@ -72,8 +71,7 @@ def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
 
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
     """Consumers, sinks and those of other topologies hear that it is another worker, and may try again."""
-    with one_worker("w", directory=tmp_path) as worker, WorkerClient(worker.address) as control:
-        assign(worker, 1, {("w", worker.address): [0]})
+    with one_worker("w", directory=tmp_path, tasks=[0]) as worker, WorkerClient(worker.address) as control:
         assert [
             talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
             talk(worker, RECV, [subscribe(0, receiver_id="v", topology="other")]).error,
@@ -91,8 +89,7 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
     """What it sends and what it wants stay where they are while another worker is at the address."""
     port = free_port()
     with ExitStack() as stack:
-        with one_worker("w9", directory=tmp_path, port=port) as stranger:
-            assign(stranger, 1, {stranger: [1]})
+        with one_worker("w9", directory=tmp_path, port=port, tasks=[1]) as stranger:
             client = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
             consumer = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
             subscription = consumer.recv([1], timeout=30)
@@ -101,8 +98,7 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
             refused = metric(stranger, WRONG_WORKER)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= refused + 4)
             assert (ledger(stranger).accepted, client.ledger().pending) == (0, 50)
-        meant = stack.enter_context(one_worker("w2", directory=tmp_path, port=port))
-        assign(meant, 1, {meant: [1]})
+        stack.enter_context(one_worker("w2", directory=tmp_path, port=port, tasks=[1]))
         client.flush(30)
         assert numbers(collect(subscription, 50)) == list(range(50))
 
@@ -167,10 +163,8 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
 
 def test_a_worker_that_loses_its_name_takes_no_messages_until_it_has_it_again(tmp_path: Path) -> None:
     """A session that was open before waits, and goes on where it was."""
-    with one_worker("w", directory=tmp_path) as worker, client_of(worker.address) as client:
-        assign(worker, 1, {("w", worker.address): [0]})
-        client.send(numbered(0, range(10)))
-        client.flush(10)
+    with one_worker("w", directory=tmp_path, tasks=[0]) as worker, client_of(worker.address) as client:
+        deliver(client, numbered(0, range(10)))
         assign(worker, 2, {("v", "127.0.0.1:1"): []})
         eventually(lambda: metric(worker, NOT_READY) >= 1)
         client.send(numbered(0, range(10, 20)))
@@ -205,8 +199,7 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
         far = stack.enter_context(one_worker("w2", *flags, directory=tmp_path, port=port))
         assign(far, 1, meant)
         _ready([near, far])
-        client.send(numbered(1, range(50, 100)))
-        client.flush(10)
+        deliver(client, numbered(1, range(50, 100)))
         consumer = stack.enter_context(client_of(far.address))
         assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
         assert (ledger(near).accepted, ledger(far).accepted) == (100, 100)
@@ -223,8 +216,7 @@ def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Pat
         assign(a, 1, {a: [0], b: [7, 1]})
         assign(b, 1, {a: [0, 7], b: [1]})
         _ready([a, b])
-        client.send(numbered(7, range(50)))
-        client.flush(10)
+        deliver(client, numbered(7, range(50)))
 
         def refused() -> int:
             return int(metric(a, TOO_MANY_HOPS) + metric(b, TOO_MANY_HOPS))
@@ -236,8 +228,7 @@ def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Pat
         assert ledger(a).dropped["refused"] + ledger(b).dropped["refused"] == 50
         assert ledger(a).balanced
         assert ledger(b).balanced
-        client.send(numbered(1, range(5)))
-        client.flush(10)
+        deliver(client, numbered(1, range(5)))
         eventually(lambda: ledger(b).pending == 5)
 
 
@@ -251,11 +242,9 @@ def test_unread_messages_may_move_any_number_of_times(tmp_path: Path) -> None:
     ):
         for version in range(1, moves + 1):
             owner = (a, b)[version % 2]
-            for each in (a, b):
-                assign(each, version, {a: [7] if owner is a else [], b: [7] if owner is b else []})
+            assign((a, b), version, {a: [7] if owner is a else [], b: [7] if owner is b else []})
             if version == 1:
-                client.send(numbered(7, range(10)))
-                client.flush(10)
+                deliver(client, numbered(7, range(10)))
             eventually(lambda owner=owner: sum(t.queued_messages for t in status(owner).tasks) == 10)  # type: ignore[misc]
         with client_of(owner.address) as consumer:
             assert numbers(collect(consumer.recv([7], timeout=10), 10)) == list(range(10))

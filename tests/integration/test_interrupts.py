@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
-from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
+from helpers.topology import TOPOLOGY, collect, ledger, one_worker
+from helpers.traffic import deliver
 
 from tuplewire import Client, TaskMessage
 from tuplewire.connection.loop import messaging_loop
@@ -35,8 +36,7 @@ FLUSHES = 1000
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
     """Run a worker with one task."""
-    with one_worker("w", directory=tmp_path) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): [TASK]})
+    with one_worker("w", directory=tmp_path, tasks=[TASK]) as endpoint:
         yield endpoint
         assert ledger(endpoint).balanced
 
@@ -54,8 +54,7 @@ def test_interrupted_sends(worker: Endpoint, on_alarm: OnAlarm, batch: int) -> N
     moments = random.Random(7)
     number = interrupts = 0
     with Client(worker.address, topology=TOPOLOGY) as client:
-        client.send(TASK, b"0")
-        client.flush(30)
+        deliver(client, TASK, b"0")
         while interrupts < INTERRUPTS and number < MOST:
             try:
                 signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-4))
@@ -190,6 +189,5 @@ def test_the_first_send_is_interrupted(
     with Client(worker.address, topology=TOPOLOGY) as client:
         with pytest.raises(Interrupted):
             client.send(TASK, b"first")
-        client.send(TASK, b"second")
-        client.flush(10)
+        deliver(client, TASK, b"second")
         assert client.ledger().acknowledged == 1

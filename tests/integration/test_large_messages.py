@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers.hostile import RECV, answer_of, subscribe
-from helpers.topology import TOPOLOGY, assign, collect, numbered, one_worker, queued
+from helpers.topology import TOPOLOGY, collect, numbered, one_worker, queued
 
 from tuplewire import Client
 from tuplewire.errors import PayloadRefusedError
@@ -27,8 +27,7 @@ SIZE = 6 * MIB
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
     """Run a worker whose limits are eight times the defaults, and fill task 1 beyond gRPC's default."""
     flags = ("--max-message-bytes=8MiB", "--max-frame-bytes=8MiB", "--receive-queue-bytes=64MiB")
-    with one_worker("w", *flags, directory=tmp_path) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): range(1, 5)})
+    with one_worker("w", *flags, directory=tmp_path, tasks=range(1, 5)) as endpoint:
         with Client(endpoint.address, topology=TOPOLOGY, max_message_bytes=8 * MIB) as client:
             client.send(1, b"x" * SIZE)
             client.send(2, b"small")
@@ -98,14 +97,13 @@ def test_a_message_that_fits_no_response_is_named(worker: Endpoint) -> None:
 def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:
     """It receives all; a request over the worker's limit is refused at once, as it would be again."""
     flags = ("--max-message-bytes=64KiB", "--max-frame-bytes=64KiB")
-    with one_worker("w", *flags, directory=tmp_path) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): [1]})
-        with (
-            Client(endpoint.address, topology=TOPOLOGY) as client,
-            client.recv([1], timeout=20) as subscription,
-        ):
-            client.send(numbered(1, range(1000)))
-            collect(subscription, 1000)
-            too_many = client.recv(range(100_000))
-            with pytest.raises(PayloadRefusedError, match="name fewer tasks"):
-                next(too_many)
+    with (
+        one_worker("w", *flags, directory=tmp_path, tasks=[1]) as endpoint,
+        Client(endpoint.address, topology=TOPOLOGY) as client,
+        client.recv([1], timeout=20) as subscription,
+    ):
+        client.send(numbered(1, range(1000)))
+        collect(subscription, 1000)
+        too_many = client.recv(range(100_000))
+        with pytest.raises(PayloadRefusedError, match="name fewer tasks"):
+            next(too_many)

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from helpers.admin import samples
 from helpers.hostile import SEND, frame, hello
-from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, numbered, one_worker, queued
+from helpers.topology import TOPOLOGY, collect, ledger, metric, numbered, one_worker, queued
 
 from tuplewire import Client
 from tuplewire.connection import receipts
@@ -31,8 +31,7 @@ DEAD = 200
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
     """Run a worker that has a thousand tasks."""
-    with one_worker("w", directory=tmp_path) as endpoint:
-        assign(endpoint, 1, {("w", endpoint.address): range(1000)})
+    with one_worker("w", directory=tmp_path, tasks=range(1000)) as endpoint:
         yield endpoint
         assert ledger(endpoint).balanced
 
@@ -67,31 +66,22 @@ async def die(channel: grpc.aio.Channel, messages: int = 0) -> None:
     call.cancel()
 
 
-def test_the_dead_take_no_share(worker: Endpoint) -> None:
+async def test_the_dead_take_no_share(worker: Endpoint) -> None:
     """However many senders have ended without a goodbye, the next has the whole window after seconds."""
-
-    async def talk() -> None:
-        async with grpc.aio.insecure_channel(worker.address) as channel:
-            whole = await window_of_a_new_sender(channel)
-            await asyncio.gather(*(die(channel) for _ in range(DEAD)))
-            await asyncio.to_thread(eventually, lambda: metric(worker, RESUMABLE) == DEAD)
-            assert await window_of_a_new_sender(channel) == whole
-
-    asyncio.run(talk())
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        whole = await window_of_a_new_sender(channel)
+        await asyncio.gather(*(die(channel) for _ in range(DEAD)))
+        await asyncio.to_thread(eventually, lambda: metric(worker, RESUMABLE) == DEAD)
+        assert await window_of_a_new_sender(channel) == whole
     assert metric(worker, CONNECTED) == 0
     assert metric(worker, RESUMABLE) == DEAD
 
 
-def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) -> None:
+async def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) -> None:
     """Messages of a sender that is away fill the queue for the others, until they are consumed."""
-    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): range(10)})
-
-        async def talk() -> None:
-            async with grpc.aio.insecure_channel(worker.address) as channel:
-                await die(channel, messages=1000)
-
-        asyncio.run(talk())
+    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            await die(channel, messages=1000)
         eventually(lambda: metric(worker, RESUMABLE) == 1)
         assert queued(worker, TASK) == 1000
         with Client(worker.address, topology=TOPOLOGY) as client:
@@ -103,49 +93,37 @@ def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) -> None:
             client.flush(30)
 
 
-def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -> None:
+async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -> None:
     """Who has used its share up gets the share of a sender that has gone, though nothing is consumed."""
-    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): range(10)})
-
-        async def talk() -> None:
-            async with grpc.aio.insecure_channel(worker.address) as channel:
-                others: list[Any] = [channel.stream_stream(SEND)() for _ in range(2)]
+    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            others: list[Any] = [channel.stream_stream(SEND)() for _ in range(2)]
+            for other in others:
+                await other.write(hello())
+                await other.read()
+            with Client(worker.address, topology=TOPOLOGY) as client:
+                client.send(numbered(TASK, range(1000)))
+                await asyncio.to_thread(eventually, lambda: queued(worker, TASK) == 500)
                 for other in others:
-                    await other.write(hello())
-                    await other.read()
-                with Client(worker.address, topology=TOPOLOGY) as client:
-                    client.send(numbered(TASK, range(1000)))
-                    await asyncio.to_thread(eventually, lambda: queued(worker, TASK) == 500)
-                    for other in others:
-                        other.cancel()
-                    await asyncio.to_thread(client.flush, 30)
-
-        asyncio.run(talk())
+                    other.cancel()
+                await asyncio.to_thread(client.flush, 30)
         assert queued(worker, TASK) == 1000
 
 
-def test_a_session_is_forgotten_after_its_time(tmp_path: Path) -> None:
+async def test_a_session_is_forgotten_after_its_time(tmp_path: Path) -> None:
     """A sender that is gone for longer than `resume_seconds` is not remembered; before, it may resume."""
-    with one_worker("w", "--resume-seconds=1", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): range(10)})
-
-        async def talk() -> None:
-            async with grpc.aio.insecure_channel(worker.address) as channel:
-                await die(channel)
-
-        asyncio.run(talk())
+    with one_worker("w", "--resume-seconds=1", directory=tmp_path, tasks=range(10)) as worker:
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            await die(channel)
         assert metric(worker, CONNECTED) == 1
         eventually(lambda: not metric(worker, CONNECTED) and not metric(worker, RESUMABLE))
 
 
-def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
+async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
     """The counts of what a worker has sent end with its last session; they begin anew when it comes back."""
     received = 'tuplewire_received_messages_total{source="peer"}'
-    with one_worker("w", "--resume-seconds=1", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [TASK]})
-
-        async def send(messages: int) -> None:
+    with one_worker("w", "--resume-seconds=1", directory=tmp_path, tasks=[TASK]) as worker:
+        for messages in (3, 2):
             async with grpc.aio.insecure_channel(worker.address) as channel:
                 call: Any = channel.stream_stream(SEND)()
                 await call.write(hello(kind=pb.PEER_KIND_WORKER, sender_id="peer/1"))
@@ -153,38 +131,31 @@ def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
                 await call.write(frame(1, (b"x",) * messages, TASK))
                 assert await acknowledged(call) == 1
                 call.cancel()
-
-        asyncio.run(send(3))
-        assert metric(worker, received) == 3
-        eventually(lambda: received not in samples(worker.metrics_url))
-        asyncio.run(send(2))
-        assert metric(worker, received) == 2
+            assert metric(worker, received) == messages
+            eventually(lambda: received not in samples(worker.metrics_url))
 
 
-def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> None:
+async def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> None:
     """A sender that was away for longer than its lease goes on where it stood: nothing lost or doubled."""
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        call: Any = channel.stream_stream(SEND)()
+        await call.write(hello(sender_id="away"))
+        welcome = pb.SendResponse.FromString(await call.read()).welcome
+        await call.write(frame(1, (b"1", b"2"), TASK))
+        assert await acknowledged(call) == 1
+        call.cancel()
+        await asyncio.to_thread(eventually, lambda: metric(worker, RESUMABLE) == 1)
+        call = channel.stream_stream(SEND)()
+        again = hello(sender_id="away", receiver_incarnation=welcome.receiver_incarnation)
+        await call.write(again)
+        resumed = pb.SendResponse.FromString(await call.read()).welcome
+        assert resumed.receiver_incarnation == welcome.receiver_incarnation
+        assert resumed.last_sequence == 1
+        assert metric(worker, CONNECTED) == 1
+        await call.write(frame(2, (b"3",), TASK))
+        assert await acknowledged(call) == 2
+        call.cancel()
 
-    async def talk() -> None:
-        async with grpc.aio.insecure_channel(worker.address) as channel:
-            call: Any = channel.stream_stream(SEND)()
-            await call.write(hello(sender_id="away"))
-            welcome = pb.SendResponse.FromString(await call.read()).welcome
-            await call.write(frame(1, (b"1", b"2"), TASK))
-            assert await acknowledged(call) == 1
-            call.cancel()
-            await asyncio.to_thread(eventually, lambda: metric(worker, RESUMABLE) == 1)
-            call = channel.stream_stream(SEND)()
-            again = hello(sender_id="away", receiver_incarnation=welcome.receiver_incarnation)
-            await call.write(again)
-            resumed = pb.SendResponse.FromString(await call.read()).welcome
-            assert resumed.receiver_incarnation == welcome.receiver_incarnation
-            assert resumed.last_sequence == 1
-            assert metric(worker, CONNECTED) == 1
-            await call.write(frame(2, (b"3",), TASK))
-            assert await acknowledged(call) == 2
-            call.cancel()
-
-    asyncio.run(talk())
     assert not metric(worker, RESUMABLE)
     with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
         assert collect(subscription, 3) == [(None, b"1"), (None, b"2"), (None, b"3")]

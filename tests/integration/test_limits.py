@@ -32,7 +32,7 @@ from helpers.limited import limited_workers
 from helpers.memory import MIB, rss
 from helpers.secured import denied, files_of, secret_file, tls_flags
 from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
-from helpers.traffic import Feeder, Reader
+from helpers.traffic import Feeder, Reader, deliver
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.dialling import read_tls
@@ -324,8 +324,7 @@ def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
     ) as workers:
         endpoint = workers.endpoints[0]
         with Client(endpoint.address, topology=TOPOLOGY, credentials=program) as client:
-            client.send(1, b"before")
-            client.flush(_SECONDS)
+            deliver(client, 1, b"before")
             issued.write(worker)
             connected_now = 'tuplewire_sessions{state="connected"}'
             eventually(lambda: metric(endpoint, connected_now) == 0, _SECONDS)

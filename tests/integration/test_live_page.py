@@ -16,6 +16,7 @@ from helpers.browser import browser
 from helpers.certificates import Authority
 from helpers.program import Threads
 from helpers.secured import files_of, secret_file, tls_flags, variables_of
+from helpers.traffic import deliver
 from helpers.viewer import page_data, web_viewer
 from helpers.worker_process import run_command
 
@@ -203,8 +204,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
             Client(far.address, credentials=mine["two"]) as two,
         ):
             for client in (one, two):
-                client.send(2, b"x")
-                client.flush(30)
+                deliver(client, 2, b"x")
 
             def seen(name: str) -> set[str]:
                 with web_viewer(near.address, environment=variables_of(mine[name])) as link:
@@ -223,8 +223,7 @@ def test_the_whole_cluster_is_told() -> None:
         workers.assign({0: range(5), 1: range(5, 10)})
         near, far = workers.endpoints
         with Client(near.address, client_id="sends") as client:
-            client.send(7, b"x")
-            client.flush(30)
+            deliver(client, 7, b"x")
             with web_viewer(near.address) as one, web_viewer(far.address) as two:
                 for found, other in ((one, "worker-1"), (two, "worker-0")):
                     told = page_data(found)
@@ -242,8 +241,7 @@ def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
         workers.assign({0: range(10_000)})
         at = workers.endpoints[0]
         with Client(at.address) as client:
-            client.send(9_999, b"x")
-            client.flush(30)
+            deliver(client, 9_999, b"x")
         with ControlClient(at.address) as control:
             told_of = control.status(most_tasks=5)
             assert (len(told_of.tasks), told_of.local_tasks) == (5, 10_000)

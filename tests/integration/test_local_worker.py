@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from helpers import eventually
+from helpers.traffic import deliver
 
 import tuplewire
 from tuplewire.connection.control_client import ControlClient
@@ -19,8 +20,7 @@ def test_a_program_has_a_worker_of_its_own() -> None:
     with tuplewire.local("1,7-8") as worker:
         with worker.client() as client:
             client.send(8, b"eight")
-            client.send(1, b"one")
-            client.flush(10)
+            deliver(client, 1, b"one")
             with client.recv([1, 8], timeout=10) as batches:
                 found = {(m.task, m.message) for m in next(batches)}
         assert found <= {(8, b"eight"), (1, b"one")}

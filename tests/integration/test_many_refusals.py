@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from helpers.hostile import SEND, hello, talk
-from helpers.topology import TOPOLOGY, assign, one_worker
+from helpers.topology import TOPOLOGY, one_worker
+from helpers.traffic import deliver
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
@@ -18,8 +19,7 @@ GROUPS = 60_000
 
 def test_the_answers_to_frames_of_many_refused_groups_arrive(tmp_path: Path) -> None:
     """All are refused by name, the first ones in words, in messages that a stream carries."""
-    with one_worker("w", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [0]})
+    with one_worker("w", directory=tmp_path, tasks=[0]) as worker:
         groups = [TaskGroup.of(task, [b"x"]) for task in range(1, GROUPS + 1)]
         frames = [
             encode_frame(
@@ -40,10 +40,9 @@ def test_the_answers_to_frames_of_many_refused_groups_arrive(tmp_path: Path) -> 
 def test_a_client_hears_of_many_refusals(tmp_path: Path) -> None:
     """flush() says that messages were refused, and the ledger has all of them."""
     with (
-        one_worker("w", directory=tmp_path) as worker,
+        one_worker("w", directory=tmp_path, tasks=[0]) as worker,
         Client(worker.address, topology=TOPOLOGY) as client,
     ):
-        assign(worker, 1, {("w", worker.address): [0]})
         batch = TaskMessageBatch.from_columns(range(1, GROUPS + 1), [b"x"] * GROUPS)
         client.send(batch)
         try:
@@ -52,6 +51,5 @@ def test_a_client_hears_of_many_refusals(tmp_path: Path) -> None:
             assert client.ledger().dropped["unknown_task"] == GROUPS
         else:
             raise AssertionError("nothing was refused")
-        client.send(0, b"taken")
-        client.flush(10)
+        deliver(client, 0, b"taken")
         assert client.ledger().balanced

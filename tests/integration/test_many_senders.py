@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.streams import Sequences, numbered_group
-from helpers.topology import TOPOLOGY, assign, one_worker, settled
+from helpers.topology import TOPOLOGY, one_worker, settled
 
 from tuplewire import TaskMessageBatch
 from tuplewire.aio import Client
@@ -45,8 +45,7 @@ def _threads(worker: Endpoint) -> int:
 @pytest.mark.slow
 def test_a_thousand_senders_are_served(tmp_path: Path) -> None:
     """Each sender's messages arrive once and in order, the ledger adds up, and there are no more threads."""
-    with one_worker("w", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): TASKS})
+    with one_worker("w", directory=tmp_path, tasks=TASKS) as worker:
         asyncio.run(_exchange(worker))
 
 

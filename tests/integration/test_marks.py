@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from helpers.topology import TOPOLOGY, assign, collect, metric, numbered, one_worker, queued
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire import Client
 from tuplewire.processes.worker_processes import Endpoint
@@ -44,15 +44,13 @@ def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
         everybody = {each: (each.worker_id, each.address) for each in (entry, first, second)}
         before = {everybody[entry]: [50], everybody[first]: [TASK], everybody[second]: [60]}
         after = {everybody[entry]: [50], everybody[first]: [70], everybody[second]: [TASK, 60]}
-        for each in everybody:
-            assign(each, 1, before)
+        assign(everybody, 1, before)
         sender = stack.enter_context(client_of(entry.address, ack_mode="processed"))
         sender.send(numbered(TASK, range(MESSAGES)))
         eventually(lambda: queued(first, TASK) == MESSAGES)
         kill(entry)
         again = stack.enter_context(one_worker("entry", directory=tmp_path, port=port))
-        for each in (again, second):
-            assign(each, 2, after)
+        assign((again, second), 2, after)
         consumer = stack.enter_context(Client(second.address, topology=TOPOLOGY))
         subscription = stack.enter_context(consumer.recv([TASK], timeout=60))
         assert kept(subscription, MESSAGES) == ([], list(range(MESSAGES)))
@@ -68,11 +66,9 @@ def test_what_waits_where_its_entry_worker_died_is_marked(tmp_path: Path) -> Non
         entry = stack.enter_context(one_worker("entry", directory=tmp_path))
         owner = stack.enter_context(one_worker("owner", directory=tmp_path))
         tasks = {(entry.worker_id, entry.address): [50], (owner.worker_id, owner.address): [TASK]}
-        for each in (entry, owner):
-            assign(each, 1, tasks)
+        assign((entry, owner), 1, tasks)
         sender = stack.enter_context(Client(entry.address, topology=TOPOLOGY))
-        sender.send(numbered(TASK, range(MESSAGES)))
-        sender.flush(30)
+        deliver(sender, numbered(TASK, range(MESSAGES)))
         eventually(lambda: queued(owner, TASK) == MESSAGES)
         kill(entry)
         consumer = stack.enter_context(Client(owner.address, topology=TOPOLOGY))
@@ -87,11 +83,9 @@ def test_what_waits_where_its_entry_worker_has_drained_is_not(tmp_path: Path) ->
         owner = stack.enter_context(one_worker("owner", directory=tmp_path))
         with one_worker("entry", directory=tmp_path) as entry:
             tasks = {(entry.worker_id, entry.address): [50], (owner.worker_id, owner.address): [TASK]}
-            for each in (entry, owner):
-                assign(each, 1, tasks)
+            assign((entry, owner), 1, tasks)
             with Client(entry.address, topology=TOPOLOGY) as sender:
-                sender.send(numbered(TASK, range(MESSAGES)))
-                sender.flush(30)
+                deliver(sender, numbered(TASK, range(MESSAGES)))
             eventually(lambda: queued(owner, TASK) == MESSAGES)
         consumer = stack.enter_context(Client(owner.address, topology=TOPOLOGY))
         with consumer.recv([TASK], timeout=60) as subscription:

@@ -138,8 +138,7 @@ class Workers:
         tasks = [[STEADY] if index == 0 else [] for index in range(3)]
         tasks[owner].append(MOVING)
         named = dict(zip(self.endpoints, tasks, strict=True))
-        for endpoint in self.chance.sample(told, len(told)):
-            assign(endpoint, self._version, named)
+        assign(self.chance.sample(told, len(told)), self._version, named)
 
     def still(self) -> bool:
         """Whether no move is under way."""

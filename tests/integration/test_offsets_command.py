@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from helpers.topology import numbered, pair_of_workers
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 from helpers.worker_process import environment_without_ours
 
 
@@ -31,8 +31,7 @@ def test_offsets_are_shown_and_moved() -> None:
         near, far = workers.near_task(), workers.far_task()
         with client_of(workers.near.address) as client:
             client.send(numbered(near, range(10)))
-            client.send(numbered(far, range(100, 103)))
-            client.flush()
+            deliver(client, numbered(far, range(100, 103)))
             tasks = f"--tasks={near},{far}"
             found = rows(offsets(workers.near.address, tasks))
             assert found[near] == [workers.near.worker_id, "0", "10", "10", "10", "-"]

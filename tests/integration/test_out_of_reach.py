@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import threading
@@ -11,6 +10,7 @@ import time
 import pytest
 from helpers.logged import logged
 from helpers.topology import TOPOLOGY, Pair
+from helpers.traffic import deliver
 
 from tuplewire import Client, aio
 from tuplewire.errors import FlushTimeoutError, UnreachableError, WrongTopologyError
@@ -73,23 +73,19 @@ def test_waits_end_by_default(nobody: str) -> None:
     assert client.ledger().dropped["closed"] == 1
 
 
-def test_waits_of_asyncio_end_by_default(nobody: str) -> None:
+async def test_waits_of_asyncio_end_by_default(nobody: str) -> None:
     """The same, awaited."""
-
-    async def test() -> None:
-        client = aio_client_of(nobody, flush_seconds=0.4, connect_seconds=0.4)
-        await client.send(1, b"x")
-        with pytest.raises(FlushTimeoutError, match=r"after 0.4 s"):
-            await client.flush()
-        with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
-            await anext(client.recv(1))
-        with pytest.raises(FlushTimeoutError, match="given up"):
-            await client.close()
-        with pytest.raises(FlushTimeoutError):
-            async with aio_client_of(nobody, flush_seconds=0.4) as client:
-                await client.send(1, b"x")
-
-    asyncio.run(test())
+    client = aio_client_of(nobody, flush_seconds=0.4, connect_seconds=0.4)
+    await client.send(1, b"x")
+    with pytest.raises(FlushTimeoutError, match=r"after 0.4 s"):
+        await client.flush()
+    with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
+        await anext(client.recv(1))
+    with pytest.raises(FlushTimeoutError, match="given up"):
+        await client.close()
+    with pytest.raises(FlushTimeoutError):
+        async with aio_client_of(nobody, flush_seconds=0.4) as client:
+            await client.send(1, b"x")
 
 
 def test_an_error_is_seen_as_it_is(nobody: str) -> None:
@@ -151,8 +147,7 @@ def test_waits_may_last_for_ever(pair: Pair) -> None:
     """With math.inf, for all of them and for one."""
     task = pair.near_task()
     with client_of(pair.near.address, flush_seconds=math.inf, connect_seconds=math.inf) as client:
-        client.send(task, b"x")
-        client.flush(math.inf)
+        deliver(client, task, b"x")
         assert next(client.recv(task, timeout=math.inf)).payloads == [b"x"]
 
 
@@ -161,8 +156,7 @@ def test_a_wrong_topology_is_told_at_once(pair: Pair) -> None:
     client = Client(pair.near.address, topology="another", flush_seconds=math.inf)
 
     def send_and_flush() -> None:
-        client.send(1, b"x")
-        client.flush()
+        deliver(client, 1, b"x")
 
     with pytest.raises(WrongTopologyError):
         send_and_flush()

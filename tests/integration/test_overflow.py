@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, pair_of_workers, queued
+from helpers.traffic import deliver
 
 import tuplewire.aio
 from tuplewire import Client
@@ -53,8 +54,7 @@ def test_a_producer_at_full_speed_never_waits(pair: Pair, where: str) -> None:
     task = pair.near_task() if where == "near" else pair.far_task()
     owner: Endpoint = getattr(pair, where)
     with producer_of(pair.near.address) as producer:
-        producer.send(numbered(task, range(QUEUE)))
-        producer.flush(10)
+        deliver(producer, numbered(task, range(QUEUE)))
         eventually(lambda: queued(owner, task) == QUEUE)
         for start in range(QUEUE, SENT, 100):
             producer.send(numbered(task, range(start, start + 100)), timeout=0)

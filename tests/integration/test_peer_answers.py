@@ -22,7 +22,7 @@ from helpers.topology import (
     one_worker,
     status,
 )
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire import TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
@@ -151,8 +151,7 @@ def test_what_one_peer_answers_concerns_its_messages_alone(
         assign(worker, next(versions), {("near", worker.address): [LOCAL], ("far", address): [FAR]})
         eventually(lambda: len(calls) >= 2, 10, "tried again")
         client.send(numbered(FAR, range(10)))
-        client.send(numbered(LOCAL, range(10)))
-        client.flush(10)
+        deliver(client, numbered(LOCAL, range(10)))
         with client_of(worker.address) as consumer:
             assert numbers(collect(consumer.recv([LOCAL], timeout=10), 10)) == list(range(10))
         seen = len(calls)
@@ -176,8 +175,7 @@ def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> N
             with ControlClient(each.address) as control:
                 control.wait_ready(10)
         sizes = [10, 5000, 20, 6000, 30]
-        client.send(TaskMessageBatch.from_columns([1, 1, 2, 1, 1], [bytes(size) for size in sizes]))
-        client.flush(10)
+        deliver(client, TaskMessageBatch.from_columns([1, 1, 2, 1, 1], [bytes(size) for size in sizes]))
         came = collect(consumer.recv([1, 2], timeout=10), 3)
         assert sorted(len(payload) for _, payload in came) == [10, 20, 30]
         eventually(lambda: ledger(a).acknowledged == 3)
@@ -191,8 +189,7 @@ def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(t
             (stranger,) = workers.endpoints
             port = int(stranger.address.rpartition(":")[2])
             assign(a, 1, {("a", a.address): [0], ("b", stranger.address): [1]})
-            client.send(numbered(1, range(100)))
-            client.flush(10)
+            deliver(client, numbered(1, range(100)))
             eventually(
                 lambda: metric(stranger, 'tuplewire_refused_streams_total{code="WRONG_TOPOLOGY"}') >= 2
             )
@@ -216,11 +213,9 @@ def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path
         meant = {}
         with one_worker("a", directory=tmp_path) as a:
             meant = {a: [0], b: [1]}
-            for each in (a, b):
-                assign(each, 1, meant)
+            assign((a, b), 1, meant)
             with client_of(a.address) as client:
-                client.send(numbered(1, range(10)))
-                client.flush(10)
+                deliver(client, numbered(1, range(10)))
             eventually(lambda: ledger(b).accepted == 10)
             incarnation = status(a).incarnation
             os.kill(a.process_id, signal.SIGKILL)
@@ -231,6 +226,5 @@ def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path
             with again as earlier, client_of(earlier.address) as client, client_of(b.address) as consumer:
                 assert status(earlier).incarnation < incarnation
                 assign(earlier, 1, {earlier: [0], b: [1]})
-                client.send(numbered(1, range(10, 20)))
-                client.flush(10)
+                deliver(client, numbered(1, range(10, 20)))
                 assert numbers(collect(consumer.recv([1], timeout=10), 20)) == list(range(20))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.topology import TOPOLOGY, Pair, assign, pair_of_workers, status
+from helpers.traffic import deliver
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -97,11 +98,9 @@ def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
             )
             stack.enter_context(workers[-1])
         a, b = (each.endpoints[0] for each in workers)
-        for endpoint in (a, b):
-            assign(endpoint, 1, {a: [1], b: [2]})
+        assign((a, b), 1, {a: [1], b: [2]})
         with Client(a.address, topology=TOPOLOGY) as client:
-            client.send(2, b"x")
-            client.flush(10)
+            deliver(client, 2, b"x")
         os.kill(b.process_id, signal.SIGSTOP)
         try:
             assert workers[0].stop() == [0]

@@ -10,6 +10,7 @@ import pytest
 from helpers import eventually
 from helpers.secured import denied, secret_file
 from helpers.sinks import first_piece, publish
+from helpers.traffic import deliver
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
@@ -191,11 +192,9 @@ def test_control_is_the_operators(worker: Guarded, who: str) -> None:
 def test_names_belong_to_their_owners(worker: Guarded) -> None:
     """Another client of the same id has a session, a consumer and a sink of its own."""
     with _client(worker, worker.operator, "shared") as client:
-        client.send(7, b"mine")
-        client.flush(_SECONDS)
+        deliver(client, 7, b"mine")
         _send(worker, worker.etl, 7, client_id="shared")
-        client.send(7, b"still mine")
-        client.flush(_SECONDS)
+        deliver(client, 7, b"still mine")
         assert client.ledger().acknowledged == 2
     for executor, driver in ((worker.operator, worker.operator), (worker.etl, worker.driver)):
         with (
@@ -230,14 +229,12 @@ def test_denial_is_logged_once_for_each_client_and_reason(worker: Guarded) -> No
 def test_rules_change_under_a_session(worker: Guarded) -> None:
     """A session that stands is held to the rules of the moment; a broken file changes nothing."""
     with _client(worker, worker.etl) as client:
-        client.send(8, b"allowed")
-        client.flush(_SECONDS)
+        deliver(client, 8, b"allowed")
         worker.rules.write_text(RULES.replace('send = "1-9"', 'send = "1"'), encoding="utf-8")
 
         def refused() -> bool:
             try:
-                client.send(8, b"denied in a moment")
-                client.flush(_SECONDS)
+                deliver(client, 8, b"denied in a moment")
             except RefusedMessagesError:
                 return True
             return False
@@ -286,8 +283,7 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
         assignment = workers.assign({0: [1]}, _SECONDS)
         address = workers.endpoints[0].address
         with Client(address, topology=TOPOLOGY, credentials=executor) as client:
-            client.send(1, b"message")
-            client.flush(_SECONDS)
+            deliver(client, 1, b"message")
             with client.recv([1], timeout=_SECONDS) as batches:
                 assert [message.message for message in next(batches)] == [b"message"]
         attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)

@@ -29,7 +29,7 @@ from helpers.topology import (
     queued,
     settled,
 )
-from helpers.traffic import Feeder, Reader, client_of
+from helpers.traffic import Feeder, Reader, client_of, deliver
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -212,8 +212,7 @@ def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> 
         with Reader(subscription) as reader:
             hops.wait_ended(victim)
             hops.start(victim)
-            sender.send(numbered(TASK, range(1000, 1100)))
-            sender.flush(20)
+            deliver(sender, numbered(TASK, range(1000, 1100)))
         got = [int(message.message) for message in first] + numbers(reader.got)
     assert got == list(range(1100))
     assert reader.redelivered == []

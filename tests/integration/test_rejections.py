@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from helpers.topology import (
     queued,
     status,
 )
+from helpers.traffic import deliver
 
 from tuplewire import Client, TaskMessage
 from tuplewire.aio import Client as AsyncClient
@@ -58,8 +58,7 @@ def test_a_rejected_message_comes_again_behind_the_others(letter_pair: Pair) -> 
     """By default the others go on; the header says how often it was rejected."""
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
-        client.send(numbered(task, range(5), source=3))
-        client.flush(10)
+        deliver(client, numbered(task, range(5), source=3))
         seen = []
         for message in subscription.messages(6):
             seen.append((int(message.message), message.headers))
@@ -76,8 +75,7 @@ def test_a_rejected_message_keeps_its_place_where_others_wait(letter_pair: Pair)
     seen: dict[int, list[int]] = {first: [], second: []}
     with client_of(letter_pair.near.address, reject_order="wait") as client:
         client.send(numbered(first, range(6)))
-        client.send(numbered(second, range(6)))
-        client.flush(10)
+        deliver(client, numbered(second, range(6)))
         with client.recv([first, second], timeout=10) as subscription:
             for message in subscription.messages(14):
                 seen[message.task].append(int(message.message))
@@ -112,8 +110,7 @@ def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
     before = ledger(letter_pair.near)
     with client_of(letter_pair.near.address, source=5) as client:
         client.send(task, b"poison", key=b"k", headers=[("mine", b"1")])
-        client.send(task, b"fine")
-        client.flush(10)
+        deliver(client, task, b"fine")
         with client.recv([task]) as subscription:
             for message in subscription.messages(quiet=0.5):
                 if message.message == b"poison":
@@ -148,8 +145,7 @@ def test_a_dead_letter_goes_to_another_worker(letter_pair: Pair) -> None:
     """The dead-letter task may be anywhere; where others wait, they go on once it is a letter."""
     task = letter_pair.far_task()
     with client_of(letter_pair.far.address, reject_order="wait") as client:
-        client.send(numbered(task, range(3)))
-        client.flush(10)
+        deliver(client, numbered(task, range(3)))
         with client.recv([task]) as subscription:
             seen = []
             for message in subscription.messages(quiet=0.5):
@@ -177,8 +173,7 @@ def test_an_acknowledgement_in_the_middle_leaves_later_rejections_out(letter_pai
     """What is not acknowledged is not rejected either: it goes to the next consumer, with no count."""
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client:
-        client.send(numbered(task, range(4)))
-        client.flush(10)
+        deliver(client, numbered(task, range(4)))
         with client.recv([task], timeout=10) as subscription:
             next(subscription)
             subscription.reject(0)
@@ -233,21 +228,19 @@ def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, o
         assert [each for each in seen if each % 3] == sorted(each for each in seen if each % 3)
 
 
-def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
+async def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
     """In the same way."""
     task = letter_pair.near_task()
     seen: list[int] = []
 
-    async def consume() -> None:
-        async with AsyncClient(letter_pair.near.address, topology=TOPOLOGY, reject_order="wait") as client:
-            await client.send(numbered(task, range(3)))
-            async with client.recv([task], timeout=10) as subscription:
-                async for message in subscription.messages(4):
-                    seen.append(int(message.message))
-                    if seen == [0, 1]:
-                        subscription.reject()
+    async with AsyncClient(letter_pair.near.address, topology=TOPOLOGY, reject_order="wait") as client:
+        await client.send(numbered(task, range(3)))
+        async with client.recv([task], timeout=10) as subscription:
+            async for message in subscription.messages(4):
+                seen.append(int(message.message))
+                if seen == [0, 1]:
+                    subscription.reject()
 
-    asyncio.run(consume())
     assert seen == [0, 1, 1, 2]
 
 
@@ -258,8 +251,7 @@ def test_rejected_messages_follow_their_task(order: str) -> None:
         workers.assign({0: [1], 1: [2]})
         here, there = workers.endpoints
         with client_of(here.address, reject_order=order) as client:
-            client.send(numbered(1, range(3)))
-            client.flush(10)
+            deliver(client, numbered(1, range(3)))
             with client.recv([1], timeout=10) as subscription:
                 batch = next(subscription)
                 while len(batch) < 3:
@@ -268,8 +260,7 @@ def test_rejected_messages_follow_their_task(order: str) -> None:
                 subscription.reject(0, after=0.5 if order == "go_on" else 3600)
                 subscription.acknowledge()
                 eventually(lambda: status(here).rejections == 1)
-            for endpoint in (here, there):
-                assign(endpoint, 2, {here: [2], there: [1]})
+            assign((here, there), 2, {here: [2], there: [1]})
             with client_of(there.address) as other, other.recv([1]) as subscription:
                 wanted = [0] if order == "go_on" else [0, 1, 2]
                 found = [(int(each.message), each.headers) for each in subscription.messages(len(wanted))]
@@ -289,8 +280,7 @@ def test_a_drain_waits_for_no_delay() -> None:
             subscription.reject(0, after=3600)
             subscription.acknowledge()
             eventually(lambda: status(here).rejected_waiting == 1)
-        for endpoint in (here, there):
-            assign(endpoint, 2, {here: [], there: [1, 2]})
+        assign((here, there), 2, {here: [], there: [1, 2]})
         with ControlClient(here.address) as control:
             control.drain()
         with client_of(there.address) as client, client.recv([1], timeout=10) as subscription:
@@ -315,8 +305,7 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
     letters(letter_pair)
     task = letter_pair.far_task()
     with client_of(letter_pair.far.address, source=8) as client:
-        client.send(numbered(task, range(4), source=8))
-        client.flush(10)
+        deliver(client, numbered(task, range(4), source=8))
         with client.recv([task]) as subscription:
             for message in subscription.messages(quiet=0.5):
                 subscription.reject(reason=f"bad {message.message.decode()}")
@@ -353,8 +342,7 @@ def test_a_mark_survives_rejections_the_dead_letter_and_its_replay(letter_pair: 
     letters(letter_pair)
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client:
-        client.send(task, b"maybe processed")
-        client.flush(10)
+        deliver(client, task, b"maybe processed")
         with client.recv([task], timeout=10) as subscription:
             assert not next(subscription).groups[0].redelivered
         with client.recv([task], timeout=10) as subscription:
@@ -373,8 +361,7 @@ def test_a_dead_letter_of_a_marked_message_is_marked(letter_pair: Pair) -> None:
     letters(letter_pair)
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address, reject_order="wait") as client:
-        client.send(task, b"maybe processed")
-        client.flush(10)
+        deliver(client, task, b"maybe processed")
         with client.recv([task], timeout=10) as subscription:
             next(subscription)
         with client.recv([task], timeout=10) as subscription:

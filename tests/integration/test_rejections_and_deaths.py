@@ -90,8 +90,7 @@ def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path)
             sender.send(TASK, b"0")
             reject_first(here)
         eventually(lambda: queued(here, DEAD) == 1)
-        for endpoint in (here, there):
-            assign(endpoint, 2, {here: [TASK], there: [OTHER, DEAD]})
+        assign((here, there), 2, {here: [TASK], there: [OTHER, DEAD]})
         eventually(lambda: queued(there, DEAD) == 1)
         eventually(lambda: not ledger(here).pending)
         assert workers.stop() == [0, 0]

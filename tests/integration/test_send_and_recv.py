@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.traffic import deliver
 
 import tuplewire
 from tuplewire.errors import ConfigError
@@ -165,8 +166,7 @@ def test_ctrl_c_ends_a_reader_with_a_line(worker: OwnWorker) -> None:
 def test_messages_end_by_count_quiet_and_time(worker: OwnWorker) -> None:
     """The same in a program: an iteration that ends, and acknowledges just what was seen."""
     with worker.client() as client:
-        client.send(tuplewire.TaskMessageBatch.from_columns(8, [b"%d" % n for n in range(10)]))
-        client.flush(10)
+        deliver(client, tuplewire.TaskMessageBatch.from_columns(8, [b"%d" % n for n in range(10)]))
         with client.recv([8]) as subscription:
             assert [each.payload for each in subscription.messages(3)] == [b"0", b"1", b"2"]
         with client.recv([8]) as subscription:

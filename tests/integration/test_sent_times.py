@@ -6,7 +6,7 @@ import time
 
 import pytest
 from helpers.topology import TOPOLOGY, acknowledged, queued
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
@@ -39,8 +39,7 @@ def test_the_time_of_sending_stays_with_a_message(transport: str) -> None:
         with client_of(near.address) as client:
             for number in range(5):
                 payload, before = b"%d" % number, now()
-                client.send(TASK, payload)
-                client.flush(20)
+                deliver(client, TASK, payload)
                 sent[payload] = before, now()
                 eventually(lambda before=before: now() > before + 30)  # type: ignore[misc]
         eventually(lambda: queued(far, TASK) == 5)

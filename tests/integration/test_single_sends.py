@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 from typing import Any
@@ -132,7 +131,7 @@ WRONG: list[tuple[Any, Any, type[TuplewireError]]] = [
 
 
 @pytest.mark.parametrize(("task", "payload", "error"), WRONG)
-def test_a_wrong_message_is_an_error_where_it_is_sent(
+async def test_a_wrong_message_is_an_error_where_it_is_sent(
     nobody: str, task: Any, payload: Any, error: type[TuplewireError]
 ) -> None:
     """Nothing of it is accepted, and what is right goes on being so."""
@@ -144,17 +143,14 @@ def test_a_wrong_message_is_an_error_where_it_is_sent(
     assert client.ledger().accepted == 2
     client.close(0)
 
-    async def test() -> None:
-        client = aio.Client(nobody, topology=TOPOLOGY)
-        await client.send(1, b"x")
-        with pytest.raises(error):
-            await client.send(task, payload)
-        with pytest.raises(error):
-            client.try_send(task, payload)
-        assert client.ledger().accepted == 1
-        await client.close(0)
-
-    asyncio.run(test())
+    client = aio.Client(nobody, topology=TOPOLOGY)
+    await client.send(1, b"x")
+    with pytest.raises(error):
+        await client.send(task, payload)
+    with pytest.raises(error):
+        client.try_send(task, payload)
+    assert client.ledger().accepted == 1
+    await client.close(0)
 
 
 def test_a_payload_is_as_it_was_when_it_was_sent(pair: Pair) -> None:

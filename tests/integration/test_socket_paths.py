@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from helpers.ports import free_port
-from helpers.topology import TOPOLOGY, assign, one_worker
+from helpers.topology import TOPOLOGY, one_worker
+from helpers.traffic import deliver
 
 import tuplewire
 from tuplewire import Client
@@ -27,14 +28,12 @@ from tuplewire_service.messaging.zmq.zmq_settings import ipc_endpoint
 def test_a_socket_with_an_odd_name(tmp_path: Path, name: str) -> None:
     """It is where it was said to be, and programs reach it by the same name."""
     socket = tmp_path / f"{name}.sock"
-    with one_worker("w", f"--listen-unix={socket}", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [1]})
+    with one_worker("w", f"--listen-unix={socket}", directory=tmp_path, tasks=[1]):
         assert stat.S_ISSOCK(socket.stat().st_mode)
         with ControlClient(f"unix://{socket}") as control:
             assert control.status().worker_id == "w"
         with Client(f"unix://{socket}", topology=TOPOLOGY) as client:
-            client.send(1, b"x")
-            client.flush(20)
+            deliver(client, 1, b"x")
             assert len(next(client.recv([1], timeout=20))) == 1
 
 
@@ -66,8 +65,7 @@ def test_long_temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     short = Path(tempfile.mkdtemp(prefix="x", dir="/tmp"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     with tuplewire.local() as worker, worker.client() as client:
-        client.send(1, b"x")
-        client.flush(20)
+        deliver(client, 1, b"x")
     with WorkerProcesses(1, TOPOLOGY, drain_seconds=1) as workers:
         (endpoint,) = workers.endpoints
         with ControlClient(endpoint.unix_address) as control:

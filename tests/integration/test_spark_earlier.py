@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, pair_of_workers
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire.spark.data_source_api import EarlierStreamReader
 from tuplewire.spark.offsets import DataLossError
@@ -58,8 +58,7 @@ def planned(reader: EarlierStreamReader, start: Any, end: Any) -> list[int]:
 def send(workers: Pair, task: int, numbers: range) -> None:
     """Send numbered messages."""
     with client_of(workers.near.address) as client:
-        client.send(numbered(task, numbers))
-        client.flush()
+        deliver(client, numbered(task, numbers))
 
 
 def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:

@@ -16,7 +16,7 @@ import pytest
 from helpers import eventually
 from helpers.moving_workers import TASK, Workers
 from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
@@ -93,8 +93,7 @@ def query(workers: Workers, name: str = "c", **more: str) -> Iterator[Query]:
 def send(workers: Workers, numbers: range, name: str = "b") -> None:
     """Send messages through a worker."""
     with client_of(workers.running[name].address) as client:
-        client.send(numbered(TASK, numbers))
-        client.flush(20)
+        deliver(client, numbered(TASK, numbers))
 
 
 def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
@@ -123,8 +122,7 @@ def test_two_programs_of_a_worker_keep_their_order(workers: Workers) -> None:
     with client_of(address) as one, client_of(address) as other:
         for first in range(0, 100, 20):
             for client, offset in ((one, 0), (other, 10)):
-                client.send(numbered(TASK, range(first + offset, first + offset + 10)))
-                client.flush(20)
+                deliver(client, numbered(TASK, range(first + offset, first + offset + 10)))
     workers.put("b")
     with query(workers) as running:
         running.read(running.plan(50))
@@ -188,8 +186,9 @@ def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
     """A reader that has got a part of it goes on at the new owner; the former owner does not wait for it."""
     count = 600
     with client_of(workers.running["a"].address) as client:
-        client.send(TaskMessageBatch.from_columns(TASK, [b"%-12000d" % number for number in range(count)]))
-        client.flush(20)
+        deliver(
+            client, TaskMessageBatch.from_columns(TASK, [b"%-12000d" % number for number in range(count)])
+        )
     with query(workers) as running:
         end = running.plan()
         (partition,) = running.reader.partitions(running.at, end)
@@ -232,8 +231,7 @@ def test_a_backlog_moves_though_the_new_owner_gives_less_credit(tmp_path: Path) 
         sent = 0
         for sessions in range(3, 11):  # each new sender gets a smaller share, and the others keep theirs
             client = stack.enter_context(client_of(workers.running["a"].address))
-            client.send(numbered(TASK, range(sent, sent + 64 // sessions)))
-            client.flush(20)
+            deliver(client, numbered(TASK, range(sent, sent + 64 // sessions)))
             sent += 64 // sessions
         assert sent > 64
         with query(workers, timeout="10") as running:
@@ -359,8 +357,7 @@ def test_moves_under_load(workers: Workers) -> None:
     def produce(name: str, offset: int) -> None:
         with client_of(workers.running[name].address) as client:
             for number in range(0, count, 20):
-                client.send(numbered(TASK, range(offset + number, offset + number + 20)))
-                client.flush(60)
+                deliver(client, numbered(TASK, range(offset + number, offset + number + 20)))
 
     threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
 
@@ -395,8 +392,7 @@ def test_moves_back_to_back_under_load(workers: Workers, seed: int) -> None:
     def produce(name: str, offset: int) -> None:
         with client_of(workers.running[name].address) as client:
             for number in range(0, count, 20):
-                client.send(numbered(TASK, range(offset + number, offset + number + 20)))
-                client.flush(60)
+                deliver(client, numbered(TASK, range(offset + number, offset + number + 20)))
 
     def move() -> None:
         names = list(workers.running)

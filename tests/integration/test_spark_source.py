@@ -24,7 +24,7 @@ from helpers.topology import (
     queued,
 )
 from helpers.topology import assignment_file as write_assignment
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -101,15 +101,13 @@ def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
     """A consumer between reading and committing changes nothing."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        client.send(large(task, range(900)))
-        client.flush()
+        deliver(client, large(task, range(900)))
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
         assert payloads(reader, reader.partitions(start, end)) == list(range(900))
         with client.recv([task], timeout=20) as batches:
             next(batches)  # and does not acknowledge it
-        client.send(numbered(task, range(900, 910)))
-        client.flush()
+        deliver(client, numbered(task, range(900, 910)))
         reader.commit(end)
         assert acknowledged(workers.near, task) == 900
         later = reader.latestOffset(end, ReadAllAvailable())
@@ -128,8 +126,7 @@ def test_begins_behind_what_is_there(workers: Pair) -> None:
         client.flush()
         with stream_reader(workers.near, tasks, startingOffsets=starts) as reader:
             start = reader.initialOffset()
-            client.send(numbered(second, range(10, 15)))
-            client.flush()
+            deliver(client, numbered(second, range(10, 15)))
             end = reader.latestOffset(start, ReadAllAvailable())
             assert payloads(reader, reader.partitions(start, end)) == [*range(10), *range(10, 15)]
             reader.commit(end)
@@ -140,17 +137,14 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
     """Until there are minMessagesPerTrigger, or for maxTriggerDelay, or until room is short."""
     task = workers.far_task()
     with client_of(workers.near.address) as client:
-        client.send(numbered(task, range(9)))
-        client.flush()
+        deliver(client, numbered(task, range(9)))
         with stream_reader(workers.near, str(task), minMessagesPerTrigger="10") as reader:
             start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
             assert reader.latestOffset(start, limit) == start
-            client.send(numbered(task, range(9, 12)))
-            client.flush()
+            deliver(client, numbered(task, range(9, 12)))
             end = reader.latestOffset(start, limit)
             assert payloads(reader, reader.partitions(start, end)) == list(range(12))
-            client.send(numbered(task, range(12, 15)))
-            client.flush()
+            deliver(client, numbered(task, range(12, 15)))
             assert reader.latestOffset(end, limit) == end
             assert reader.latestOffset(end, ReadAllAvailable()) != end  # Trigger.Once
             reader.prepareForTriggerAvailableNow()
@@ -171,8 +165,7 @@ def test_attempts_read_side_by_side(workers: Pair) -> None:
     """A second attempt of a read takes nothing from the first: both read it all."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        client.send(large(task, range(900)))
-        client.flush()
+        deliver(client, large(task, range(900)))
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
         (partition,) = reader.partitions(start, end)
@@ -189,8 +182,7 @@ def test_a_read_goes_on_after_another_consumer(workers: Pair) -> None:
     """A consumer that comes in between puts the worker back to the beginning; nothing is read twice."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        client.send(large(task, range(900)))
-        client.flush()
+        deliver(client, large(task, range(900)))
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
         (partition,) = reader.partitions(start, end)
@@ -211,8 +203,7 @@ def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
         client_of(workers.near.address) as client,
         stream_reader(workers.near, str(task)) as reader,
     ):
-        client.send(large(task, range(900)))
-        client.flush()
+        deliver(client, large(task, range(900)))
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
         (partition,) = reader.partitions(start, end)
@@ -239,8 +230,7 @@ def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
     """A task that a program consumes is not read; the error says who has it."""
     task = workers.near_task()
     with client_of(workers.near.address, client_id="mine") as client:
-        client.send(numbered(task, range(3)))
-        client.flush()
+        deliver(client, numbered(task, range(3)))
         with client.recv([task], timeout=20) as batches:
             next(batches)
             reader = TuplewireBatchReader(given(workers.near, str(task), timeout="0.3"))
@@ -256,8 +246,7 @@ def test_backpressure_reaches_the_senders(workers: Pair) -> None:
         client_of(workers.near.address, max_pending_messages=100) as client,
         stream_reader(workers.near, str(task)) as reader,
     ):
-        client.send(numbered(task, range(QUEUE)))
-        client.flush()
+        deliver(client, numbered(task, range(QUEUE)))
         client.send(numbered(task, range(QUEUE, QUEUE + 100)))
         with pytest.raises(BufferFullError):
             client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.5)
@@ -282,8 +271,7 @@ def test_two_queries_on_one_task_notice(workers: Pair) -> None:
         stream_reader(workers.near, str(task)) as one,
         stream_reader(workers.near, str(task), failOnDataLoss="false") as other,
     ):
-        client.send(numbered(task, range(10)))
-        client.flush()
+        deliver(client, numbered(task, range(10)))
         start = one.initialOffset()
         end = one.latestOffset(start, ReadAllAvailable())
         partitions = one.partitions(start, end)
@@ -384,14 +372,12 @@ def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
         at_a, at_b = ("a", a.address), ("b", b.address)
 
         def assigned(version: int, tasks: dict[tuple[str, str], list[int]]) -> None:
-            for each in (a, b):
-                assign(each, version, tasks)
+            assign((a, b), version, tasks)
 
         assigned(1, {at_a: [1, 10], at_b: []})
         with client_of(a.address) as client, stream_reader(a, "1,10-", failOnDataLoss="true") as reader:
             client.send(numbered(1, range(3)))
-            client.send(numbered(10, range(2)))
-            client.flush()
+            deliver(client, numbered(10, range(2)))
             start = reader.initialOffset()
             end = reader.latestOffset(start, ReadAllAvailable())
             assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2, 0, 1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,17 @@ async def _said_to(address: str) -> bytes:
         return await _echoed(channel.stream_stream(ECHO)(wait_for_ready=True), b"new")
 
 
-def _run(test: Callable[[StandingServer, str], Awaitable[None]], path: Path) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            server = StandingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0))
-            await server.start(["127.0.0.1:0", f"unix://{path}"])
-            try:
-                await test(server, server.addresses[0])
-            finally:
-                await server.stop(0)
-            assert not _main_loops()
-
-    asyncio.run(bounded())
+@asynccontextmanager
+async def _served(path: Path) -> AsyncIterator[tuple[StandingServer, str]]:
+    """Run a server at a port and a socket; return it with its address. Nothing of it is left in the end."""
+    async with asyncio.timeout(30):
+        server = StandingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0))
+        await server.start(["127.0.0.1:0", f"unix://{path}"])
+        try:
+            yield server, server.addresses[0]
+        finally:
+            await server.stop(0)
+        assert not _main_loops()
 
 
 async def _another() -> None:
@@ -96,47 +96,39 @@ async def _another() -> None:
     await asyncio.to_thread(eventually, lambda: _main_loops(loop), 20, "another server")
 
 
-def test_another_server_takes_its_place(tmp_path: Path) -> None:
+async def test_another_server_takes_its_place(tmp_path: Path) -> None:
     """Each time it ends, streams go on, and others find a server at both addresses."""
     path = tmp_path / "socket"
-
-    async def test(server: StandingServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
-            stream: Stream = channel.stream_stream(ECHO)()
-            assert await _echoed(stream, b"before") == b"before"
-            for times in range(1, 4):
-                await _end_server(address)
-                await _another()
-                assert server.restarts == times
-                assert await _echoed(stream, b"after") == b"after"
-                assert await _said_to(address) == b"new"
-                assert await _said_to(f"unix://{path}") == b"new"
-
-    _run(test, path)
+    async with _served(path) as (server, address), grpc.aio.insecure_channel(address) as channel:
+        stream: Stream = channel.stream_stream(ECHO)()
+        assert await _echoed(stream, b"before") == b"before"
+        for times in range(1, 4):
+            await _end_server(address)
+            await _another()
+            assert server.restarts == times
+            assert await _echoed(stream, b"after") == b"after"
+            assert await _said_to(address) == b"new"
+            assert await _said_to(f"unix://{path}") == b"new"
 
 
-def test_a_socket_has_the_mode_that_it_had(tmp_path: Path) -> None:
+async def test_a_socket_has_the_mode_that_it_had(tmp_path: Path) -> None:
     """Whoever might not connect before may not do so now."""
     path = tmp_path / "socket"
-
-    async def test(server: StandingServer, address: str) -> None:
+    async with _served(path) as (server, address):
         before = stat.S_IMODE(path.stat().st_mode)
         await _end_server(address)
         await _another()
         assert server.restarts == 1
         assert stat.S_IMODE(path.stat().st_mode) == before
 
-    _run(test, path)
 
-
-def test_an_address_that_cannot_be_bound_is_tried_again(
+async def test_an_address_that_cannot_be_bound_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A directory that is not there is waited for, and said to be missing."""
     path = tmp_path / "sockets" / "socket"
     path.parent.mkdir()
-
-    async def test(_server: StandingServer, address: str) -> None:
+    async with _served(path) as (_server, address):
         elsewhere = path.parent.rename(tmp_path / "elsewhere")
         await _end_server(address)
         await asyncio.to_thread(
@@ -147,17 +139,14 @@ def test_an_address_that_cannot_be_bound_is_tried_again(
         await _another()
         assert await _said_to(address) == b"new"
 
-    _run(test, path)
 
-
-def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
+async def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the next server has bound already is let go: nobody connects to what will never answer."""
     path = tmp_path / "sockets" / "socket"
     path.parent.mkdir()
-
-    async def test(server: StandingServer, address: str) -> None:
+    async with _served(path) as (server, address):
         path.parent.rename(tmp_path / "elsewhere")
         await _end_server(address)
         await asyncio.to_thread(
@@ -169,8 +158,6 @@ def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
         assert not _main_loops()
         await asyncio.to_thread(eventually, lambda: _is_free(port), 10, "the port of the next server")
 
-    _run(test, path)
-
 
 def _is_free(port: int) -> bool:
     try:
@@ -181,12 +168,9 @@ def _is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize("grace", [0, None])
-def test_a_server_that_is_stopped_is_not_followed(tmp_path: Path, grace: float | None) -> None:
+async def test_a_server_that_is_stopped_is_not_followed(tmp_path: Path, grace: float | None) -> None:
     """Its end is no defect."""
-
-    async def test(server: StandingServer, _address: str) -> None:
+    async with _served(tmp_path / "socket") as (server, _address):
         await server.stop(grace)
         await asyncio.sleep(0)
         assert server.restarts == 0
-
-    _run(test, tmp_path / "socket")

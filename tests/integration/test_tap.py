@@ -15,6 +15,7 @@ import pytest
 from helpers import eventually
 from helpers.secured import denied, secret_file
 from helpers.topology import Pair, collect, metric, numbered, numbers, pair_of_workers, status
+from helpers.traffic import deliver
 from helpers.worker_process import running
 
 from tuplewire import Client, Credentials, TaskMessage
@@ -111,8 +112,7 @@ def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
     ):
         opened(sampled)
         opened(slow)
-        client.send(numbered(task, range(1500)))
-        client.flush(_SECONDS)
+        deliver(client, numbered(task, range(1500)))
         shown, left_out = seen(sampled, 1500)
         assert abs(len(shown) - 150) <= 1
         assert left_out == 0
@@ -189,8 +189,7 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
     task = pair.near_task()
     with tap_command(pair.near, "--task", str(task), "--decode", decoding, "--count", "1") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
-            client.send([TaskMessage(task, payload, key=b"\x1bkey", headers=[("a\x1b\n", b"\x07v")])])
-            client.flush(_SECONDS)
+            deliver(client, [TaskMessage(task, payload, key=b"\x1bkey", headers=[("a\x1b\n", b"\x07v")])])
         out, err = process.communicate(timeout=_SECONDS)
     assert process.returncode == 0, err
     (line,) = out.decode().splitlines()
@@ -208,8 +207,7 @@ def test_a_sample_on_the_command_line(pair: Pair) -> None:
     words = ("--task", str(task), "--sample", "0.1", "--rate", "1000", "--count", "9")
     with tap_command(pair.near, *words) as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
-            client.send(numbered(task, range(100)))
-            client.flush(_SECONDS)
+            deliver(client, numbered(task, range(100)))
         out, err = process.communicate(timeout=_SECONDS)
     assert process.returncode == 0, err
     found = [int(line.rpartition(" | ")[2]) for line in out.decode().splitlines()]
@@ -223,8 +221,7 @@ def test_json_lines_and_ctrl_c(pair: Pair) -> None:
     task = pair.near_task()
     with tap_command(pair.near, "--task", str(task), "--json") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
-            client.send(task, b"\xff")
-            client.flush(_SECONDS)
+            deliver(client, task, b"\xff")
         assert process.stdout is not None
         found = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
@@ -290,8 +287,7 @@ def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
             with closing(looking.tap([1, 2])) as tapped:
                 opened(tapped)
                 with Client(worker.address, topology=TOPOLOGY, credentials=operator) as sender:
-                    sender.send(2, b"message")
-                    sender.flush(_SECONDS)
+                    deliver(sender, 2, b"message")
                 shown, _ = seen(tapped, 1)
                 assert [each.payload for each in shown] == [b"message"]
                 rules.write_text(RULES.replace('"1-9"', '"2-9"'), encoding="utf-8")

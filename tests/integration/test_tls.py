@@ -14,6 +14,7 @@ from helpers import eventually
 from helpers.certificates import Authority
 from helpers.secured import denied, files_of, tls_flags, variables_of
 from helpers.topology import metric
+from helpers.traffic import deliver
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
@@ -69,8 +70,7 @@ def _receive(endpoint: Endpoint, task: int, credentials: Credentials | None, cou
 def test_messages_pass_two_secured_workers(cluster: Cluster) -> None:
     """A program sends to one worker over TLS, the worker to the other, and a program receives from that."""
     with Client(cluster.near.address, topology=TOPOLOGY, credentials=cluster.program) as client:
-        client.send(2, b"through")
-        client.flush(_SECONDS)
+        deliver(client, 2, b"through")
     assert _receive(cluster.far, 2, cluster.program, 1) == [b"through"]
 
 
@@ -81,8 +81,7 @@ def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     with ControlClient(cluster.near.address) as control:
         assert control.status().worker_id == "worker-0"
     with Client(cluster.near.address, topology=TOPOLOGY) as client:
-        client.send(1, b"environment")
-        client.flush(_SECONDS)
+        deliver(client, 1, b"environment")
     assert _receive(cluster.near, 1, None, 1) == [b"environment"]
 
 

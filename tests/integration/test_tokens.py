@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from helpers import eventually
 from helpers.admin import get, scrape
 from helpers.secured import denied, secret_file
+from helpers.traffic import deliver
 
 from tuplewire import Client, Credentials, aio
 from tuplewire.connection.control_client import ControlClient
@@ -55,8 +55,7 @@ def _credentials(folder: Path, *tokens: str) -> Credentials:
 
 def _sends(address: str, credentials: Credentials | None) -> None:
     with Client(address, topology=TOPOLOGY, credentials=credentials) as client:
-        client.send(1, b"message")
-        client.flush(_SECONDS)
+        deliver(client, 1, b"message")
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -101,17 +100,15 @@ def test_probes_need_no_token(worker: Guarded) -> None:
     assert get(worker.endpoint.metrics_url.replace("/metrics", "/readyz"))[0] == 200
 
 
-def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_path: Path) -> None:
+async def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_path: Path) -> None:
     """Every form of the client has credentials."""
     credentials = _credentials(tmp_path, OLD)
 
-    async def send() -> None:
-        address = worker.endpoint.unix_address
-        async with aio.Client(address, topology=TOPOLOGY, credentials=credentials) as client:
-            await client.send(1, b"asyncio")
-            await client.flush(_SECONDS)
+    address = worker.endpoint.unix_address
+    async with aio.Client(address, topology=TOPOLOGY, credentials=credentials) as client:
+        await client.send(1, b"asyncio")
+        await client.flush(_SECONDS)
 
-    asyncio.run(send())
     handle = ClientHandle(worker.endpoint.unix_address, topology=TOPOLOGY, credentials=credentials)
     assert OLD not in repr(handle.__getstate__())
 
@@ -134,15 +131,13 @@ def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
     credentials = _credentials(tmp_path, OLD)
     mine = Path(str(credentials.token_file))
     with Client(worker.endpoint.address, topology=TOPOLOGY, credentials=credentials) as client:
-        client.send(1, b"before")
-        client.flush(_SECONDS)
+        deliver(client, 1, b"before")
         worker.tokens.write_text(f"etl {OLD}\netl {NEW}\n", encoding="utf-8")
         _sends(worker.endpoint.address, credentials)
         mine.write_text(NEW, encoding="utf-8")
         _sends(worker.endpoint.address, credentials)
         worker.tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
-        client.send(1, b"after")
-        client.flush(_SECONDS)
+        deliver(client, 1, b"after")
     with pytest.raises(UnauthenticatedError):
         _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
     worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
@@ -193,8 +188,7 @@ def test_session_waits_for_its_file(worker: Guarded, tmp_path: Path) -> None:
         FaultProxy(worker.endpoint.address) as proxy,
         Client(proxy.address, topology=TOPOLOGY, credentials=credentials) as client,
     ):
-        client.send(1, b"before")
-        client.flush(_SECONDS)
+        deliver(client, 1, b"before")
         worker.tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
         before = denied(worker.endpoint, "wrong_token")
         proxy.cut()
@@ -255,8 +249,7 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
         workers.assign({0: [1], 1: [2]}, _SECONDS)
         near, far = workers.endpoints
         with Client(near.address, topology=TOPOLOGY, credentials=credentials) as client:
-            client.send(2, b"over")
-            client.flush(_SECONDS)
+            deliver(client, 2, b"over")
         with (
             Client(far.address, topology=TOPOLOGY, credentials=credentials) as client,
             client.recv([2], timeout=_SECONDS) as batches,

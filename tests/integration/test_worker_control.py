@@ -27,6 +27,7 @@ from helpers.http2 import (
     http2_frame,
     window_of,
 )
+from helpers.traffic import deliver
 from helpers.worker_process import Running, assignment_for, run_command, running
 
 from tuplewire import Client
@@ -166,8 +167,7 @@ def _get_ready_and_drain(worker: Running) -> None:
         client.update_assignment(assignment_for(worker))
         client.wait_ready(30)
         with Client(worker.address) as sender:  # a message that nobody takes keeps the drain going
-            sender.send(0, b"")
-            sender.flush(30)
+            deliver(sender, 0, b"")
         worker.process.send_signal(signal.SIGTERM)
         check = partial(health.Check, health_pb2.HealthCheckRequest(), timeout=30)
         eventually(lambda: check().status == NOT_SERVING, 30, "the drain has begun")

@@ -28,7 +28,7 @@ from helpers.topology import (
     status,
     two_workers,
 )
-from helpers.traffic import Feeder, Reader, client_of
+from helpers.traffic import Feeder, Reader, client_of, deliver
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
@@ -171,8 +171,7 @@ def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
     with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
         eventually(lambda: seen() == 0.0, 5, "load 0")
         # Few enough for the sender's share of the queue, however many sessions there are.
-        sender.send(numbered(task, range(60)))
-        sender.flush(10)
+        deliver(sender, numbered(task, range(60)))
         eventually(lambda: seen() == pytest.approx(60 / 500), 5, "load 0.12")
         collect(consumer.recv([task], timeout=10), 60)
         eventually(lambda: seen() == 0.0, 5, "load 0 again")
@@ -189,8 +188,7 @@ def test_received_messages_are_counted_by_source(pair: Pair) -> None:
 
     before = count(pair.near, "client"), count(pair.far, pair.near.worker_id)
     with client_of(pair.near.address) as sender:
-        sender.send(numbered(pair.far_task(), range(10, 20)))
-        sender.flush(10)
+        deliver(sender, numbered(pair.far_task(), range(10, 20)))
     assert count(pair.near, "client") == (before[0][0] + 10, before[0][1] + 20)
     eventually(lambda: count(pair.far, pair.near.worker_id) == (before[1][0] + 10, before[1][1] + 20))
 
@@ -309,8 +307,7 @@ def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
     """While one peer is dead, messages to another flow; what is for the dead one waits, bounded."""
     with ExitStack() as stack:
         a, b, c = (stack.enter_context(one_worker(name, *SMALL_QUEUES, directory=tmp_path)) for name in "abc")
-        for each in (a, b, c):
-            assign(each, 1, {("a", a.address): [0], ("b", b.address): [1], ("c", c.address): [2]})
+        assign((a, b, c), 1, {("a", a.address): [0], ("b", b.address): [1], ("c", c.address): [2]})
         sender = stack.enter_context(client_of(a.address))
         consumer = stack.enter_context(client_of(c.address))
         os.kill(b.process_id, signal.SIGKILL)
@@ -333,8 +330,7 @@ def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
 def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: Path) -> None:
     """A client's messages that a killed worker had not acknowledged go to its successor, marked, in order."""
     with ExitStack() as first:
-        worker = first.enter_context(one_worker("w", directory=tmp_path))
-        assign(worker, 1, {("w", worker.address): [0]})
+        worker = first.enter_context(one_worker("w", directory=tmp_path, tasks=[0]))
         port = int(worker.address.rpartition(":")[2])
         with client_of(worker.address, ack_mode="processed") as sender:
             sender.send(numbered(0, range(100)))
@@ -365,8 +361,7 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
 def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
     """A subscription survives the death of its worker and delivers what comes to the successor."""
     with ExitStack() as first:
-        worker = first.enter_context(one_worker("w", directory=tmp_path))
-        assign(worker, 1, {("w", worker.address): [0]})
+        worker = first.enter_context(one_worker("w", directory=tmp_path, tasks=[0]))
         port = int(worker.address.rpartition(":")[2])
         with (
             client_of(worker.address) as sender,
@@ -380,8 +375,7 @@ def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
             first.close()
             file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
             with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
-                sender.send(numbered(0, range(100, 200)))
-                sender.flush(10)
+                deliver(sender, numbered(0, range(100, 200)))
                 reader.has(200)
                 assert numbers(reader.got) == list(range(200))
 
@@ -389,23 +383,20 @@ def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
 def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
     """What a consumer holds of a worker that has died takes no room from what the successor has for it."""
     with ExitStack() as first:
-        worker = first.enter_context(one_worker("w", directory=tmp_path))
-        assign(worker, 1, {("w", worker.address): [0]})
+        worker = first.enter_context(one_worker("w", directory=tmp_path, tasks=[0]))
         port = int(worker.address.rpartition(":")[2])
         with (
             client_of(worker.address) as sender,
             client_of(worker.address, prefetch_bytes=20) as consumer,
             consumer.recv([0], timeout=20) as subscription,
         ):
-            sender.send(numbered(0, range(100, 200)))
-            sender.flush(10)
+            deliver(sender, numbered(0, range(100, 200)))
             held = messages_of(next(subscription))  # and not acknowledged
             assert sum(len(payload) for _, payload in held) >= 20
             os.kill(worker.process_id, signal.SIGKILL)
             first.close()
             file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
             with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
-                sender.send(numbered(0, range(200, 300)))
-                sender.flush(10)
+                deliver(sender, numbered(0, range(200, 300)))
                 # Asking for more acknowledges, in vain, what is held.
                 assert numbers(collect(subscription, 100)) == list(range(200, 300))

@@ -14,7 +14,6 @@ import pytest
 from helpers.admin import samples
 from helpers.topology import (
     Pair,
-    assign,
     collect,
     metric,
     numbered,
@@ -23,7 +22,7 @@ from helpers.topology import (
     queued,
     status,
 )
-from helpers.traffic import client_of
+from helpers.traffic import client_of, deliver
 
 from tuplewire.client import Client
 from tuplewire.errors import BufferFullError
@@ -100,8 +99,7 @@ def test_states_add_up_to_the_time_that_passes(workers: Pair) -> None:
     task = workers.near_task()
     with client_of(workers.near.address) as client:
         for _ in range(20):
-            client.send(numbered(task, range(20)))
-            client.flush(20)
+            deliver(client, numbered(task, range(20)))
         collect(client.recv([task], timeout=20), 400)
     second_asked = time.monotonic()
     second = sum(states(workers.near).values())
@@ -149,8 +147,7 @@ def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
     blocking = f'tuplewire_blocking_seconds_total{{task="{task}",where="{workers.far.worker_id}"}}'
     with client_of(workers.near.address) as client:
         with stopped(workers.far):
-            client.send(numbered(task, range(10)))
-            client.flush(20)
+            deliver(client, numbered(task, range(10)))
             grows_by(lambda: states(workers.near)["backpressured_socket"], 0.5, "the connection holds back")
             client.send(numbered(task, range(10, 20)))
             eventually(lambda: balance(workers)[3] == 20, BEFORE_GIVING_UP, "what was not sent counts, too")
@@ -189,8 +186,7 @@ def test_times_count_every_message(workers: Pair) -> None:
     on_the_way = count(workers.near, "send_to_ack")
     sent = time.monotonic()
     with client_of(workers.near.address) as client:
-        client.send(numbered(task, range(100)))
-        client.flush(20)
+        deliver(client, numbered(task, range(100)))
     eventually(lambda: queued(workers.far, task) == 100, BEFORE_GIVING_UP, "queued")
     all_queued = time.monotonic()
     with client_of(workers.far.address) as consumer:
@@ -218,8 +214,7 @@ def test_redelivered_messages_are_counted(workers: Pair) -> None:
     task = workers.near_task()
     before = metric(workers.near, "tuplewire_redelivered_messages_total")
     with client_of(workers.near.address) as client:
-        client.send(numbered(task, range(10)))
-        client.flush(20)
+        deliver(client, numbered(task, range(10)))
         with client.recv([task], timeout=20) as first:
             next(first)
         collect(client.recv([task], timeout=20), 10)
@@ -253,12 +248,10 @@ def test_settings_in_force_are_told(workers: Pair) -> None:
 
 def test_ten_thousand_tasks_make_a_bounded_number_of_series(tmp_path: Path) -> None:
     """Tasks beyond the bound are told together, the same ones at each scrape, and nothing is left out."""
-    with one_worker("w", "--metrics-series=100", directory=tmp_path) as worker:
-        assign(worker, 1, {worker: range(10_000)})
+    with one_worker("w", "--metrics-series=100", directory=tmp_path, tasks=range(10_000)) as worker:
         with client_of(worker.address) as client:
             client.send(numbered(5, range(3)))
-            client.send(numbered(9_999, range(4)))
-            client.flush(20)
+            deliver(client, numbered(9_999, range(4)))
         before, after = samples(worker.metrics_url), samples(worker.metrics_url)
         assert before.keys() == after.keys()
         own = {name for name in after if re.fullmatch(r'tuplewire_queue_messages\{task="\d+"\}', name)}

@@ -119,17 +119,15 @@ def test_a_missing_file_may_come_later(tmp_path: Path, taker: _Taker) -> None:
     assert _check(source)
 
 
-def test_watch_goes_on_until_cancelled(tmp_path: Path, taker: _Taker) -> None:
+async def test_watch_goes_on_until_cancelled(tmp_path: Path, taker: _Taker) -> None:
     """The watch takes one change after the other."""
     file = tmp_path / "assignment.json"
 
-    async def scenario() -> None:
-        watch = asyncio.create_task(_source(file, taker).watch())
-        for version in (1, 2, 3):
-            file.write_text(_text(version))
-            await asyncio.wait_for(taker.reached[version].wait(), 5)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+    watch = asyncio.create_task(_source(file, taker).watch())
+    for version in (1, 2, 3):
+        file.write_text(_text(version))
+        await asyncio.wait_for(taker.reached[version].wait(), 5)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
 
-    asyncio.run(scenario())
     assert taker.versions == [1, 2, 3]

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterable
 
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 
 from tuplewire import TaskGroup
 from tuplewire.errors import UnknownTaskError
@@ -25,17 +26,6 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MANY = 10_000
 SETTINGS = WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10, receive_queue_bytes=MIB)
-
-
-class Program:
-    """Where messages come from; nobody waits for them."""
-
-    source = sender_id = "program"
-    wants_releases = False
-    worker_number = 0
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Do nothing."""
 
 
 def queues_of(tasks: Iterable[int]) -> ReceiveQueues:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +15,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
 
 
-def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
+async def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
     """A server that ends the stream while its messages are not read leaves no call behind at the client."""
 
     async def answers(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
@@ -24,18 +23,15 @@ def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
             yield b"not read"
         await context.abort(grpc.StatusCode.UNAVAILABLE, "over")
 
-    async def talk() -> None:
-        server = grpc.aio.server()
-        handler: Any = grpc.stream_stream_rpc_method_handler(answers)
-        server.add_registered_method_handlers("tuplewire.v1.Messaging", {"Send": handler})
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        dial = dial_grpc(f"127.0.0.1:{port}", SessionSettings(), dialler_for(Credentials()))
-        for _ in range(20):
-            async with dial("Send") as stream:
-                with contextlib.suppress(StreamBroken):
-                    while True:
-                        await stream.write(b"asked")
-        await server.stop(None)
-
-    asyncio.run(talk())
+    server = grpc.aio.server()
+    handler: Any = grpc.stream_stream_rpc_method_handler(answers)
+    server.add_registered_method_handlers("tuplewire.v1.Messaging", {"Send": handler})
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    dial = dial_grpc(f"127.0.0.1:{port}", SessionSettings(), dialler_for(Credentials()))
+    for _ in range(20):
+        async with dial("Send") as stream:
+            with contextlib.suppress(StreamBroken):
+                while True:
+                    await stream.write(b"asked")
+    await server.stop(None)

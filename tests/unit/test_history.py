@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
 
 import pytest
 from helpers.history import History, Rule, Verdict
@@ -24,15 +23,22 @@ class Story:
         self.history.owns(TASK, FAR)
         self.sent = 0
 
+    def tell(self, steps: str) -> Story:
+        """Take steps like "sends 100, comes 0 60, dies far"."""
+        for step in steps.split(", "):
+            name, *words = step.split()
+            getattr(self, name)(*(int(word) if word.isdigit() else word for word in words))
+        return self
+
     def sends(self, count: int) -> None:
         """Send so many more."""
         self.history.handed_over(SOURCE, TASK, self.sent + count)
         self.sent += count
         self.history.accepted(SOURCE, TASK, self.sent)
 
-    def comes(self, first: int, stop: int, *, to: str = "one", redelivered: bool = False) -> None:
-        """Receive the numbers from first up to stop."""
-        self.history.received(SOURCE, TASK, first, stop - first, subscription=to, redelivered=redelivered)
+    def comes(self, first: int, stop: int, to: str = "one", mark: str = "") -> None:
+        """Receive the numbers from first up to stop, marked as redelivered where there is a mark."""
+        self.history.received(SOURCE, TASK, first, stop - first, subscription=to, redelivered=bool(mark))
 
     def dies(self, worker: str) -> None:
         """Kill a worker."""
@@ -70,31 +76,64 @@ class Story:
 
 def test_a_faultless_history() -> None:
     """Everything comes once, in order, in pieces of any size."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 30)
-    story.sends(100)
-    story.comes(30, 170)
-    story.comes(170, 200, to="two")
-    assert story.verdict.ok
-    assert (story.verdict.accepted, story.verdict.received) == (200, 200)
-    assert str(story.verdict) == "0 lost, 0 duplicated, 0 out of order"
+    verdict = Story().tell("sends 100, comes 0 30, sends 100, comes 30 170, comes 170 200 two").verdict
+    assert verdict.ok
+    assert (verdict.accepted, verdict.received) == (200, 200)
+    assert str(verdict) == "0 lost, 0 duplicated, 0 out of order"
+
+
+PROCESSED = {
+    "comes 0 60, dies near, comes 70 100": (60, 70),
+    "comes 0 60, dies far, comes 70 100": (60, 70),
+}
+LOST = {
+    # At the beginning, within, and at the end.
+    "comes 10 100": (0, 10),
+    "comes 0 40, comes 41 100": (40, 41),
+    "comes 0 90": (90, 100),
+    # The worker was not on the way, or has ended in good order.
+    "comes 0 60, dies other, comes 70 100": (60, 70),
+    "comes 0 60, ends far, comes 70 100": (60, 70),
+    # What was sent after a death, or lost before it.
+    "dies far, sends 100, comes 110 200": (100, 110),
+    "comes 0 10, comes 20 50, dies far": (10, 20),
+}
+DUPLICATED = {
+    # A copy to another subscription has to be marked, also where the first one was.
+    "comes 0 60, comes 50 100 two": (50, 60),
+    "comes 0 60 one marked, comes 50 100 two": (50, 60),
+    # Within one subscription a mark is no excuse while every worker lives and no task moves.
+    "comes 0 60, comes 50 100 one marked": (50, 60),
+    # Neither the end of a worker nor a move excuses a missing mark.
+    "comes 0 60, dies far, comes 50 100": (50, 60),
+    "comes 0 60, ends far, comes 50 100": (50, 60),
+    "comes 0 60, moves_from far, comes 50 100": (50, 60),
+    "comes 0 60, has_left far, comes 50 100": (50, 60),
+}
+OUT_OF_ORDER = {
+    # Neither another subscriber nor a mark excuses it.
+    "comes 0 40, comes 50 100, comes 40 50": (40, 50),
+    "comes 50 100, comes 0 50 two marked": (0, 50),
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule", "steps", "piece"),
+    [
+        *((AckMode.PROCESSED, Rule.LOST, *each) for each in PROCESSED.items()),
+        *((AckMode.QUEUED, Rule.LOST, *each) for each in LOST.items()),
+        *((AckMode.QUEUED, Rule.DUPLICATED, *each) for each in DUPLICATED.items()),
+        *((AckMode.QUEUED, Rule.OUT_OF_ORDER, *each) for each in OUT_OF_ORDER.items()),
+    ],
+)
+def test_broken_promises(mode: AckMode, rule: Rule, steps: str, piece: tuple[int, int]) -> None:
+    """Exactly what violates a rule is found, and told by its count."""
+    story = Story(mode).tell(f"sends 100, {steps}")
+    assert story.violates(rule, piece)
+    assert f"{piece[1] - piece[0]} {rule}" in str(story.verdict)
 
 
 # --- lost ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("gap", "rest"), [((0, 10), (10, 100)), ((40, 41), (41, 100)), ((90, 100), None)])
-def test_lost(gap: tuple[int, int], rest: tuple[int, int] | None) -> None:
-    """A gap at the beginning, within, or at the end is found."""
-    story = Story()
-    story.sends(100)
-    if gap[0]:
-        story.comes(0, gap[0])
-    if rest is not None:
-        story.comes(*rest)
-    assert story.violates(Rule.LOST, gap)
-    assert str(story.verdict).startswith(f"{gap[1] - gap[0]} lost")
 
 
 def test_what_was_not_accepted_may_be_missing() -> None:
@@ -106,89 +145,33 @@ def test_what_was_not_accepted_may_be_missing() -> None:
     assert story.verdict.ok
 
 
-@pytest.mark.parametrize("worker", [NEAR, FAR])
-def test_a_killed_worker_may_lose_what_it_had_queued(worker: str) -> None:
+@pytest.mark.parametrize(
+    ("steps", "died"),
+    [
+        ("comes 0 60, dies near, sends 100, comes 70 200 one marked", 10),
+        ("comes 0 60, dies far, sends 100, comes 70 200 one marked", 10),
+        ("dies far, sends 100, comes 110 200", 100),
+        ("comes 0 10, comes 20 50, dies far", 50),
+    ],
+)
+def test_a_killed_worker_may_lose_what_it_had_queued(steps: str, died: int) -> None:
     """In the mode queued what a killed worker on the way may have held is allowed to be missing."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60)
-    story.dies(worker)
-    story.sends(100)
-    story.comes(70, 200, redelivered=True)
-    assert story.verdict.ok
-    assert story.verdict.died == 10
+    assert Story().tell(f"sends 100, {steps}").verdict.died == died
 
 
-@pytest.mark.parametrize("worker", [NEAR, FAR])
-def test_processed_survives_a_killed_worker(worker: str) -> None:
-    """In the mode processed nothing may be missing, whoever dies."""
-    story = Story(AckMode.PROCESSED)
-    story.sends(100)
-    story.comes(0, 60)
-    story.dies(worker)
-    story.comes(70, 100)
-    assert story.violates(Rule.LOST, (60, 70))
-
-
-def test_a_worker_elsewhere_loses_nothing() -> None:
-    """The death of a worker that was not on the way excuses nothing."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60)
-    story.dies(OTHER)
-    story.comes(70, 100)
-    assert story.violates(Rule.LOST, (60, 70))
-
-
-def test_a_drained_worker_loses_nothing() -> None:
-    """A worker that ends in good order has no excuse."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60)
-    story.ends(FAR)
-    story.comes(70, 100)
-    assert story.violates(Rule.LOST, (60, 70))
-
-
-def test_what_was_sent_after_a_death_is_not_excused() -> None:
-    """A killed worker cannot have held what was sent after it had died."""
-    story = Story()
-    story.sends(100)
-    story.dies(FAR)
-    story.sends(100)
-    story.comes(110, 200)
-    assert story.violates(Rule.LOST, (100, 110))
-    assert story.verdict.died == 100
-
-
-def test_what_was_lost_before_a_death_is_not_excused() -> None:
-    """Where something later had come before the death, the earlier was lost already."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 10)
-    story.comes(20, 50)
-    story.dies(FAR)
-    assert story.violates(Rule.LOST, (10, 20))
-    assert story.verdict.died == 50
-
-
-def test_a_moved_task_can_be_lost_where_it_was_and_where_it_is() -> None:
+@pytest.mark.parametrize(
+    ("steps", "excused"), [("dies far", True), ("dies other", True), ("has_left far, dies far", False)]
+)
+def test_a_moved_task_can_be_lost_where_it_was_and_where_it_is(steps: str, *, excused: bool) -> None:
     """While a task moves both owners may hold its messages; once it has left the former one holds none."""
-    for worker, moved, excused in ((FAR, False, True), (OTHER, False, True), (FAR, True, False)):
-        story = Story()
-        story.sends(100)
-        story.history.owns(TASK, OTHER)
-        if moved:
-            story.history.left(TASK, FAR)
-        story.dies(worker)
-        assert story.verdict.ok is excused
+    story = Story().tell("sends 100")
+    story.history.owns(TASK, OTHER)
+    assert story.tell(steps).verdict.ok is excused
 
 
 def test_dropped_is_not_lost() -> None:
     """What the producer was told to be dropped is not expected; what is missing beyond that is lost."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 90)
+    story = Story().tell("sends 100, comes 0 90")
     story.history.settled(SOURCE, LedgerSnapshot(100, 90, {"unknown_task": 10}, 0))
     assert story.verdict.ok
     assert story.verdict.dropped == 10
@@ -199,101 +182,33 @@ def test_dropped_is_not_lost() -> None:
 # --- duplicated ------------------------------------------------------------------------------------
 
 
-def test_duplicated_without_a_mark() -> None:
-    """A copy to another subscription has to be marked."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60)
-    story.comes(50, 100, to="two")
-    assert story.violates(Rule.DUPLICATED, (50, 60))
-
-
-def test_redelivered_to_another_subscription() -> None:
+@pytest.mark.parametrize(("first", "marks"), [("one", " x"), ("two", "x "), ("one", "xx")])
+def test_redelivered_to_another_subscription(first: str, marks: str) -> None:
     """A marked copy for the next subscriber is allowed, whichever of the two says first what it has got."""
-    for first, marks in (("one", (False, True)), ("two", (True, False)), ("one", (True, True))):
-        story = Story()
-        story.sends(100)
-        story.history.subscribed(first)
-        story.comes(0, 60, redelivered=marks[0])
-        story.comes(50, 100, to="two", redelivered=marks[1])
-        assert story.verdict.ok
-        assert (story.verdict.redelivered, story.verdict.received) == (10, 100)
-
-
-def test_a_later_copy_without_a_mark() -> None:
-    """Marked for the first subscriber, not marked for the next: who keeps what is not marked has it twice."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60, redelivered=True)
-    story.comes(50, 100, to="two")
-    assert story.violates(Rule.DUPLICATED, (50, 60))
-
-
-def test_duplicated_within_a_subscription() -> None:
-    """Within one subscription a mark is no excuse while every worker lives and no task moves."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60)
-    story.comes(50, 100, redelivered=True)
-    assert story.violates(Rule.DUPLICATED, (50, 60))
-
-
-@pytest.mark.parametrize("end", [Story.dies, Story.ends, Story.moves_from, Story.has_left])
-def test_redelivered_after_the_end_of_a_worker_or_a_move(end: Callable[[Story, str], None]) -> None:
-    """What was sent before may come to one subscription again, marked; the rest not."""
-    story = Story()
-    story.sends(80)
-    story.comes(0, 60)
-    end(story, FAR)
-    story.sends(20)
-    story.comes(60, 100)
-    story.comes(50, 80, redelivered=True)
+    story = Story().tell("sends 100")
+    story.history.subscribed(first)
+    story.tell(f"comes 0 60 one {marks[0]}, comes 50 100 two {marks[1]}")
     assert story.verdict.ok
-    story.comes(79, 81, redelivered=True)
+    assert (story.verdict.redelivered, story.verdict.received) == (10, 100)
+
+
+@pytest.mark.parametrize("end", ["dies", "ends", "moves_from", "has_left"])
+def test_redelivered_after_the_end_of_a_worker_or_a_move(end: str) -> None:
+    """What was sent before may come to one subscription again, marked; the rest not."""
+    story = Story().tell(f"sends 80, comes 0 60, {end} far, sends 20, comes 60 100, comes 50 80 one marked")
+    assert story.verdict.ok
+    story.tell("comes 79 81 one marked")
     assert story.violates(Rule.DUPLICATED, (80, 81))
-
-
-@pytest.mark.parametrize("end", [Story.dies, Story.ends, Story.moves_from, Story.has_left])
-def test_neither_excuses_a_missing_mark(end: Callable[[Story, str], None]) -> None:
-    """Without a mark a copy is a duplicate, whatever has happened."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 60)
-    end(story, FAR)
-    story.comes(50, 100)
-    assert story.violates(Rule.DUPLICATED, (50, 60))
 
 
 def test_three_copies() -> None:
     """Each copy too many counts, once."""
-    story = Story()
-    story.sends(10)
-    for _ in range(3):
-        story.comes(0, 10)
+    story = Story().tell("sends 10, comes 0 10, comes 0 10, comes 0 10")
     assert story.violates(Rule.DUPLICATED, (0, 10), (0, 10))
     assert story.verdict.redelivered == 0
 
 
 # --- order -----------------------------------------------------------------------------------------
-
-
-def test_out_of_order() -> None:
-    """What comes for the first time after a later one is out of order."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 40)
-    story.comes(50, 100)
-    story.comes(40, 50)
-    assert story.violates(Rule.OUT_OF_ORDER, (40, 50))
-
-
-def test_out_of_order_across_subscriptions_and_marks() -> None:
-    """Neither another subscriber nor a mark excuses it."""
-    story = Story()
-    story.sends(100)
-    story.comes(50, 100)
-    story.comes(0, 50, to="two", redelivered=True)
-    assert story.violates(Rule.OUT_OF_ORDER, (0, 50))
 
 
 @pytest.mark.parametrize(
@@ -326,11 +241,7 @@ def test_a_kill_during_a_move_may_disorder(*, worker: str, moving: bool, killed:
 
 def test_copies_do_not_disturb_the_order() -> None:
     """Only the first copy of each has to be in order."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 80)
-    story.comes(20, 100, to="two", redelivered=True)
-    assert story.verdict.ok
+    assert Story().tell("sends 100, comes 0 80, comes 20 100 two marked").verdict.ok
 
 
 # --- the rest --------------------------------------------------------------------------------------
@@ -338,9 +249,7 @@ def test_copies_do_not_disturb_the_order() -> None:
 
 def test_never_sent() -> None:
     """What comes without having been sent is found, also from a source that nobody knows."""
-    story = Story()
-    story.sends(100)
-    story.comes(0, 101)
+    story = Story().tell("sends 100, comes 0 101")
     assert story.violates(Rule.NEVER_SENT, (100, 101))
     story.history.received(99, TASK, 0, 5, subscription="one", redelivered=False)
     assert story.verdict.counts[Rule.NEVER_SENT] == 6

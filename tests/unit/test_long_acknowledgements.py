@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 
 from tuplewire.errors import MalformedError, UnknownTaskError
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
@@ -31,17 +32,6 @@ TURN = 100
 ROOM = Cursor(1, 0, 0, 10 * MESSAGES, MIB)
 
 
-class Sender:
-    """A program that sends."""
-
-    source = sender_id = "program"
-    worker_number = 0
-    wants_releases = True
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Do nothing."""
-
-
 class Scene:
     """A worker with task 1 and a consumer that has taken every message; each message came alone."""
 
@@ -57,7 +47,7 @@ class Scene:
         self.consumers = QueueConsumers(WorkerSettings(worker_id="w"), 1, self.queues, self.rejections)
         self.queues.assign([1])
         for number in range(MESSAGES):
-            self.queues.put(TaskGroup.of(1, [b"%d" % number]), Sender())
+            self.queues.put(TaskGroup.of(1, [b"%d" % number]), Program())
         self.consumer = self.subscribe(ROOM)
         assert len(taken(self.consumer)) == MESSAGES
 
@@ -145,23 +135,21 @@ def test_another_consumer_ends_what_is_left_to_settle() -> None:
     assert all(each.group.redelivered for each in deliveries)
 
 
-def test_the_service_gives_others_a_turn() -> None:
+async def test_the_service_gives_others_a_turn() -> None:
     """A request of any size comes to the queues in slices, with turns of the loop in between."""
     scene = Scene()
     said = Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, rejections(MESSAGES))
     turns: list[int] = []
 
-    async def main() -> None:
-        taking = asyncio.create_task(
-            _take_progress(scene.consumer, pb.Progress(tasks=[cursor_to_wire(said)] * 3))
-        )
-        while not taking.done():
-            before = sum(scene.settled)
-            await asyncio.sleep(0)
-            turns.append(sum(scene.settled) - before)
-        await taking
+    taking = asyncio.create_task(
+        _take_progress(scene.consumer, pb.Progress(tasks=[cursor_to_wire(said)] * 3))
+    )
+    while not taking.done():
+        before = sum(scene.settled)
+        await asyncio.sleep(0)
+        turns.append(sum(scene.settled) - before)
+    await taking
 
-    asyncio.run(main())
     assert sum(turns) == MESSAGES
     assert max(turns) <= 2 * TURN
 
@@ -292,31 +280,29 @@ def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscr
     assert [each.first_sequence for each in found.deliveries] == [2100]
 
 
-def test_copies_that_are_due_together_are_sent_in_slices() -> None:
+async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
     """A drain, or one delay of all, makes thousands due at once."""
     sent: list[int] = []
 
-    async def main() -> None:
-        settings = WorkerSettings(worker_id="w", topology="t", dead_letter_task=9)
-        all_sent = asyncio.Event()
+    settings = WorkerSettings(worker_id="w", topology="t", dead_letter_task=9)
+    all_sent = asyncio.Event()
 
-        def recv(batch: ReceivedBatch) -> None:
-            sent.append(len(batch.groups))
-            if sum(sent) == MESSAGES:
-                all_sent.set()
+    def recv(batch: ReceivedBatch) -> None:
+        sent.append(len(batch.groups))
+        if sum(sent) == MESSAGES:
+            all_sent.set()
 
-        shell = Rejections(settings, Ledger(), recv, lambda _: True)
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Sender())
-        log.take(MESSAGES, MIB, MIB)
-        for number in range(1, MESSAGES + 1):
-            shell.reject(1, log, Rejection(number, number, 3600, "", wait=False))
-        shell.hurry()
-        async with asyncio.timeout(20):
-            await all_sent.wait()
-        shell.close()
+    shell = Rejections(settings, Ledger(), recv, lambda _: True)
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Program())
+    log.take(MESSAGES, MIB, MIB)
+    for number in range(1, MESSAGES + 1):
+        shell.reject(1, log, Rejection(number, number, 3600, "", wait=False))
+    shell.hurry()
+    async with asyncio.timeout(20):
+        await all_sent.wait()
+    shell.close()
 
-    asyncio.run(main())
     assert sum(sent) == MESSAGES
     assert max(sent) <= TURN
 
@@ -329,7 +315,7 @@ def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
         settings = WorkerSettings(worker_id="w", topology="t")
         shell = Rejections(settings, Ledger(), lambda batch: sent.append(len(batch.groups)), lambda _: True)
         log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Sender())
+        log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Program())
         log.take(MESSAGES, MIB, MIB)
         for number in range(1, 101):
             shell.reject(1, log, Rejection(number, number, 0, "", wait=False))

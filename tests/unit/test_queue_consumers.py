@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 
 from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
 from tuplewire.session.consume import Cursor
@@ -25,22 +26,6 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 SETTINGS = WorkerSettings(worker_id="w", topology="t")
-
-
-class Program:
-    """A program that sends; it counts what is released to it."""
-
-    source = sender_id = "program"
-    wants_releases = True
-
-    def __init__(self, worker_number: int = 0) -> None:
-        self.worker_number = worker_number
-        self.released = 0
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Count the messages."""
-        del task, size_bytes
-        self.released += messages
 
 
 def queues_of(*tasks: int) -> ReceiveQueues:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 
 from tuplewire.errors import SupersededError, UnknownTaskError
 from tuplewire.session.consume import Cursor
@@ -24,17 +25,6 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 TASK = 1
 LARGE = 2**40
-
-
-class Program:
-    """Who has sent the messages."""
-
-    source = sender_id = "program"
-    worker_number = 0
-    wants_releases = True
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Do nothing."""
 
 
 class Fixture:
@@ -214,32 +204,29 @@ async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
         ({TASK: 2, 9: 0}, "", True),
     ],
 )
-def test_a_wait_ends_with_news(seen: dict[int, int], change: str, news: bool) -> None:  # noqa: FBT001
+async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news: bool) -> None:
     """A message that was not seen, or a task that is elsewhere; nobody is left in the queue."""
     all_ = Fixture()
     all_.put("ab")
-    assert asyncio.run(_waited(all_, seen, change)) is news
+    assert await _waited(all_, seen, change) is news
     queue = all_.queues._queues.get(TASK)
     assert queue is None or not queue.readers
 
 
-def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more has its answer at once; what has waited makes room."""
     monkeypatch.setattr(queue_readers, "_MOST_WATCHED", 1)
     all_ = Fixture()
 
-    async def act() -> None:
-        for _ in range(2):
-            tail = all_.queues._queues[TASK].log.tail
-            waiting = asyncio.create_task(all_.readers.wait_for_change({TASK: tail}, 60))
-            await asyncio.sleep(0)
-            async with asyncio.timeout(1):
-                await all_.readers.wait_for_change({TASK: 99}, 60)
-            assert not waiting.done()
-            all_.put("z")
-            await waiting
-
-    asyncio.run(act())
+    for _ in range(2):
+        tail = all_.queues._queues[TASK].log.tail
+        waiting = asyncio.create_task(all_.readers.wait_for_change({TASK: tail}, 60))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(1):
+            await all_.readers.wait_for_change({TASK: 99}, 60)
+        assert not waiting.done()
+        all_.put("z")
+        await waiting
 
 
 def test_reading_ends_the_wait_in_the_queue() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 
 from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
@@ -19,17 +20,6 @@ from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
-
-
-class Sender:
-    """Where the messages came from; nobody waits for them."""
-
-    source = sender_id = "test"
-    wants_releases = False
-    worker_number = 0
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Do nothing."""
 
 
 def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
@@ -51,7 +41,7 @@ def test_load_is_how_full_the_queue_is(payloads: list[bytes], load: float) -> No
     """The fuller of the two counts, and 1 at most."""
     queues = queues_of([1], receive_queue_messages=10, receive_queue_bytes=2 * MIB)
     assert queues.load(1) == 0.0
-    queues.put(TaskGroup.of(1, payloads), Sender())
+    queues.put(TaskGroup.of(1, payloads), Program())
     assert queues.load(1) == load
 
 
@@ -59,7 +49,7 @@ def test_the_tasks_that_matter_most() -> None:
     """First those that hold others up, then those with most unacknowledged messages, then by number."""
     queues = queues_of(range(3000))
     for task, messages in ((2500, 3), (7, 2), (2999, 1)):
-        queues.put(TaskGroup.of(task, [b""] * messages), Sender())
+        queues.put(TaskGroup.of(task, [b""] * messages), Program())
     for most, chosen in ((1, [1500]), (3, [7, 1500, 2500]), (6, [0, 1, 7, 1500, 2500, 2999])):
         assert asyncio.run(queues.shown({1500}, most)) == chosen
     assert asyncio.run(queues.shown((), 10_000)) == list(range(3000))
@@ -69,7 +59,7 @@ def test_what_is_acknowledged_matters_less() -> None:
     """A task that had many messages comes after one that has some."""
     queues = queues_of(range(3))
     for task, messages in ((1, 9), (2, 2)):
-        queues.put(TaskGroup.of(task, [b""] * messages), Sender())
+        queues.put(TaskGroup.of(task, [b""] * messages), Program())
     log = queues._queues[1].log
     log.take(9, MIB, MIB)
     log.progress(9, 9)
@@ -90,7 +80,7 @@ def subscribed(queues: ReceiveQueues, tasks: Iterable[int]) -> QueueSubscription
 def test_the_wait_in_a_queue_is_measured_once() -> None:
     """When a message is handed to its first consumer, not again when it goes to another one."""
     queues = queues_of([1])
-    queues.put(TaskGroup.of(1, [b"a", b"b"]), Sender())
+    queues.put(TaskGroup.of(1, [b"a", b"b"]), Program())
     assert len(subscribed(queues, [1]).take(1000)) == 1
     assert sum(queues.wait.counts) == 2
     request = SubscribeRequest("", "d", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
@@ -102,7 +92,7 @@ def test_the_wait_in_a_queue_is_measured_once() -> None:
 def test_a_late_rejection_is_passed_over() -> None:
     """One of a message that is acknowledged already; those after it count."""
     queues = queues_of([1])
-    queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Sender())
+    queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
     rejections = RejectionsWithoutTimers()
     consumers = QueueConsumers(WorkerSettings(worker_id="w"), 1, queues, rejections)
     request = SubscribeRequest("", "c", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
@@ -119,7 +109,7 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     """The others are looked at all the same."""
     queues = queues_of([1, 2])
     for task in (1, 2):
-        queues.put(TaskGroup.of(task, [b"a"]), Sender())
+        queues.put(TaskGroup.of(task, [b"a"]), Program())
     woken: list[None] = []
     cursors = [Cursor(task, 0, 0, 10, 1000) for task in (1, 2)]
     request = SubscribeRequest("", "c", 1, 0, cursors)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 
 from tuplewire.session.delivery import DeliveryLog, Done
 from tuplewire.session.ledger import DropReason, Ledger
@@ -21,23 +22,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 DEAD = 9
 
 
-class Sender:
-    """The session of a sender; it counts the messages that are released."""
-
-    source = sender_id = "s"
-    worker_number = 0
-    wants_releases = True
-
-    def __init__(self) -> None:
-        self.released = 0
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Count them."""
-        del task, size_bytes
-        self.released += messages
-
-
-def rejected(messages: Rejections, sender: Sender, count: int, task: int = 1) -> list[Done]:
+def rejected(messages: Rejections, sender: Program, count: int, task: int = 1) -> list[Done]:
     """Queue messages, hand them out, and reject each of them; return what their senders are told."""
     log = DeliveryLog()
     log.append(TaskGroup.of(task, [b"x"] * count), sender)
@@ -56,7 +41,7 @@ def rejected(messages: Rejections, sender: Sender, count: int, task: int = 1) ->
 def test_a_task_that_moves_away_gives_its_senders_room() -> None:
     """Beyond the bound they get none, until the copies are sent or the task moves."""
     messages = RejectionsWithoutTimers(most=3)
-    sender = Sender()
+    sender = Program()
     rejected(messages, sender, 5)
     assert messages.is_full(1)
     assert sender.released == 2
@@ -69,7 +54,7 @@ def test_a_task_that_moves_away_gives_its_senders_room() -> None:
 def test_room_before_and_at_the_bound() -> None:
     """A queue of copies is full at the bound, and has room again when most of them are done with."""
     messages = RejectionsWithoutTimers(most=2)
-    sender = Sender()
+    sender = Program()
     rejected(messages, sender, 1)
     assert not messages.is_full(1)
     rejected(messages, sender, 1)
@@ -82,7 +67,7 @@ def test_room_before_and_at_the_bound() -> None:
 def test_small_copies_take_room_in_bytes() -> None:
     """What a copy takes beside its payload counts: two thousand of one byte fill a mebibyte."""
     messages = RejectionsWithoutTimers(most=1_000_000)
-    sender = Sender()
+    sender = Program()
     rejected(messages, sender, 1000)
     assert not messages.is_full(1)
     rejected(messages, sender, 1000)
@@ -108,7 +93,7 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     """Its sender is told, and it counts as dropped{rejected}."""
     messages = RejectionsWithoutTimers(limit=1)
     log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x"]), Sender())
+    log.append(TaskGroup.of(1, [b"x"]), Program())
     log.take(1, MIB, MIB)
     outcome = messages.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
     assert outcome is not None
@@ -117,62 +102,46 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     assert outcome.done.messages == 1
 
 
-def with_rejections(dead_letter_task: int | None, holder_known: bool) -> tuple[Ledger, int, bool, float]:  # noqa: FBT001
+async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[Ledger, int, bool, float]:
     """Bury a message at a worker; return its ledger, how many batches went out, and when it looks again."""
-
-    async def main() -> tuple[Ledger, int, bool, float]:
-        ledger = Ledger()
-        sent: list[ReceivedBatch] = []
-        settings = WorkerSettings(
-            worker_id="w", topology="t", reject_limit=1, dead_letter_task=dead_letter_task
-        )
-        rejections = Rejections(settings, ledger, sent.append, lambda _: holder_known)
-        room = rejections.has_room
-        rejections.bury(TaskGroup.of(1, [b"x"]), 1, "no")
-        await asyncio.sleep(0.05)
-        due = rejections.next_due or 0.0
-        rejections.close()
-        return ledger, len(sent), room, due - time.monotonic()
-
-    return asyncio.run(main())
+    ledger = Ledger()
+    sent: list[ReceivedBatch] = []
+    settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1, dead_letter_task=dead_letter_task)
+    rejections = Rejections(settings, ledger, sent.append, lambda _: holder_known)
+    room = rejections.has_room
+    rejections.bury(TaskGroup.of(1, [b"x"]), 1, "no")
+    await asyncio.sleep(0.05)
+    due = rejections.next_due or 0.0
+    rejections.close()
+    return ledger, len(sent), room, due - time.monotonic()
 
 
-def test_a_letter_is_sent() -> None:
-    """It leaves at once, and counts as a dead letter."""
-    ledger, sent, room, _ = with_rejections(DEAD, holder_known=True)
-    assert (sent, room, ledger.accepted) == (1, True, 1)
-    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {"dead_lettered": 1}
+@pytest.mark.parametrize(("task", "sent", "counted"), [(DEAD, 1, "dead_lettered"), (None, 0, "rejected")])
+async def test_a_letter_is_sent_or_counted(task: int | None, sent: int, counted: str) -> None:
+    """It leaves at once, and counts as a dead letter; without a place it counts as dropped{rejected}."""
+    ledger, batches, room, _ = await buried(task, holder_known=True)
+    assert (batches, room, ledger.accepted) == (sent, bool(task), 1)
+    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {counted: 1}
 
 
-def test_a_letter_without_a_place_is_counted() -> None:
-    """It counts as dropped{rejected}."""
-    ledger, sent, room, _ = with_rejections(None, holder_known=True)
-    assert (sent, room) == (0, False)
-    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {"rejected": 1}
-
-
-def test_a_rejected_message_that_is_given_up_is_counted() -> None:
+async def test_a_rejected_message_that_is_given_up_is_counted() -> None:
     """At the worker as at its sender: the ledger of both balances."""
-
-    async def main() -> None:
-        ledger = Ledger()
-        settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1)
-        rejections = Rejections(settings, ledger, lambda _: None, lambda _: True)
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"x"]), Sender())
-        log.take(1, MIB, MIB)
-        rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
-        assert ledger.dropped[DropReason.REJECTED] == 1
-        rejections.close()
-
-    asyncio.run(main())
+    ledger = Ledger()
+    settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1)
+    rejections = Rejections(settings, ledger, lambda _: None, lambda _: True)
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x"]), Program())
+    log.take(1, MIB, MIB)
+    rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
+    assert ledger.dropped[DropReason.REJECTED] == 1
+    rejections.close()
 
 
 def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
     """In the order of their rejection, however long each was to wait."""
     messages = RejectionsWithoutTimers()
     log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"a", b"b", b"c"]), Sender())
+    log.append(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
     log.take(1000, MIB, MIB)
     for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
         messages.reject(1, log, Rejection(number, number, after, "", wait=False))
@@ -180,54 +149,47 @@ def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
     assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
 
 
-def test_a_letter_without_a_receiver_waits() -> None:
+async def test_a_letter_without_a_receiver_waits() -> None:
     """The next attempt comes after an interval, and not at once: that would be a busy loop."""
-    _, sent, _, seconds = with_rejections(DEAD, holder_known=False)
+    _, sent, _, seconds = await buried(DEAD, holder_known=False)
     assert sent == 0
     assert seconds > 0.2
 
 
-def test_copies_that_are_sent_are_settled() -> None:
+async def test_copies_that_are_sent_are_settled() -> None:
     """A copy that comes again counts as a message of its own, so the original is acknowledged."""
-
-    async def main() -> None:
-        ledger = Ledger()
-        sent: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
-        rejections = Rejections(
-            WorkerSettings(worker_id="w", topology="t", reject_limit=5),
-            ledger,
-            sent.put_nowait,
-            lambda _: True,
-        )
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"a", b"b"]), Sender())
-        log.take(1000, MIB, MIB)
-        for number in (1, 2):
-            rejections.reject(1, log, Rejection(number, number, 0.0, "", wait=False))
-        assert ledger.acknowledged == 0
-        assert len(await sent.get()) == 2
-        assert ledger.acknowledged == 2
-        rejections.close()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+    ledger = Ledger()
+    sent: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
+    rejections = Rejections(
+        WorkerSettings(worker_id="w", topology="t", reject_limit=5),
+        ledger,
+        sent.put_nowait,
+        lambda _: True,
+    )
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"a", b"b"]), Program())
+    log.take(1000, MIB, MIB)
+    for number in (1, 2):
+        rejections.reject(1, log, Rejection(number, number, 0.0, "", wait=False))
+    assert ledger.acknowledged == 0
+    assert len(await sent.get()) == 2
+    assert ledger.acknowledged == 2
+    rejections.close()
 
 
-def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Its message is acknowledged already: nothing is counted, and nothing logged."""
+    ledger = Ledger()
+    rejections = Rejections(
+        WorkerSettings(worker_id="w", topology="t"), ledger, lambda _: None, lambda _: True
+    )
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x"]), Program())
+    log.take(10, MIB, MIB)
+    log.progress(1, 1)
+    assert rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False)) is None
+    assert not any(ledger.dropped.values())
 
-    async def main() -> None:
-        ledger = Ledger()
-        rejections = Rejections(
-            WorkerSettings(worker_id="w", topology="t"), ledger, lambda _: None, lambda _: True
-        )
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"x"]), Sender())
-        log.take(10, MIB, MIB)
-        log.progress(1, 1)
-        assert rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False)) is None
-        assert not any(ledger.dropped.values())
-
-    asyncio.run(main())
     assert caplog.messages == []
 
 
@@ -235,57 +197,50 @@ async def rejections_of(settings: WorkerSettings) -> tuple[Rejections, DeliveryL
     """Return a worker's rejections, and a queue whose two messages were handed out."""
     rejections = Rejections(settings, Ledger(), lambda _: None, lambda _: True)
     log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x", b"y"]), Sender())
+    log.append(TaskGroup.of(1, [b"x", b"y"]), Program())
     log.take(10, MIB, MIB)
     return rejections, log
 
 
 @pytest.mark.parametrize(("limit", "event"), [(1, "message.given_up"), (2, "message.rejected")])
-def test_the_log_tells_a_last_try_from_others(
+async def test_the_log_tells_a_last_try_from_others(
     limit: int, event: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the task, how many, and the reason."""
+    rejections, log = await rejections_of(WorkerSettings(worker_id="w", topology="t", reject_limit=limit))
+    rejections.reject(1, log, Rejection(1, 1, 60.0, "no", wait=False))
+    rejections.close()
 
-    async def main() -> None:
-        rejections, log = await rejections_of(WorkerSettings(worker_id="w", topology="t", reject_limit=limit))
-        rejections.reject(1, log, Rejection(1, 1, 60.0, "no", wait=False))
-        rejections.close()
-
-    asyncio.run(main())
     assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]
 
 
-def test_the_earliest_time_counts() -> None:
+async def test_the_earliest_time_counts() -> None:
     """A later wish does not put the next look off, an earlier one brings it forward; the end ends it."""
+    rejections, _ = await rejections_of(WorkerSettings(worker_id="w", topology="t"))
+    looks: list[float] = []
+    loop, looked = asyncio.get_running_loop(), asyncio.Event()
 
-    async def main() -> None:
-        rejections, _ = await rejections_of(WorkerSettings(worker_id="w", topology="t"))
-        looks: list[float] = []
-        loop, looked = asyncio.get_running_loop(), asyncio.Event()
+    def look() -> None:
+        looks.append(loop.time())
+        looked.set()
 
-        def look() -> None:
-            looks.append(loop.time())
-            looked.set()
-
-        rejections.on_time = look
-        began = loop.time()
-        for seconds in (0.2, 60.0, 0.02, 0.2):
-            rejections.wake(began + seconds)
-        await looked.wait()
-        assert began + 0.02 <= looks[0] < began + 0.2
-        await asyncio.sleep(0.25)
-        assert len(looks) == 1
-        rejections.wake(loop.time() + 0.02)
-        rejections.close()
-        await asyncio.sleep(0.05)
-        assert len(looks) == 1
-
-    asyncio.run(main())
+    rejections.on_time = look
+    began = loop.time()
+    for seconds in (0.2, 60.0, 0.02, 0.2):
+        rejections.wake(began + seconds)
+    await looked.wait()
+    assert began + 0.02 <= looks[0] < began + 0.2
+    await asyncio.sleep(0.25)
+    assert len(looks) == 1
+    rejections.wake(loop.time() + 0.02)
+    rejections.close()
+    await asyncio.sleep(0.05)
+    assert len(looks) == 1
 
 
 def test_a_message_that_is_rejected_twice_keeps_its_origin() -> None:
     """What a copy takes beside its payload is taken off again at each step of the way back."""
-    sender = Sender()
+    sender = Program()
     once = GrownMessage(sender, 10)
     twice = GrownMessage(once, 10)
     assert once.origin is sender

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.one_router import ASSIGNMENT, HERE, THERE, Counting, Program, Worker, with_router
+from helpers.one_router import ASSIGNMENT, HERE, THERE
+from helpers.senders import Program
 
 from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
 from tuplewire.session.consume import Cursor
@@ -24,52 +25,42 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable, places
 
 
-def test_a_message_is_compared_with_those_in_flight_to_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_is_compared_with_those_in_flight_to_its_owner(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Moves are given the owner, be it this worker or another one."""
+    asked: dict[int, Any] = {}
+    way = router._moves.way
 
-    def act(router: Router) -> None:
-        asked: dict[int, Any] = {}
-        way = router._moves.way
+    def recorded(group: TaskGroup, inbound: Any, owner: Any) -> Any:
+        asked[group.task] = owner
+        return way(group, inbound, owner)
 
-        def recorded(group: TaskGroup, inbound: Any, owner: Any) -> Any:
-            asked[group.task] = owner
-            return way(group, inbound, owner)
-
-        monkeypatch.setattr(router._moves, "way", recorded)
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
-        assert asked == {0: HERE.peer, 1: THERE.peer}
-
-    with_router(act)
+    monkeypatch.setattr(router._moves, "way", recorded)
+    router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
+    assert asked == {0: HERE.peer, 1: THERE.peer}
 
 
-def test_what_is_done_with_is_timed() -> None:
+async def test_what_is_done_with_is_timed(router: Router) -> None:
     """From its acceptance until its consumer has acknowledged it; what was rejected is not."""
-
-    def act(router: Router) -> None:
-        accepted = time.time_ns() // 1000 - 2_000_000
-        done = Done(Program(), 3, 3, accepted)
-        router._done(0, [done, replace(done, rejected=True), replace(done, accepted_micros=0)])
-        assert sum(router.end_to_end.counts) == 3
-        assert 5 < router.end_to_end.seconds < 60
-        assert router._ledger.acknowledged == 6
-
-    with_router(act)
+    accepted = time.time_ns() // 1000 - 2_000_000
+    done = Done(Program(), 3, 3, accepted)
+    router._done(0, [done, replace(done, rejected=True), replace(done, accepted_micros=0)])
+    assert sum(router.end_to_end.counts) == 3
+    assert 5 < router.end_to_end.seconds < 60
+    assert router._ledger.acknowledged == 6
 
 
-def test_an_assignment_that_means_another_worker_makes_nothing_ready() -> None:
+async def test_an_assignment_that_means_another_worker_makes_nothing_ready(router: Router) -> None:
     """Consumers are told why, and what to do."""
-
-    def act(router: Router) -> None:
-        assert router.not_ready is None
-        router.table.misnamed = "start with --worker-id other"
-        assert "start with --worker-id other" in str(router.not_ready)
-
-    with_router(act)
+    assert router.not_ready is None
+    router.table.misnamed = "start with --worker-id other"
+    assert "start with --worker-id other" in str(router.not_ready)
 
 
 def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """By task, with how many there are and why; and their sender has room again."""
-    program, ledger = Counting(), Ledger()
+    program, ledger = Program(), Ledger()
     drops = Drops(ledger)
     drops.unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
     (record,) = caplog.records
@@ -77,80 +68,56 @@ def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture
     assert (ledger.dropped[DropReason.UNKNOWN_TASK], program.released) == (2, 2)
 
 
-def test_messages_to_another_worker_leave_at_once() -> None:
+async def test_messages_to_another_worker_leave_at_once(router: Router) -> None:
     """In the turn in which they came."""
-
-    def act(router: Router) -> None:
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(1, [b"x", b"y"])], Program()))
-        assert router.connections.pending_messages == 2
-
-    with_router(act)
+    router.recv(ReceivedBatch.arrived([TaskGroup.of(1, [b"x", b"y"])], Program()))
+    assert router.connections.pending_messages == 2
 
 
-def test_nobody_else_consumes_from_a_task_that_runs_here() -> None:
+async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -> None:
     """A consumer is refused by name; other tasks of the worker are open to it."""
-
-    def act(router: Router) -> None:
-        router.table.program_tasks = frozenset({0})
-        request = SubscribeRequest("me", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
-        with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
-            router.subscribe(request, lambda: None)
-        router.table.program_tasks = frozenset()
-        assert router.subscribe(request, lambda: None).ended is None
-
-    with_router(act)
+    router.table.program_tasks = frozenset({0})
+    request = SubscribeRequest("me", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
+    with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
+        router.subscribe(request, lambda: None)
+    router.table.program_tasks = frozenset()
+    assert router.subscribe(request, lambda: None).ended is None
 
 
-def test_an_assignment_says_whether_it_is_new() -> None:
+async def test_an_assignment_says_whether_it_is_new(router: Router) -> None:
     """The same one again changes nothing."""
-
-    def act(router: Router) -> None:
-        assert not router.update(ASSIGNMENT)
-        assert router.update(replace(ASSIGNMENT, version=2))
-
-    with_router(act)
+    assert not router.update(ASSIGNMENT)
+    assert router.update(replace(ASSIGNMENT, version=2))
 
 
-def test_the_place_of_a_task_is_told_as_far_as_it_is_known() -> None:
+async def test_the_place_of_a_task_is_told_as_far_as_it_is_known(router: Router) -> None:
     """Here, at another worker, or, where nobody has it, here as well."""
-
-    def act(router: Router) -> None:
-        assert [router.place_of(task) for task in (0, 1, 9)] == [LOCAL, "there", LOCAL]
-
-    with_router(act)
+    assert [router.place_of(task) for task in (0, 1, 9)] == [LOCAL, "there", LOCAL]
 
 
-def test_messages_that_circle_are_refused() -> None:
+async def test_messages_that_circle_are_refused(router: Router) -> None:
     """After more hops than any move takes, a task that is not here is refused; one that is here is not."""
-
-    def act(router: Router) -> None:
-        for task, hops, refused in ((1, 16, False), (1, 17, True), (0, 17, False)):
-            group = TaskGroup.of(task, [b"x"])
-            group = replace(group, forwarded=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
-            assert group.unqueued_hops == hops
-            batch = ReceivedBatch.arrived([group], Worker())
-            router.recv(batch)
-            assert [type(error) for _, error in batch.refusals] == [TooManyHopsError] * refused, (task, hops)
-
-    with_router(act)
+    for task, hops, refused in ((1, 16, False), (1, 17, True), (0, 17, False)):
+        group = TaskGroup.of(task, [b"x"])
+        group = replace(group, forwarded=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
+        assert group.unqueued_hops == hops
+        batch = ReceivedBatch.arrived([group], Program(9))
+        router.recv(batch)
+        assert [type(error) for _, error in batch.refusals] == [TooManyHopsError] * refused, (task, hops)
 
 
-def test_rejected_messages_that_wait_count_as_lost_at_the_end() -> None:
+async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Router) -> None:
     """A worker that ends before a rejected message was due again counts it as dropped{shutdown}."""
-
-    async def act(router: Router) -> None:
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Counting()))
-        request = SubscribeRequest("", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
-        subscription = router.consumers.subscribe(request, lambda: None)
-        assert len(subscription.take(1000)) == 1
-        rejected = Rejection(1, 1, 10.0, "", wait=False)
-        subscription.progress([Cursor(0, 2, 2, 10, 1000, (rejected,))])
-        assert router.rejections.waiting == 1
-        await router.close(0.1, [], {})
-        assert router.ledger().dropped[DropReason.SHUTDOWN] == 1
-        assert router.ledger().balanced
-
-    with_router(act)
+    router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Program()))
+    request = SubscribeRequest("", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
+    subscription = router.consumers.subscribe(request, lambda: None)
+    assert len(subscription.take(1000)) == 1
+    rejected = Rejection(1, 1, 10.0, "", wait=False)
+    subscription.progress([Cursor(0, 2, 2, 10, 1000, (rejected,))])
+    assert router.rejections.waiting == 1
+    await router.close(0.1, [], {})
+    assert router.ledger().dropped[DropReason.SHUTDOWN] == 1
+    assert router.ledger().balanced
 
 
 def test_a_worker_without_an_assignment_says_so() -> None:
@@ -161,36 +128,28 @@ def test_a_worker_without_an_assignment_says_so() -> None:
     assert table.not_ready is None
 
 
-def test_messages_by_a_newer_assignment_wait_for_it() -> None:
+async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> None:
     """Another worker knows already that the task is ours: it is opened, and keeps what comes."""
-
-    def act(router: Router) -> None:
-        batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Worker())
-        batch.assignment_version = 2
-        router.recv(batch)
-        assert router.version_received == 2
-        assert list(batch.refusals) == []
-        assert (router.connections.pending_messages, router.held_messages) == (0, 1)
-        assert router.moving_tasks == 1
-
-    with_router(act)
+    batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program(9))
+    batch.assignment_version = 2
+    router.recv(batch)
+    assert router.version_received == 2
+    assert list(batch.refusals) == []
+    assert (router.connections.pending_messages, router.held_messages) == (0, 1)
+    assert router.moving_tasks == 1
 
 
-def test_taps_see_what_is_routed() -> None:
+async def test_taps_see_what_is_routed(router: Router) -> None:
     """Each batch, after it was routed."""
+    seen: list[Any] = []
 
-    def act(router: Router) -> None:
-        seen: list[Any] = []
+    class Taps(list[int]):
+        def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
+            seen.append([(group.task, place_of(group.task)) for group in batch.groups])
 
-        class Taps(list[int]):
-            def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
-                seen.append([(group.task, place_of(group.task)) for group in batch.groups])
-
-        router.taps = Taps([1])  # type: ignore[assignment]
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
-        assert seen == [[(0, LOCAL), (1, "there")]]
-
-    with_router(act)
+    router.taps = Taps([1])  # type: ignore[assignment]
+    router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
+    assert seen == [[(0, LOCAL), (1, "there")]]
 
 
 def test_an_advertised_host_takes_the_first_port() -> None:
@@ -203,14 +162,12 @@ def test_an_advertised_host_takes_the_first_port() -> None:
 
 
 @pytest.mark.parametrize(("version", "stale"), [(0, False), (1, True), (2, True), (3, False)])
-def test_programs_that_route_by_an_old_assignment_are_told(version: int, stale: bool) -> None:  # noqa: FBT001
+async def test_programs_that_route_by_an_old_assignment_are_told(
+    router: Router, version: int, *, stale: bool
+) -> None:
     """A program that names a version has routed by itself; one that names none leaves that to its worker."""
-
-    def act(router: Router) -> None:
-        router.update(replace(ASSIGNMENT, version=3))
-        batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program())
-        batch.assignment_version = version
-        router.recv(batch)
-        assert [type(error) for _, error in batch.refusals] == [StaleAssignmentError] * stale
-
-    with_router(act)
+    router.update(replace(ASSIGNMENT, version=3))
+    batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program())
+    batch.assignment_version = version
+    router.recv(batch)
+    assert [type(error) for _, error in batch.refusals] == [StaleAssignmentError] * stale

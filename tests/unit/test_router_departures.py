@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers.one_router import HERE, THERE, Counting, Program, with_router
+from helpers.one_router import HERE, THERE
+from helpers.senders import Program
 
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import DropReason, Settled
@@ -16,246 +17,198 @@ from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.router import Router
 
 
-def test_forwarded_messages_go_before_those_that_a_peer_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwarded_messages_go_before_those_that_a_peer_gives_back(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits for the transfer takes its old route; then the task waits for what comes back."""
+    events: list[Any] = []
+    monkeypatch.setattr(router._transfer, "drain", lambda: events.append("drained"))
 
-    def act(router: Router) -> None:
-        events: list[Any] = []
-        monkeypatch.setattr(router._transfer, "drain", lambda: events.append("drained"))
+    def ended(*_: Any) -> dict[Any, Any]:
+        events.append("asked who has ended")
+        return {THERE.peer: {1: None}}
 
-        def ended(*_: Any) -> dict[Any, Any]:
-            events.append("asked who has ended")
-            return {THERE.peer: {1: None}}
-
-        monkeypatch.setattr(router.connections, "ended", ended)
-        monkeypatch.setattr(router.connections, "renew", lambda peer: events.append(("renewed", peer)))
-        monkeypatch.setattr(router, "_wait_for", lambda peer, tasks: events.append(("waits", peer, tasks)))
-        router.refresh()
-        assert events == [
-            "drained",
-            "asked who has ended",
-            ("waits", THERE.peer, (1,)),
-            ("renewed", THERE.peer),
-        ]
-
-    with_router(act)
+    monkeypatch.setattr(router.connections, "ended", ended)
+    monkeypatch.setattr(router.connections, "renew", lambda peer: events.append(("renewed", peer)))
+    monkeypatch.setattr(router, "_wait_for", lambda peer, tasks: events.append(("waits", peer, tasks)))
+    router.refresh()
+    assert events == [
+        "drained",
+        "asked who has ended",
+        ("waits", THERE.peer, (1,)),
+        ("renewed", THERE.peer),
+    ]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("draining", [False, True])
-def test_who_is_told_of_a_departure(*, leaves: bool, draining: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_told_of_a_departure(
+    router: Router, *, leaves: bool, draining: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that drains and leaves messages connects to everybody; no other one does."""
+    asked: list[bool] = []
+    monkeypatch.setattr(type(router), "leaves_messages", leaves)
+    monkeypatch.setattr(router, "_draining", lambda: draining)
+    to_connect = router.table.to_connect
 
-    def act(router: Router) -> None:
-        asked: list[bool] = []
-        monkeypatch.setattr(type(router), "leaves_messages", leaves)
-        monkeypatch.setattr(router, "_draining", lambda: draining)
-        to_connect = router.table.to_connect
+    def recorded(successors: Any, *, everyone: bool) -> Any:
+        asked.append(everyone)
+        return to_connect(successors, everyone=everyone)
 
-        def recorded(successors: Any, *, everyone: bool) -> Any:
-            asked.append(everyone)
-            return to_connect(successors, everyone=everyone)
-
-        monkeypatch.setattr(router.table, "to_connect", recorded)
-        router.refresh()
-        assert asked == [draining and leaves]
-
-    with_router(act)
+    monkeypatch.setattr(router.table, "to_connect", recorded)
+    router.refresh()
+    assert asked == [draining and leaves]
 
 
-def test_news_of_workers_that_have_left_is_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_news_of_workers_that_have_left_is_acted_on(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their sinks are known here, and the connections are looked at."""
-
-    def act(router: Router) -> None:
-        done: list[Any] = []
-        router.on_sinks = done.append
-        monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
-        router.workers_left([Departure(7)])
-        assert done == [(), "refreshed"]
-        assert 7 in router.departures
-
-    with_router(act)
+    done: list[Any] = []
+    router.on_sinks = done.append
+    monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
+    router.workers_left([Departure(7)])
+    assert done == [(), "refreshed"]
+    assert 7 in router.departures
 
 
-def test_a_worker_that_is_assigned_again_is_not_dead() -> None:
+async def test_a_worker_that_is_assigned_again_is_not_dead(router: Router) -> None:
     """It may answer at the same address."""
-
-    def act(router: Router) -> None:
-        router._dead.add(THERE.peer)
-        router.update(Assignment(2, "t", (HERE, THERE)))
-        assert not router._dead
-
-    with_router(act)
+    router._dead.add(THERE.peer)
+    router.update(Assignment(2, "t", (HERE, THERE)))
+    assert not router._dead
 
 
-def test_nothing_is_released_once_the_end_begins() -> None:
+async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
     """Its senders would take it for consumed."""
-
-    def act(router: Router) -> None:
-        program = Counting()
-        settled = Settled(program, 1, 3, 3, None)
-        router._released([settled])
-        router._closing = True
-        router._released([settled])
-        assert program.released == 3
-
-    with_router(act)
+    program = Program()
+    settled = Settled(program, 1, 3, 3, None)
+    router._released([settled])
+    router._closing = True
+    router._released([settled])
+    assert program.released == 3
 
 
-def test_the_end_counts_what_it_drops() -> None:
+@pytest.mark.parametrize("router", [Assignment(1, "t", (HERE,))], indirect=True)
+async def test_the_end_counts_what_it_drops(router: Router) -> None:
     """What is queued, and what a sink had chosen and not published."""
-
-    async def act(router: Router) -> None:
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x", b"y"])], Program()))
-        await router.close(0.1, (), {0: 5})
-        balance = router.ledger()
-        assert (balance.accepted, balance.dropped["shutdown"], balance.balanced) == (7, 7, True)
-
-    with_router(act, Assignment(1, "t", (HERE,)))
+    router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x", b"y"])], Program()))
+    await router.close(0.1, (), {0: 5})
+    balance = router.ledger()
+    assert (balance.accepted, balance.dropped["shutdown"], balance.balanced) == (7, 7, True)
 
 
 @pytest.mark.parametrize("reason", [DropReason.CLOSED, DropReason.REFUSED])
-def test_what_a_peer_did_not_take_is_counted_by_its_reason(reason: DropReason) -> None:
+async def test_what_a_peer_did_not_take_is_counted_by_its_reason(router: Router, reason: DropReason) -> None:
     """What a closed connection gives up goes with this worker; everything else keeps its reason."""
-
-    def act(router: Router) -> None:
-        router._settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
-        told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
-        assert router._ledger.acknowledged == 3
-        assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}
-
-    with_router(act)
+    router._settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
+    told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
+    assert router._ledger.acknowledged == 3
+    assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}
 
 
-def test_a_former_owner_that_is_dead_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_former_owner_that_is_dead_is_waited_for_no_more(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its moves wait until what it had is handed back, and for nothing else."""
-
-    def act(router: Router) -> None:
-        lost: list[set[Any]] = []
-        monkeypatch.setattr(router._moves, "peers", lambda since=0.0: {THERE.peer} if not since else set())
-        monkeypatch.setattr(router._moves, "lose", lost.append)
-        router._dead.add(THERE.peer)
-        router.refresh()
-        assert lost == [{THERE.peer}]
-
-    with_router(act)
+    lost: list[set[Any]] = []
+    monkeypatch.setattr(router._moves, "peers", lambda since=0.0: {THERE.peer} if not since else set())
+    monkeypatch.setattr(router._moves, "lose", lost.append)
+    router._dead.add(THERE.peer)
+    router.refresh()
+    assert lost == [{THERE.peer}]
 
 
-def test_what_a_worker_passed_on_as_it_left_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_worker_passed_on_as_it_left_is_released(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its connection would wait for ever: no release comes from there any more."""
-
-    def act(router: Router) -> None:
-        ended: list[object] = []
-        monkeypatch.setattr(router.connections, "receivers_ended", ended.append)
-        router.refresh()
-        assert ended == [router.departures.passed_on]
-
-    with_router(act)
+    ended: list[object] = []
+    monkeypatch.setattr(router.connections, "receivers_ended", ended.append)
+    router.refresh()
+    assert ended == [router.departures.passed_on]
 
 
 @pytest.mark.parametrize(("queued", "passed_on"), [(0, 0), (1, 0), (0, 1)])
-def test_what_a_worker_leaves_behind(queued: int, passed_on: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_worker_leaves_behind(
+    router: Router, queued: int, passed_on: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Peers have to wait for its end where it drops queued messages, or where it has passed some on."""
-
-    def act(router: Router) -> None:
-        if queued:
-            router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x"])], Program()))
-        monkeypatch.setattr(Router, "successors", {(1, 1): None} if passed_on else {})
-        assert router.leaves_messages == bool(queued or passed_on)
-
-    with_router(act)
+    if queued:
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x"])], Program()))
+    monkeypatch.setattr(Router, "successors", {(1, 1): None} if passed_on else {})
+    assert router.leaves_messages == bool(queued or passed_on)
 
 
-def test_a_connection_whose_messages_are_taken_back_writes_nothing() -> None:
+async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router: Router) -> None:
     """From that moment on: its peer may answer before the connection is closed. The new one writes."""
-
-    def act(router: Router) -> None:
-        given_up: Any = router.connections.get(THERE.peer)
-        router.connections.renew(THERE.peer)
-        new: Any = router.connections.get(THERE.peer)
-        assert (given_up.writes, new.writes) == (False, True)
-
-    with_router(act)
+    given_up: Any = router.connections.get(THERE.peer)
+    router.connections.renew(THERE.peer)
+    new: Any = router.connections.get(THERE.peer)
+    assert (given_up.writes, new.writes) == (False, True)
 
 
-def test_a_connection_that_is_not_needed_settles_what_it_has() -> None:
+async def test_a_connection_that_is_not_needed_settles_what_it_has(router: Router) -> None:
     """It goes on writing until its messages are acknowledged, or its time is over."""
-
-    def act(router: Router) -> None:
-        connection: Any = router.connections.get(THERE.peer)
-        router.connections.refresh({}, (), (), 3.0)
-        assert router.connections.get(THERE.peer) is None
-        assert connection.writes
-
-    with_router(act)
+    connection: Any = router.connections.get(THERE.peer)
+    router.connections.refresh({}, (), (), 3.0)
+    assert router.connections.get(THERE.peer) is None
+    assert connection.writes
 
 
-def test_messages_are_doubted_only_while_a_worker_is_lost() -> None:
+async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) -> None:
     """What it had forwarded may come again from its programs, by another worker."""
-
-    def act(router: Router) -> None:
-        seen = []
-        for connected in (True, False, True):
-            router.worker_is(5, connected=connected)
-            seen.append(bool(router.consumers.lost_workers))
-        assert seen == [False, True, False]
-
-    with_router(act)
+    seen = []
+    for connected in (True, False, True):
+        router.worker_is(5, connected=connected)
+        seen.append(bool(router.consumers.lost_workers))
+    assert seen == [False, True, False]
 
 
-def test_a_peer_that_has_shut_down_holds_up_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_has_shut_down_holds_up_no_move(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it had is handed back: moves no longer wait for its releases."""
-
-    def act(router: Router) -> None:
-        lost: list[Any] = []
-        monkeypatch.setattr(router.connections, "ended", lambda *_: {THERE.peer: {1: None}})
-        monkeypatch.setattr(router._moves, "lose", lost.append)
-        router._renew_ended()
-        assert lost == [{THERE.peer}]
-
-    with_router(act)
+    lost: list[Any] = []
+    monkeypatch.setattr(router.connections, "ended", lambda *_: {THERE.peer: {1: None}})
+    monkeypatch.setattr(router._moves, "lose", lost.append)
+    router._renew_ended()
+    assert lost == [{THERE.peer}]
 
 
-def test_moves_are_looked_at_when_a_worker_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_moves_are_looked_at_when_a_worker_has_left(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its departure may be what they wait for."""
-
-    def act(router: Router) -> None:
-        looked: list[Any] = []
-        monkeypatch.setattr(router, "_end_moves", lambda tasks=None: looked.append(tasks))
-        router.workers_left([Departure(7)])
-        assert looked == [None]
-
-    with_router(act)
+    looked: list[Any] = []
+    monkeypatch.setattr(router, "_end_moves", lambda tasks=None: looked.append(tasks))
+    router.workers_left([Departure(7)])
+    assert looked == [None]
 
 
-def test_a_lost_connection_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_connection_is_looked_at(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker may have left: moves that wait for it must not wait for ever."""
     looked: list[object] = []
 
-    async def act(router: Router) -> None:
-        monkeypatch.setattr(router, "_renew_ended", lambda: looked.append(router))
-        connection: Any = router.connections.get(THERE.peer)
-        connection._events.lost()
-        assert looked == []  # in a turn of its own
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert looked == [router]
-
-    with_router(act)
+    monkeypatch.setattr(router, "_renew_ended", lambda: looked.append(router))
+    connection: Any = router.connections.get(THERE.peer)
+    connection._events.lost()
+    assert looked == []  # in a turn of its own
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert looked == [router]
 
 
-def test_a_worker_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_is_given_up_when_its_time_is_over(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not before: moves that began less than three seconds ago wait."""
+    asked: list[float] = []
 
-    def act(router: Router) -> None:
-        asked: list[float] = []
+    def peers(seconds: float = 0.0) -> set[Any]:
+        asked.append(seconds)
+        return set()
 
-        def peers(seconds: float = 0.0) -> set[Any]:
-            asked.append(seconds)
-            return set()
-
-        monkeypatch.setattr(router._moves, "peers", peers)
-        router.refresh()
-        assert [seconds for seconds in asked if 1 < seconds < 60] != []
-
-    with_router(act)
+    monkeypatch.setattr(router._moves, "peers", peers)
+    router.refresh()
+    assert [seconds for seconds in asked if 1 < seconds < 60] != []

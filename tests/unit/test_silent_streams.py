@@ -20,46 +20,37 @@ async def _at_once() -> bytes:
     return b"hello"
 
 
-def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one more than may be silent, the first that came is refused by name, and the new one may speak."""
     monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 3)
 
-    async def test() -> None:
-        silent = SilentStreams()
-        waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
-        assert await silent.first(_at_once, "hello") == b"hello"
-        for refused in waiting[:2]:
-            with pytest.raises(ResourceLimitError, match=r"over 3 streams .* send the hello immediately"):
-                await refused
-        assert len(silent) == 3
-        for each in waiting[2:]:
-            each.cancel()
-        await asyncio.wait(waiting[2:])
-        assert len(silent) == 0
-
-    asyncio.run(test())
+    silent = SilentStreams()
+    waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
+    assert await silent.first(_at_once, "hello") == b"hello"
+    for refused in waiting[:2]:
+        with pytest.raises(ResourceLimitError, match=r"over 3 streams .* send the hello immediately"):
+            await refused
+    assert len(silent) == 3
+    for each in waiting[2:]:
+        each.cancel()
+    await asyncio.wait(waiting[2:])
+    assert len(silent) == 0
 
 
-def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have spoken take no room from those that have not."""
     monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 1)
 
-    async def test() -> None:
-        silent = SilentStreams()
-        assert [await silent.first(_at_once, "hello") for _ in range(3)] == [b"hello"] * 3
-        assert len(silent) == 0
-
-    asyncio.run(test())
+    silent = SilentStreams()
+    assert [await silent.first(_at_once, "hello") for _ in range(3)] == [b"hello"] * 3
+    assert len(silent) == 0
 
 
-def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence for longer than allowed is malformed; the error has the number."""
     monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)
 
-    async def test() -> None:
-        silent = SilentStreams()
-        with pytest.raises(MalformedError, match=r"no subscribe within 0\.01 s"):
-            await silent.first(_never, "subscribe")
-        assert len(silent) == 0
-
-    asyncio.run(test())
+    silent = SilentStreams()
+    with pytest.raises(MalformedError, match=r"no subscribe within 0\.01 s"):
+        await silent.first(_never, "subscribe")
+    assert len(silent) == 0

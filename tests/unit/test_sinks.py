@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,15 +63,11 @@ class Queues:
         return [payload for each in received for payload in each.payloads()]
 
 
-def run(act: Callable[[Sinks, Queues], Awaitable[None]], **settings: Any) -> None:
-    """Run something with the sinks of a worker; a queue has room for two messages."""
-
-    async def main() -> None:
-        queues = Queues()
-        values = {"receive_queue_messages": 2} | settings
-        await act(Sinks(WorkerSettings(worker_id="w", topology="t", **values), cast("Any", queues)), queues)
-
-    asyncio.run(main())
+def made(**settings: Any) -> tuple[Sinks, Queues]:
+    """Return the sinks of a worker, and its queues, which have room for two messages."""
+    queues = Queues()
+    values = {"receive_queue_messages": 2} | settings
+    return Sinks(WorkerSettings(worker_id="w", topology="t", **values), cast("Any", queues)), queues
 
 
 def name(attempt: str, messages: int, pieces: int = 1) -> AttemptName:
@@ -104,119 +100,98 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 0.01)
 
 
-def test_a_drain_waits_for_messages_without_room() -> None:
+async def test_a_drain_waits_for_messages_without_room() -> None:
     """They are published as the consumer makes room; only then is nothing left to wait for."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        assert not publishing(sinks)
-        staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
-        assert staged_here(sinks)
-        assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
-        assert await sinks.progress(SINK, 1) == (3, [TASK])
-        assert not staged_here(sinks)
-        sinks._asked.clear()  # whoever asked is gone
-        assert publishing(sinks)
-        assert sinks.publications.unpublished() == {TASK: 3}
-        consumed = []
-        while publishing(sinks):
-            consumed += queues.consume()
-            await asyncio.sleep(0)
+    sinks, queues = made()
+    assert not publishing(sinks)
+    staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
+    assert staged_here(sinks)
+    assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
+    assert await sinks.progress(SINK, 1) == (3, [TASK])
+    assert not staged_here(sinks)
+    sinks._asked.clear()  # whoever asked is gone
+    assert publishing(sinks)
+    assert sinks.publications.unpublished() == {TASK: 3}
+    consumed = []
+    while publishing(sinks):
         consumed += queues.consume()
-        assert consumed == [b"1", b"2", b"3", b"4", b"5"]
-        assert sinks.publications.unpublished() == {}
-        assert await sinks.progress(SINK, 1) == (0, [])
+        await asyncio.sleep(0)
+    consumed += queues.consume()
+    assert consumed == [b"1", b"2", b"3", b"4", b"5"]
+    assert sinks.publications.unpublished() == {}
+    assert await sinks.progress(SINK, 1) == (0, [])
 
-    run(act)
 
-
-def test_a_drain_waits_for_whoever_asks() -> None:
+async def test_a_drain_waits_for_whoever_asks() -> None:
     """Until it has heard that nothing waits."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        staged = await stage(sinks, "0a", b"1", b"2", b"3")
-        await sinks.publish(SINK, 1, [staged])
-        while sinks.publications.unpublished():
-            queues.consume()
-            await asyncio.sleep(0)
-        assert publishing(sinks)
-        assert (await sinks.progress(SINK, 1))[0] == 0
-        assert not publishing(sinks)
-
-    run(act)
+    sinks, queues = made()
+    staged = await stage(sinks, "0a", b"1", b"2", b"3")
+    await sinks.publish(SINK, 1, [staged])
+    while sinks.publications.unpublished():
+        queues.consume()
+        await asyncio.sleep(0)
+    assert publishing(sinks)
+    assert (await sinks.progress(SINK, 1))[0] == 0
+    assert not publishing(sinks)
 
 
-def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
+async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
     """A worker that has started since knows nothing of it, whoever asks."""
-
-    async def act(sinks: Sinks, _queues: Queues) -> None:
-        with pytest.raises(StageGoneError, match="has started since"):
-            await sinks.progress(SINK, 1)
-        with pytest.raises(StageGoneError):
-            await sinks.publish(SINK, 1, [name("0a", 1)])
-        sinks.begin(SINK, 1, "run", [])
-        with pytest.raises(StageGoneError):
-            await sinks.progress(SINK, 1)
-
-    run(act)
+    sinks, _ = made()
+    with pytest.raises(StageGoneError, match="has started since"):
+        await sinks.progress(SINK, 1)
+    with pytest.raises(StageGoneError):
+        await sinks.publish(SINK, 1, [name("0a", 1)])
+    sinks.begin(SINK, 1, "run", [])
+    with pytest.raises(StageGoneError):
+        await sinks.progress(SINK, 1)
 
 
-def test_an_attempt_that_is_given_up_takes_no_room() -> None:
+async def test_an_attempt_that_is_given_up_takes_no_room() -> None:
     """Spark has run it again, or has cancelled the job."""
-
-    async def act(sinks: Sinks, _: Queues) -> None:
-        await stage(sinks, "0a", b"x")
-        assert staged_here(sinks)
-        sinks.staging.discard(SINK, 1, "0a")
-        assert not staged_here(sinks)
-
-    run(act)
+    sinks, _ = made()
+    await stage(sinks, "0a", b"x")
+    assert staged_here(sinks)
+    sinks.staging.discard(SINK, 1, "0a")
+    assert not staged_here(sinks)
 
 
-def test_what_a_worker_that_has_left_published_is_known() -> None:
+async def test_what_a_worker_that_has_left_published_is_known() -> None:
     """Its goodbye names the sinks; another run that asks here hears of them."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        queues.on_sinks([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
-        assert [(each.name, each.epoch) for each in sinks.publications.known()] == [("s", 5)]
-
-    run(act)
+    sinks, queues = made()
+    queues.on_sinks([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
+    assert [(each.name, each.epoch) for each in sinks.publications.known()] == [("s", 5)]
 
 
-def test_an_epoch_is_chosen_once() -> None:
+async def test_an_epoch_is_chosen_once() -> None:
     """Publishing again chooses nothing, and an earlier epoch is refused."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        staged = await stage(sinks, "0a", b"1", epoch=2)
-        assert sinks.check(SINK, 2, [staged], {}) == [TASK]
-        assert await sinks.publish(SINK, 2, [staged]) == (1, 0)
-        assert await sinks.publish(SINK, 2, [staged]) == (0, 0)
-        assert queues.consume() == [b"1"]
-        with pytest.raises(StaleEpochError):
-            await stage(sinks, "0b", b"x", epoch=1)
-
-    run(act)
+    sinks, queues = made()
+    staged = await stage(sinks, "0a", b"1", epoch=2)
+    assert sinks.check(SINK, 2, [staged], {}) == [TASK]
+    assert await sinks.publish(SINK, 2, [staged]) == (1, 0)
+    assert await sinks.publish(SINK, 2, [staged]) == (0, 0)
+    assert queues.consume() == [b"1"]
+    with pytest.raises(StaleEpochError):
+        await stage(sinks, "0b", b"x", epoch=1)
 
 
-def test_another_run_begins_before_it_publishes() -> None:
+async def test_another_run_begins_before_it_publishes() -> None:
     """It gets no second copy of what an earlier run has published, and drops what that has staged."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        first = await stage(sinks, "0a", b"1")
-        with pytest.raises(UnknownRunError, match="'one' has not begun"):
-            await sinks.publish(SINK, 1, [first], "one")
-        assert sinks.begin(SINK, 1, "one", [first])[0] == {}
-        assert await sinks.publish(SINK, 1, [first], "one") == (1, 0)
-        again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
-        left = await stage(sinks, "1a", b"left")
-        assert sinks.begin(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
-        with pytest.raises(StageGoneError):
-            sinks.check(SINK, 1, [left], {})
-        assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
-        assert queues.consume() == [b"1", b"2"]
-        assert not staged_here(sinks)
-        assert sinks.status().memory_bytes == 0
-
-    run(act)
+    sinks, queues = made()
+    first = await stage(sinks, "0a", b"1")
+    with pytest.raises(UnknownRunError, match="'one' has not begun"):
+        await sinks.publish(SINK, 1, [first], "one")
+    assert sinks.begin(SINK, 1, "one", [first])[0] == {}
+    assert await sinks.publish(SINK, 1, [first], "one") == (1, 0)
+    again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
+    left = await stage(sinks, "1a", b"left")
+    assert sinks.begin(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
+    with pytest.raises(StageGoneError):
+        sinks.check(SINK, 1, [left], {})
+    assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
+    assert queues.consume() == [b"1", b"2"]
+    assert not staged_here(sinks)
+    assert sinks.status().memory_bytes == 0
 
 
 ROWS = TaskContent(3, 3, sum(b"123"))
@@ -224,50 +199,41 @@ ROWS = TaskContent(3, 3, sum(b"123"))
 
 @pytest.mark.parametrize("rows", [[b"1", b"2", b"4"], [b"1", b"2"], [b"1", b"23"], [b"1", b"2", b"3", b""]])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewhere: bool) -> None:
+async def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewhere: bool) -> None:
     """An old checkpoint has the same epoch with new rows: nothing is published, and nothing is lost."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        known = {TASK: ROWS} if elsewhere else {}
-        if not elsewhere:
-            await publish_rows(sinks, queues)
-        attempt = await stage(sinks, "0b", *rows)
-        if not elsewhere:
-            with pytest.raises(StaleEpochError, match="with other messages: 3 of 3 bytes"):
-                sinks.begin(SINK, 1, "two", [attempt])
-        with pytest.raises(StaleEpochError, match="choose another checkpointLocation"):
-            sinks.check(SINK, 1, [attempt], known)
-        with pytest.raises(StaleEpochError, match="Nothing was published"):
-            await sinks.publish(SINK, 1, [attempt], published=known)
-        assert queues.consume() == []
-        assert staged_here(sinks)
-
-    run(act, receive_queue_messages=10)
-
-
-def test_the_same_rows_in_another_order_are_the_same() -> None:
-    """A query that is computed again may have them in other partitions and groups."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
+    sinks, queues = made(receive_queue_messages=10)
+    known = {TASK: ROWS} if elsewhere else {}
+    if not elsewhere:
         await publish_rows(sinks, queues)
-        attempts = [await stage(sinks, "0b", b"3"), await stage(sinks, "1b", b"2", b"1")]
-        got, _ = sinks.begin(SINK, 1, "two", attempts)
-        assert got == {TASK: ROWS}
-        assert await sinks.publish(SINK, 1, attempts, "two") == (0, 0)
-        assert queues.consume() == []
+    attempt = await stage(sinks, "0b", *rows)
+    if not elsewhere:
+        with pytest.raises(StaleEpochError, match="with other messages: 3 of 3 bytes"):
+            sinks.begin(SINK, 1, "two", [attempt])
+    with pytest.raises(StaleEpochError, match="choose another checkpointLocation"):
+        sinks.check(SINK, 1, [attempt], known)
+    with pytest.raises(StaleEpochError, match="Nothing was published"):
+        await sinks.publish(SINK, 1, [attempt], published=known)
+    assert queues.consume() == []
+    assert staged_here(sinks)
 
-    run(act, receive_queue_messages=10)
+
+async def test_the_same_rows_in_another_order_are_the_same() -> None:
+    """A query that is computed again may have them in other partitions and groups."""
+    sinks, queues = made(receive_queue_messages=10)
+    await publish_rows(sinks, queues)
+    attempts = [await stage(sinks, "0b", b"3"), await stage(sinks, "1b", b"2", b"1")]
+    got, _ = sinks.begin(SINK, 1, "two", attempts)
+    assert got == {TASK: ROWS}
+    assert await sinks.publish(SINK, 1, attempts, "two") == (0, 0)
+    assert queues.consume() == []
 
 
-def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
+async def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
     """A worker of which nobody knows what it published, but only to which tasks."""
-
-    async def act(sinks: Sinks, _queues: Queues) -> None:
-        attempt = await stage(sinks, "0b", b"x")
-        known = {TASK: TaskContent()}
-        assert await sinks.publish(SINK, 1, [attempt], published=known) == (0, 0)
-
-    run(act)
+    sinks, _ = made()
+    attempt = await stage(sinks, "0b", b"x")
+    known = {TASK: TaskContent()}
+    assert await sinks.publish(SINK, 1, [attempt], published=known) == (0, 0)
 
 
 async def publish_rows(sinks: Sinks, queues: Queues) -> None:
@@ -278,104 +244,85 @@ async def publish_rows(sinks: Sinks, queues: Queues) -> None:
     assert queues.consume() == [b"1", b"2", b"3"]
 
 
-def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> None:
+async def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> None:
     """They lose their holder between the choice and the queue, and keep their place."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        with pytest.raises(UnknownTaskError):
-            await stage(sinks, "0x", b"x", task=77)
-        staged = await stage(sinks, "0a", b"1", b"2")
-        queues.tasks.remove(TASK)
-        assert await sinks.publish(SINK, 1, [staged]) == (2, 2)
-        queues.tasks.add(TASK)
-        sinks.assigned(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
-        assert (await sinks.progress(SINK, 1))[0] == 0
-        assert queues.consume() == [b"1", b"2"]
-
-    run(act)
+    sinks, queues = made()
+    with pytest.raises(UnknownTaskError):
+        await stage(sinks, "0x", b"x", task=77)
+    staged = await stage(sinks, "0a", b"1", b"2")
+    queues.tasks.remove(TASK)
+    assert await sinks.publish(SINK, 1, [staged]) == (2, 2)
+    queues.tasks.add(TASK)
+    sinks.assigned(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
+    assert (await sinks.progress(SINK, 1))[0] == 0
+    assert queues.consume() == [b"1", b"2"]
 
 
-def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> None:
+async def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> None:
     """They may still have an epoch; one that is back is no former worker."""
-
-    async def act(sinks: Sinks, _queues: Queues) -> None:
-        a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
-        both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
-        sinks.assigned(both, one)
-        assert sinks.begin(SINK, 1, "run", [])[1] == [b]
-        sinks.assigned(one, both)
-        assert sinks.begin(SINK, 1, "run", [])[1] == []
-
-    run(act)
+    sinks, _ = made()
+    a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
+    both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
+    sinks.assigned(both, one)
+    assert sinks.begin(SINK, 1, "run", [])[1] == [b]
+    sinks.assigned(one, both)
+    assert sinks.begin(SINK, 1, "run", [])[1] == []
 
 
-def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> None:
+async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> None:
     """Both kinds keep their order; a piece that never fits is an error with the settings to raise."""
-
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        payloads = [b"%d" % number * 600 for number in range(8)]
-        for piece, payload in enumerate(payloads):
-            groups = [TaskGroup.of(TASK, [payload])]
-            assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, groups) == ""
-        assert sinks.status().disk_bytes > 0
-        with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
-            await stage(sinks, "1a", b"x" * 20_000)
-        assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)]))[0] == 8
-        sinks._asked.clear()
-        consumed = []
-        while publishing(sinks) or queues.received:
-            consumed += queues.consume()
-            await asyncio.sleep(0.001)
-        assert consumed == payloads
-        assert (sinks.status().memory_bytes, sinks.status().disk_bytes) == (0, 0)
-
-    run(
-        act,
-        staging_memory_bytes=3000,
-        staging_disk_bytes=10_000,
-        staging_directory=str(tmp_path),
-    )
+    sinks, queues = made(staging_memory_bytes=3000, staging_disk_bytes=10000, staging_directory=str(tmp_path))
+    payloads = [b"%d" % number * 600 for number in range(8)]
+    for piece, payload in enumerate(payloads):
+        groups = [TaskGroup.of(TASK, [payload])]
+        assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, groups) == ""
+    assert sinks.status().disk_bytes > 0
+    with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
+        await stage(sinks, "1a", b"x" * 20_000)
+    assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)]))[0] == 8
+    sinks._asked.clear()
+    consumed = []
+    while publishing(sinks) or queues.received:
+        consumed += queues.consume()
+        await asyncio.sleep(0.001)
+    assert consumed == payloads
+    assert (sinks.status().memory_bytes, sinks.status().disk_bytes) == (0, 0)
 
 
-def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
     """The error names it; what was reserved on the disk is free again."""
+    sinks, _ = made(
+        staging_memory_bytes=1500, staging_disk_bytes=10000, staging_directory=str(tmp_path / "gone")
+    )
+    await sinks.stage(SINK, 1, name("0a", 1), 0, [TaskGroup.of(TASK, [b"x" * 900])])
+    with pytest.raises(ResourceLimitError):
+        await sinks.stage(SINK, 1, name("0a", 2), 1, [TaskGroup.of(TASK, [b"y" * 900])])
+    assert sinks.status().disk_bytes == 0
 
-    async def act(sinks: Sinks, _queues: Queues) -> None:
-        await sinks.stage(SINK, 1, name("0a", 1), 0, [TaskGroup.of(TASK, [b"x" * 900])])
-        with pytest.raises(ResourceLimitError):
-            await sinks.stage(SINK, 1, name("0a", 2), 1, [TaskGroup.of(TASK, [b"y" * 900])])
-        assert sinks.status().disk_bytes == 0
 
-    run(act, staging_memory_bytes=1500, staging_disk_bytes=10_000, staging_directory=str(tmp_path / "gone"))
-
-
-def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the sink, the epoch and what is staged; the writer is told what it waits for."""
+    sinks, _ = made(staging_memory_bytes=2000, staging_disk_bytes=1)
+    groups = [TaskGroup.of(TASK, [bytes(700)])]
+    assert await sinks.stage(("me", "other"), 1, name("0a", 1), 0, groups) == ""
+    answer = await sinks.stage(SINK, 1, name("0a", 1), 0, groups)
+    assert answer.startswith("room for what is staged: ")
 
-    async def act(sinks: Sinks, _queues: Queues) -> None:
-        groups = [TaskGroup.of(TASK, [bytes(700)])]
-        assert await sinks.stage(("me", "other"), 1, name("0a", 1), 0, groups) == ""
-        answer = await sinks.stage(SINK, 1, name("0a", 1), 0, groups)
-        assert answer.startswith("room for what is staged: ")
-
-    run(act, staging_memory_bytes=2000, staging_disk_bytes=1)
     assert any(line.startswith("staging.full sink=s epoch=1 partition=") for line in caplog.messages)
 
 
-def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer comes when the last message has found room, not before."""
     monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 30.0)
 
-    async def act(sinks: Sinks, queues: Queues) -> None:
-        staged = await stage(sinks, "0a", *(bytes([number]) for number in range(8)))
-        await sinks.publish(SINK, 1, [staged])
-        asking = asyncio.create_task(sinks.progress(SINK, 1))
-        await asyncio.sleep(0)
-        assert not asking.done()
-        while not asking.done():
-            queues.consume()
-            queues.activity.set()
-            await asyncio.sleep(0.01)
-        assert asking.result() == (0, [])
-
-    run(act)
+    sinks, queues = made()
+    staged = await stage(sinks, "0a", *(bytes([number]) for number in range(8)))
+    await sinks.publish(SINK, 1, [staged])
+    asking = asyncio.create_task(sinks.progress(SINK, 1))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    while not asking.done():
+        queues.consume()
+        queues.activity.set()
+        await asyncio.sleep(0.01)
+    assert asking.result() == (0, [])

@@ -98,7 +98,7 @@ def test_a_programs_own_context_stays() -> None:
     assert with_entry(group, entry_for(CONTEXT), 1000) is group
 
 
-def test_off_means_no_observer() -> None:
+async def test_off_means_no_observer() -> None:
     """Where tracing is off, nothing on a message's way is told of it."""
     client = Client("127.0.0.1:1")
     client._connected()
@@ -108,14 +108,12 @@ def test_off_means_no_observer() -> None:
     subscription.close()
     client.close(0)
 
-    async def main() -> None:
-        context = LocalContext()
-        router = Worker(WorkerSettings(worker_id="w", topology="t"), context, 1).router
-        assert (router.observer, router.queues.observer) == (None, None)
-        assert router.pressure.example is None
-        await asyncio.to_thread(context.term)
+    context = LocalContext()
+    router = Worker(WorkerSettings(worker_id="w", topology="t"), context, 1).router
+    assert (router.observer, router.queues.observer) == (None, None)
+    assert router.pressure.example is None
+    await asyncio.to_thread(context.term)
 
-    asyncio.run(main())
     worker = ExecutorWorker(words())
     assert not worker.transfer.traced
     assert worker._surroundings.tracing is None
