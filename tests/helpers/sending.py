@@ -21,13 +21,15 @@ PLENTY = 1_000_000
 class Sending:
     """A window whose messages number themselves; its ledger must add up after every step."""
 
-    def __init__(self, *, processed: bool = False, opened: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, *, processed: bool = False, opened: bool = True, initial: int = PLENTY, **settings: Any
+    ) -> None:
         self.window = SendWindow(
             SessionSettings(ack_mode=AckMode.PROCESSED if processed else AckMode.QUEUED, **settings)
         )
         self._numbers = count()
         if opened:
-            self.open()
+            self.open(initial=initial)
 
     def open(
         self,
@@ -72,6 +74,11 @@ class Sending:
         """Return every frame that can be written now, without a bound on those under way."""
         with mock.patch.object(send, "MAX_FRAMES_IN_FLIGHT", PLENTY):
             return list(iter(self.frame, None))
+
+    def write(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> None:
+        """Offer so many messages, and write every frame that can be written."""
+        self.offer(task, messages, source, tag)
+        self.frames()
 
     def update(
         self, sequence: int, *, grants: tuple[Grant, ...] = (), refusals: tuple[Refusal, ...] = ()

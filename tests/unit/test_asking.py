@@ -73,8 +73,7 @@ def test_a_bound_that_is_half_used_asks_once() -> None:
 
 def test_used_up_credit_asks() -> None:
     """A sender without credit for what waits wants to hear of more at once."""
-    sending = Sending(opened=False)
-    sending.open(initial=2)
+    sending = Sending(initial=2)
     sending.offer(1, 3)
     frame = sending.window.next_frame(1.0)
     assert frame is not None

@@ -11,7 +11,6 @@ import pytest
 from tuplewire.errors import ConfigError, StaleAssignmentError, WrongTopologyError
 from tuplewire_service.worker.assignment import (
     MAX_VERSION,
-    MOST_AHEAD,
     AssignedWorker,
     Assignment,
     load_assignment,
@@ -66,6 +65,9 @@ def test_round_trip(tmp_path: Path) -> None:
             for address in ("", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:\u0661")
         ],
         (1, [AssignedWorker("w", "h:1", (), peer_address="h")], "address 'h' is not host:port"),
+        (1, [AssignedWorker("a\nb", "h:1", (1,))], "a.nb"),
+        (1, [AssignedWorker("w", "h:1", (True,))], "task id"),
+        (1, [AssignedWorker("w", "h:1", (1.5,))], "task id"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None:
@@ -168,14 +170,14 @@ def test_a_task_id_is_a_number(task: Any, tmp_path: Path) -> None:
 
 
 def test_how_far_a_version_may_be_ahead() -> None:
-    """By so many, and a worker without an assignment takes all but the last ones."""
-    in_force = Assignment(7, "t", (ONE,))
-    Assignment(7 + MOST_AHEAD, "t", (ONE,)).succeeds(in_force, "t")
+    """By 2^32, and a worker without an assignment takes all but the last ones."""
+    in_force, ahead = Assignment(7, "t", (ONE,)), 2**32
+    Assignment(7 + ahead, "t", (ONE,)).succeeds(in_force, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(in force: 7;"):
-        Assignment(8 + MOST_AHEAD, "t", (ONE,)).succeeds(in_force, "t")
-    Assignment(MAX_VERSION - MOST_AHEAD, "t", (ONE,)).succeeds(None, "t")
+        Assignment(8 + ahead, "t", (ONE,)).succeeds(in_force, "t")
+    Assignment(MAX_VERSION - ahead, "t", (ONE,)).succeeds(None, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(in force: none;"):
-        Assignment(MAX_VERSION - MOST_AHEAD + 1, "t", (ONE,)).succeeds(None, "t")
+        Assignment(MAX_VERSION - ahead + 1, "t", (ONE,)).succeeds(None, "t")
 
 
 def test_an_address_for_other_workers_is_written_where_there_is_one() -> None:

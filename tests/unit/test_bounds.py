@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from helpers.sending import PLENTY, Sending, contents
 
-from tuplewire.errors import ConfigError, MalformedError, UnknownTaskError
+from tuplewire.errors import UnknownTaskError
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.departure import Departure, Departures
@@ -13,8 +12,6 @@ from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup, route_of
-from tuplewire.values.task_ids import TaskRanges
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 
 def test_old_refusals_are_forgotten() -> None:
@@ -82,8 +79,7 @@ def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
     sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
     sending.window.close_unused()
     sending.window.close_unused()
-    sending.offer(1)
-    sending.frames()
+    sending.write(1)
     sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
     sending.update(first.sequence + 1)
     assert not sending.window.all_released(1)
@@ -153,45 +149,3 @@ def test_unkept_messages_are_counted_down() -> None:
     log.take(10, PLENTY, PLENTY)
     log.progress(2, 2)
     assert log.unkept == 0
-
-
-def test_ranges_that_overlap_later() -> None:
-    """The end of the largest range counts."""
-    ranges = TaskRanges.parse("1-10,20-50,25-30")
-    assert 40 in ranges
-    assert 51 not in ranges
-
-
-def test_header_columns_are_checked() -> None:
-    """Header lengths for one of two messages do not hold together."""
-    whole = TaskGroup.of(1, [b"a", b"b"])
-    broken = TaskGroup(1, None, whole.lengths, whole.data, header_lengths=whole.lengths[:4], header_data=b"x")
-    with pytest.raises(MalformedError, match="header_lengths for 2 messages"):
-        broken.checked()
-
-
-def _assignment(version: int, *workers: AssignedWorker) -> Assignment:
-    return Assignment(version, "t", workers or (AssignedWorker("w", "h:1", (1,)),))
-
-
-def test_versions_far_ahead() -> None:
-    """The first version may be a time; a later one may be ahead of the current by 2^32."""
-    first = _assignment(2**40)
-    assert first.succeeds(None, "t")
-    assert _assignment(2**40 + 1).succeeds(first, "t")
-    with pytest.raises(ConfigError, match="too far ahead"):
-        _assignment(2**40 + 2**32 + 1).succeeds(first, "t")
-
-
-@pytest.mark.parametrize(
-    "worker",
-    [
-        AssignedWorker("a\nb", "h:1", (1,)),
-        AssignedWorker("w", "h:1", (True,)),
-        AssignedWorker("w", "h:1", (1.5,)),  # type: ignore[arg-type]
-    ],
-)
-def test_odd_workers(worker: AssignedWorker) -> None:
-    """Control characters in an id, and tasks that are no integers."""
-    with pytest.raises(ConfigError):
-        _assignment(1, worker)

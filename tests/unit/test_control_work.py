@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
-from unit.test_gone_tasks import Program
+from helpers.senders import Program
 
 from tuplewire.errors import MessageError, RefusedError
 from tuplewire.values.group import TaskGroup

@@ -33,14 +33,6 @@ def test_starts_with_the_window() -> None:
     assert granted.all() == [Grant(1, 8, 80, 0), Grant(2, 8, 80, 0)]
 
 
-def test_grants_what_was_released_plus_the_window() -> None:
-    """A grant counts from the session's start: what is done with, and a window more."""
-    granted = book()
-    granted.received([group(1, 5)])
-    granted.released(1, 3, 30)
-    assert granted.take_changes() == [Grant(1, 11, 110, 3)]
-
-
 def test_says_when_a_window_is_used_up() -> None:
     """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
     exhausted = Exhausted()
@@ -105,7 +97,7 @@ def test_a_refused_frame_counts_nothing() -> None:
 
 
 def test_changes_are_told_once() -> None:
-    """A grant that was told is not told again until it changes."""
+    """A grant is what is done with and a window more; it is not told again until it changes."""
     granted = book()
     granted.received([group(1, 5)])
     granted.released(1, 1, 10)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
@@ -15,7 +14,6 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.pressure import ReportedLoads
 from tuplewire.settings.config import MIB
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.queue import Queue
@@ -35,20 +33,9 @@ def queues_of(tasks: Iterable[int]) -> ReceiveQueues:
     return queues
 
 
-def with_router(act: Callable[[Router], None]) -> None:
-    """Run something with the router of a worker without an assignment."""
-
-    async def main() -> None:
-        context = LocalContext()
-        act(Router(SETTINGS, 1, context, draining=lambda: False))
-        await asyncio.to_thread(context.term)
-
-    asyncio.run(main())
-
-
 def assignment(version: int, *tasks: int) -> Assignment:
     """Return an assignment that gives the worker these tasks."""
-    return Assignment(version, "t", (AssignedWorker("w", "127.0.0.1:1", tasks),))
+    return Assignment(version, "t", (AssignedWorker("here", "127.0.0.1:1", tasks),))
 
 
 def test_queues_that_have_gone_leave_nothing() -> None:
@@ -93,32 +80,23 @@ def start_of(queues: ReceiveQueues, task: int) -> int:
     return start
 
 
-def test_unknown_tasks_are_not_counted() -> None:
+async def test_unknown_tasks_are_not_counted(router: Router) -> None:
     """Messages for tasks in no assignment are refused, and nothing is remembered of them."""
-
-    def act(router: Router) -> None:
-        router.update(assignment(1, 0))
-        batch = ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in range(1, MANY)], Program())
-        router.recv(batch)
-        assert len(batch.refusals) == MANY - 1
-        assert not router._entry_sequences._next
-
-    with_router(act)
+    batch = ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in range(2, MANY)], Program())
+    router.recv(batch)
+    assert len(batch.refusals) == MANY - 2
+    assert not router._entry_sequences._next
 
 
-def test_tasks_that_have_gone_are_not_counted_any_more() -> None:
+async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> None:
     """Generations of fresh tasks that are sent to leave no number behind."""
-
-    def act(router: Router) -> None:
-        for version in range(1, 6):
-            tasks = range(version * 100, (version + 1) * 100)
-            router.update(assignment(version, *tasks))
-            router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in tasks], Program()))
-            assert router._entry_sequences._next.keys() == set(tasks)
-        assert router.moving_tasks == 0
-        assert router.ledger().balanced
-
-    with_router(act)
+    for version in range(2, 7):
+        tasks = range(version * 100, (version + 1) * 100)
+        router.update(assignment(version, *tasks))
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in tasks], Program()))
+        assert router._entry_sequences._next.keys() == set(tasks)
+    assert router.moving_tasks == 0
+    assert router.ledger().balanced
 
 
 def test_reports_that_have_expired_are_forgotten() -> None:

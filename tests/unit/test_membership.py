@@ -26,6 +26,13 @@ def world_of(count: int) -> World:
     return world
 
 
+def settled(count: int) -> tuple[World, Registry]:
+    """Return so many workers, and a registry that has given them their tasks."""
+    world, kept = world_of(count), registry()
+    world.settle(kept)
+    return world, kept
+
+
 def tasks_of(kept: Registry) -> dict[str, tuple[int, ...]]:
     """Return each worker's tasks."""
     return {each.worker_id: each.tasks for each in kept.status().workers if each.phase is not Phase.ABSENT}
@@ -45,8 +52,7 @@ def happened(kept: Registry) -> list[str]:
 
 def test_workers_that_are_there_share_the_tasks() -> None:
     """The first assignment has all of them; it is given to each, once."""
-    world, kept = world_of(3), registry()
-    world.settle(kept)
+    world, kept = settled(3)
     assert counts(kept) == {"w1": 4, "w2": 4, "w3": 4}
     assert kept.version == 1
     assert all(each.assignment == kept.in_force for each in world.workers.values())
@@ -67,8 +73,7 @@ def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
 
 def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
     """It is made known first; once nothing moves, it gets tasks, and the others keep the rest of theirs."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     before = tasks_of(kept)
     world.add(3)
     world.settle(kept)
@@ -79,8 +84,7 @@ def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
 
 def test_a_task_moves_for_balance_once_its_last_move_is_over() -> None:
     """What has moved stays while anything moves; so one that is stuck keeps no newcomer from the others."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     world.add(3)
     world.settle(kept)
     moved = tasks_of(kept)["w3"]
@@ -108,8 +112,7 @@ def test_a_task_moves_for_balance_once_its_last_move_is_over() -> None:
 
 def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:
     """In the same round, also while others move; it is told, and listed until it answers no more."""
-    world, kept = world_of(3), registry()
-    world.settle(kept)
+    world, kept = settled(3)
     leaving = world.workers["10.0.0.2:6700"]
     leaving.draining = True
     world.workers["10.0.0.1:6700"].moving = 3
@@ -125,8 +128,7 @@ def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:
 
 def test_a_worker_whose_executor_is_gone_leaves() -> None:
     """While it answers it is told where its tasks are; when it does not, it is forgotten at once."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     del world.wanted["10.0.0.2:6700"]
     world.round(kept)
     assert counts(kept) == {"w1": 12, "w2": 0}
@@ -139,8 +141,7 @@ def test_a_worker_whose_executor_is_gone_leaves() -> None:
 
 def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
     """For expire_seconds, then others have them."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     world.workers["10.0.0.2:6700"].alive = False
     world.round(kept)
     silent_since = world.now
@@ -154,8 +155,7 @@ def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
 
 def test_a_membership_that_stood_still_expires_nobody() -> None:
     """Its first look afterwards may fail for all workers: they were asked by a program that was frozen."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     for each in world.workers.values():
         each.alive = False
     world.now += 60
@@ -170,8 +170,7 @@ def test_a_membership_that_stood_still_expires_nobody() -> None:
 
 def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
     """They cannot go anywhere; then they do."""
-    world, kept = world_of(1), registry()
-    world.settle(kept)
+    world, kept = settled(1)
     world.workers["10.0.0.1:6700"].draining = True
     world.round(kept)
     assert counts(kept) == {"w1": 12}
@@ -182,8 +181,7 @@ def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
 
 def test_a_restarted_worker_gets_the_assignment_again() -> None:
     """The same address and a new incarnation: its tasks are still there, and no version is needed."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     before = kept.in_force
     world.workers["10.0.0.1:6700"].restart()
     world.round(kept)
@@ -205,8 +203,7 @@ def test_an_assignment_that_did_not_arrive_is_told_again() -> None:
 
 def test_a_new_driver_takes_over_and_moves_nothing() -> None:
     """It goes beyond the version in force, and leaves the tasks where they are."""
-    world, first = world_of(3), registry()
-    world.settle(first)
+    world, first = settled(3)
     world.add(4)
     world.settle(first)
     second = registry()
@@ -217,8 +214,7 @@ def test_a_new_driver_takes_over_and_moves_nothing() -> None:
 
 def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
     """A worker of the assignment that it finds is as good as one that has fallen silent."""
-    world, first = world_of(2), registry()
-    world.settle(first)
+    world, first = settled(2)
     world.workers["10.0.0.2:6700"].alive = False
     second = registry()
     world.round(second)
@@ -280,8 +276,7 @@ def test_a_worker_that_does_not_fit_is_not_registered(what: str) -> None:
 
 def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None:
     """As a pod of a StatefulSet, which comes back under its name at another address."""
-    world, kept = world_of(2), registry()
-    world.settle(kept)
+    world, kept = settled(2)
     world.workers["10.0.0.2:6700"].alive = False
     world.round(kept)
     world.add(3).worker_id = "w2"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
+from helpers.one_router import HERE
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
@@ -17,9 +16,8 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
@@ -209,43 +207,21 @@ def test_held_messages_begin_after_the_acknowledged_ones() -> None:
     assert queues.held(2) is None
 
 
-def with_router(act: Any) -> None:
-    """Run something with the router of worker w, which has task 1."""
-
-    async def main() -> None:
-        context = LocalContext()
-        router = Router(SETTINGS, 1, context, draining=lambda: False)
-        router.update(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", (1,)),)))
-        found = act(router)
-        if found is not None:
-            await found
-        await asyncio.to_thread(context.term)
-
-    asyncio.run(main())
-
-
-def test_consumers_hear_that_the_worker_drains() -> None:
+@pytest.mark.parametrize("router", [Assignment(1, "t", (HERE,))], indirect=True)
+async def test_consumers_hear_that_the_worker_drains(router: Router) -> None:
     """Their streams end with DrainingError, so that they connect again later."""
-
-    async def act(router: Router) -> None:
-        consumer = Consumer(router.queues, 1)
-        await router.close(0.1, (), {})
-        assert isinstance(consumer.subscription.ended, DrainingError)
-
-    with_router(act)
+    consumer = Consumer(router.queues, 0)
+    await router.close(0.1, (), {})
+    assert isinstance(consumer.subscription.ended, DrainingError)
 
 
-def test_a_peers_message_for_a_task_without_an_owner_is_refused() -> None:
+async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Router) -> None:
     """A worker that sends its own program's message for an unknown task hears so by name."""
-
-    def act(router: Router) -> None:
-        batch = ReceivedBatch.arrived([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
-        router.recv(batch)
-        assert [type(error).__name__ for _, error in batch.refusals] == ["UnknownTaskError"]
-        assert router.ledger().balanced
-        assert router.ledger().accepted == 0
-
-    with_router(act)
+    batch = ReceivedBatch.arrived([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
+    router.recv(batch)
+    assert [type(error).__name__ for _, error in batch.refusals] == ["UnknownTaskError"]
+    assert router.ledger().balanced
+    assert router.ledger().accepted == 0
 
 
 def test_a_message_wakes_its_consumer() -> None:

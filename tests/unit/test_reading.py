@@ -13,7 +13,6 @@ from helpers.senders import Program
 from tuplewire.errors import SupersededError, UnknownTaskError
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
-from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -239,13 +238,3 @@ def test_reading_ends_the_wait_in_the_queue() -> None:
     assert sum(all_.queues.wait.counts) == 2
     all_.read(0, 3)
     assert sum(all_.queues.wait.counts) == 3
-
-
-def test_a_frame_that_is_exactly_full_ends() -> None:
-    """A group that takes the last byte of a frame is the last one in it."""
-    log = DeliveryLog.after(0)
-    for letter in b"ab":
-        log.append(TaskGroup.of(TASK, [bytes([letter])]))
-    room = wire_bytes(TaskGroup.of(TASK, [b"a"]))
-    assert shown(log.read(0, 2, room)) == "a"
-    assert shown(log.read(0, 2, room + 1)) == "ab"

@@ -6,26 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
+from helpers.one_router import HERE, THERE
 
 from tuplewire import TaskGroup
-from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.worker_settings import WorkerSettings
 
-ASSIGNMENT = Assignment(
-    1,
-    "t",
-    (
-        AssignedWorker("here", "127.0.0.1:1", (0,)),
-        AssignedWorker("there", "127.0.0.1:2", (1,)),
-        AssignedWorker("elsewhere", "127.0.0.1:3", (2,)),
-    ),
-)
+ASSIGNMENT = Assignment(1, "t", (HERE, THERE, AssignedWorker("elsewhere", "127.0.0.1:3", (2,))))
+pytestmark = pytest.mark.parametrize("router", [ASSIGNMENT], indirect=True)
 
 
 class _Program:
@@ -38,7 +29,9 @@ class _Program:
         self.released += [task] * messages
 
 
-def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Program, list[Any]]:
+async def _send(
+    router: Router, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> tuple[_Program, list[Any]]:
     """Send two messages each to tasks 0, 1 and 2 where every connection fails with this error."""
 
     def offer(*_: object, **__: object) -> bool:
@@ -46,33 +39,21 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Pr
 
     monkeypatch.setattr(SendBuffer, "offer", offer)
     program, defects = _Program(), []
-
-    async def main() -> Router:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: defects.append(context))
-        context = LocalContext()
-        router = Router(
-            WorkerSettings(worker_id="here", topology="t"),
-            1,
-            context,
-            draining=lambda: False,
-        )
-        router.update(ASSIGNMENT)
-        groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]
-        router.recv(ReceivedBatch.arrived(groups, program))
-        assert router.ledger().balanced
-        await asyncio.sleep(0)  # the turn in which the transfer queue drains
-        await asyncio.to_thread(router.connections.abort)
-        await asyncio.to_thread(context.term)
-        loop.set_exception_handler(None)
-        return router
-
-    return messaging_loop().run(main()), program, defects
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: defects.append(context))
+    groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]
+    router.recv(ReceivedBatch.arrived(groups, program))
+    assert router.ledger().balanced
+    await asyncio.sleep(0)  # the turn in which the transfer queue drains
+    loop.set_exception_handler(None)
+    return program, defects
 
 
-def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop hears of it; what was not sent counts as dropped, and its sender is not told it is done."""
-    router, program, defects = _run(RuntimeError("a defect"), monkeypatch)
+    program, defects = await _send(router, RuntimeError("a defect"), monkeypatch)
     assert [str(context["exception"]) for context in defects] == ["a defect"]
     ledger = router.ledger()
     assert (ledger.accepted, ledger.pending, ledger.dropped["shutdown"]) == (6, 2, 4)
@@ -83,11 +64,11 @@ def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(monkeypatch: py
 @pytest.mark.parametrize(
     "error", [WrongTopologyError("not ours"), RefusedError("never heard of"), TuplewireError("x")]
 )
-def test_a_refusal_by_one_peer_is_settled_by_name(
-    error: TuplewireError, monkeypatch: pytest.MonkeyPatch
+async def test_a_refusal_by_one_peer_is_settled_by_name(
+    router: Router, error: TuplewireError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No defect: these messages are dropped{refused}, the others go on."""
-    router, program, defects = _run(error, monkeypatch)
+    program, defects = await _send(router, error, monkeypatch)
     assert defects == []
     ledger = router.ledger()
     assert (ledger.accepted, ledger.pending, ledger.dropped["refused"]) == (6, 2, 4)
@@ -95,30 +76,23 @@ def test_a_refusal_by_one_peer_is_settled_by_name(
     assert program.released == [1, 1, 2, 2]
 
 
-def test_a_defect_while_held_messages_are_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_while_held_messages_are_routed(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second of three raises: the first is on its way, the others count as dropped."""
+    put, calls = router._transfer.put, []
 
-    async def main() -> None:
-        context = LocalContext()
-        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
-        router.update(ASSIGNMENT)
-        put, calls = router._transfer.put, []
+    def raises(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise RuntimeError("a defect")
+        put(*arguments)
 
-        def raises(*arguments: Any) -> None:
-            calls.append(arguments)
-            if len(calls) == 2:
-                raise RuntimeError("a defect")
-            put(*arguments)
-
-        monkeypatch.setattr(router._transfer, "put", raises)
-        held: list[Any] = [(TaskGroup.of(1, [payload]), _Program()) for payload in (b"a", b"b", b"c")]
-        router._ledger.accepted += 3
-        with pytest.raises(RuntimeError, match="a defect"):
-            router._reroute(held)
-        ledger = router.ledger()
-        assert (ledger.pending, ledger.dropped["shutdown"]) == (1, 2)
-        assert ledger.balanced
-        await asyncio.to_thread(router.connections.abort)
-        await asyncio.to_thread(context.term)
-
-    messaging_loop().run(main())
+    monkeypatch.setattr(router._transfer, "put", raises)
+    held: list[Any] = [(TaskGroup.of(1, [payload]), _Program()) for payload in (b"a", b"b", b"c")]
+    router._ledger.accepted += 3
+    with pytest.raises(RuntimeError, match="a defect"):
+        router._reroute(held)
+    ledger = router.ledger()
+    assert (ledger.pending, ledger.dropped["shutdown"]) == (1, 2)
+    assert ledger.balanced

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from helpers.sending import Sending, payloads
 
@@ -11,22 +13,16 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.values.group import TaskGroup
 
 
-def test_bound_in_messages() -> None:
-    """A batch that would go over max_pending_messages is not taken, and nothing of it is."""
-    sending = Sending(max_pending_messages=5)
+@pytest.mark.parametrize(
+    "bound", [{"max_pending_messages": 5}, {"max_pending_bytes": 5, "max_message_bytes": 5}]
+)
+def test_bound_of_all_messages(bound: dict[str, Any]) -> None:
+    """A batch that would go over it, in messages or in bytes, is not taken, and nothing of it is."""
+    sending = Sending(**bound)
     assert sending.offer(1, 3)
     assert not sending.offer(2, 3)
     assert sending.offer(3, 2)
-    assert sending.window.messages == 5
-
-
-def test_bound_in_bytes() -> None:
-    """A batch that would go over max_pending_bytes is not taken."""
-    sending = Sending(max_pending_bytes=5, max_message_bytes=5)
-    assert sending.offer(1, 3)
-    assert not sending.offer(2, 3)
-    assert sending.offer(3, 2)
-    assert sending.window.size_bytes == 5
+    assert sending.window.messages == sending.window.size_bytes == 5
 
 
 def test_bound_per_task() -> None:
@@ -58,8 +54,7 @@ def test_a_batch_over_the_bound_is_taken_alone(sending: Sending) -> None:
 def test_acknowledged_messages_make_room() -> None:
     """What is acknowledged no longer counts against a bound."""
     sending = Sending(max_pending_messages=2)
-    sending.offer(1, 2)
-    sending.frames()
+    sending.write(1, 2)
     assert not sending.offer(1)
     sending.update(1)
     assert sending.window.messages == sending.window.size_bytes == 0
@@ -113,8 +108,7 @@ def test_flows_that_are_not_used_leave_nothing() -> None:
 @pytest.mark.parametrize("task", [0, 1])
 def test_nothing_is_sent_beyond_the_credit(task: int) -> None:
     """With more credit the rest goes, and nobody counts as without it any more."""
-    sending = Sending(opened=False)
-    sending.open(initial=2)
+    sending = Sending(initial=2)
     sending.offer(task, 5)
     assert payloads(sending.frames()) == bytes(range(2))
     assert list(sending.window.without_credit) == [task]

@@ -25,24 +25,13 @@ def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     """Also once nothing is on the way to it."""
     sending = Sending()
     found = [sending.window.receiver_has_none]
-    sending.offer(1, 2)
-    sending.frames()
+    sending.write(1, 2)
     found.append(sending.window.receiver_has_none)
     sending.update(1)
     found.append(sending.window.receiver_has_none)
     sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
     found.append(sending.window.receiver_has_none)
     assert found == [True, False, False, True]
-
-
-def test_sends_what_is_granted() -> None:
-    """Messages beyond the grant wait for the next; a grant is a total, not an addition."""
-    sending = Sending(opened=False)
-    sending.open(initial=3)
-    sending.offer(1, 8)
-    assert payloads(sending.frames()) == b"\0\1\2"
-    sending.update(1, grants=(Grant(1, 5, PLENTY, 0),))
-    assert payloads(sending.frames()) == b"\3\4"
 
 
 def test_a_message_may_start_while_bytes_are_left() -> None:
@@ -59,8 +48,7 @@ def test_a_message_may_start_while_bytes_are_left() -> None:
 
 def test_a_stopped_task_leaves_the_others_going() -> None:
     """Without credit for one task, messages to another are sent past it."""
-    sending = Sending(opened=False)
-    sending.open(initial=1)
+    sending = Sending(initial=1)
     for _ in range(3):
         sending.offer(1)
         sending.offer(2)
@@ -71,11 +59,9 @@ def test_a_stopped_task_leaves_the_others_going() -> None:
 
 def test_says_what_waits_for_credit() -> None:
     """A flow is without credit from when messages stay back for want of it until there is credit again."""
-    sending = Sending(opened=False)
-    sending.open(initial=2)
+    sending = Sending(initial=2)
     sending.offer(1, 2)
-    sending.offer(2, 3)
-    sending.frames()
+    sending.write(2, 3)
     assert list(sending.window.without_credit) == [2]
     assert sending.window.waiting_tasks() == {2}
     sending.update(1, grants=(Grant(2, 3, PLENTY, 0),))
@@ -101,8 +87,7 @@ def test_repeated_and_late_grants_change_nothing() -> None:
     sending = Sending(opened=False)
     sending.open(initial=2, initial_bytes=2)
     sending.offer(1, 9)
-    sending.offer(2, 9)
-    sending.frames()
+    sending.write(2, 9)
     for granted in (5, 5, 3):
         sending.update(1, grants=(Grant(1, granted, PLENTY, 0), Grant(2, PLENTY, granted, 0)))
     assert contents(sending.frames()) == [(2, [(1, b"\2\3\4"), (2, b"\x0b\x0c\x0d")])]
@@ -110,10 +95,8 @@ def test_repeated_and_late_grants_change_nothing() -> None:
 
 def test_a_lost_grant_is_made_good_by_the_next() -> None:
     """Only the newest grant counts, however many before it were lost."""
-    sending = Sending(opened=False)
-    sending.open(initial=1)
-    sending.offer(1, 9)
-    sending.frames()
+    sending = Sending(initial=1)
+    sending.write(1, 9)
     sending.update(1, grants=(Grant(1, 7, PLENTY, 0),))
     assert len(payloads(sending.frames())) == 6
 

@@ -65,14 +65,6 @@ def test_a_group_that_just_fits_goes_along() -> None:
         assert [sum(map(len, frame.runs)) for frame in sending.frames()] == expected
 
 
-def test_forwarded_messages_go_before_those_that_follow_them() -> None:
-    """Also where the others were there first."""
-    sending = Sending()
-    sending.offer_groups(TaskGroup.of(1, [b"later"]))
-    sending.offer_groups(TaskGroup.of(1, [b"earlier"]).at(1, 0).passed_on(7))
-    assert payloads(sending.frames()) == b"earlierlater"
-
-
 @pytest.mark.parametrize("tasks", [1, 2500])
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
     """However many tasks there are, and however many groups to one, a frame has at most 1,000."""
@@ -152,16 +144,6 @@ def test_messages_that_are_passed_on_keep_their_time() -> None:
     sending.window.offer([group], now_micros=9_000_000)
     (frame,) = sending.frames()
     assert frame.accepted_micros == [1_000_000]
-
-
-def test_each_run_has_the_time_of_its_messages() -> None:
-    """Messages of one task that were accepted seconds apart are runs of their own."""
-    sending = Sending()
-    for seconds in (100, 110, 120, 120):
-        sending.window.offer([TaskGroup.of(1, [b"x"])], now_micros=seconds * 1_000_000)
-    (frame,) = sending.frames()
-    assert [len(run) for run in frame.runs] == [1, 1, 2]
-    assert list(frame.accepted_micros) == [100_000_000, 110_000_000, 120_000_000]
 
 
 def test_forwarded_messages_go_before_others_of_their_task() -> None:

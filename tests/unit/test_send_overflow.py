@@ -134,8 +134,7 @@ def test_other_policies_drop_nothing(overflow: Overflow) -> None:
 
 def test_what_is_on_the_way_stays() -> None:
     """Only what was never written gives way; where that is too little, nothing does, and the offer waits."""
-    sending = dropping(opened=False, max_pending_messages=5)
-    sending.open(initial=3)
+    sending = dropping(initial=3, max_pending_messages=5)
     sending.offer(1, 5)
     assert payloads(sending.frames()) == b"\0\1\2"
     assert not sending.offer(1, 3)
@@ -149,8 +148,7 @@ def test_what_is_on_the_way_stays() -> None:
 
 def test_what_is_on_the_way_stays_in_bytes() -> None:
     """The bytes on the way cannot be had either."""
-    sending = dropping(opened=False, max_pending_bytes=10, max_message_bytes=10)
-    sending.open(initial=1)
+    sending = dropping(initial=1, max_pending_bytes=10, max_message_bytes=10)
     sending.offer_groups(sizes_of(6, 3))
     sending.frames()
     assert not sending.offer_groups(sizes_of(5))
@@ -177,10 +175,8 @@ def test_one_task_without_room_stops_the_batch() -> None:
 
 def test_what_is_not_processed_stays() -> None:
     """In the mode `processed` what the receiver has, and is not done with, is kept until it is."""
-    sending = dropping(processed=True, opened=False, max_pending_messages=4)
-    sending.open(initial=2)
-    sending.offer(1, 4)
-    sending.frames()
+    sending = dropping(processed=True, initial=2, max_pending_messages=4)
+    sending.write(1, 4)
     sending.update(1)
     assert not sending.offer(1, 3)
     assert sending.offer(1, 2)
@@ -193,12 +189,9 @@ def test_what_is_not_processed_stays() -> None:
 @pytest.mark.parametrize("processed", [False, True])
 def test_what_is_sent_again_stays(*, processed: bool) -> None:
     """After the death of a receiver, what it may have had comes again; what it cannot have had gives way."""
-    sending = dropping(processed=processed, opened=False, max_pending_messages=7)
-    sending.open(initial=4)
-    sending.offer(1, 2)
-    sending.frames()
-    sending.offer(1, 5)
-    sending.frames()
+    sending = dropping(processed=processed, initial=4, max_pending_messages=7)
+    sending.write(1, 2)
+    sending.write(1, 5)
     sending.open(incarnation=8, initial=0)
     assert not sending.offer(1, 4)
     assert sending.offer(1)
@@ -222,8 +215,7 @@ def test_what_is_sent_again_stays(*, processed: bool) -> None:
 def test_what_was_acknowledged_is_in_nobodys_way(bound: dict[str, Any]) -> None:
     """The room of messages that have arrived is there again, and nothing is given up for it."""
     sending = dropping(**bound)
-    sending.offer(1, 4)
-    sending.frames()
+    sending.write(1, 4)
     assert not sending.offer(1)
     sending.update(1)
     assert sending.offer(1, 4)
@@ -308,8 +300,7 @@ def test_the_oldest_task_is_found_after_any_change() -> None:
 
 def test_a_task_without_credit_waits_while_it_has_messages() -> None:
     """It counts as a task without credit until the last of its messages has given way."""
-    sending = dropping(opened=False, max_pending_messages=2)
-    sending.open(initial=0)
+    sending = dropping(initial=0, max_pending_messages=2)
     sending.offer(1, 2)
     assert not sending.frames()
     assert list(sending.window.without_credit) == [1]

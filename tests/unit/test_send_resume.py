@@ -29,8 +29,7 @@ def test_resume_sends_again_what_was_not_accepted() -> None:
 def test_resume_sends_what_is_new_after_what_is_old() -> None:
     """What was accepted while the connection was away follows what is sent again."""
     sending = Sending()
-    sending.offer(1)
-    sending.frames()
+    sending.write(1)
     sending.offer(1)
     sending.open()
     assert contents(sending.frames()) == [(1, [(1, b"\0")]), (2, [(1, b"\1")])]
@@ -40,8 +39,7 @@ def test_cuts_one_after_the_other() -> None:
     """A resumption that is cut itself is resumed in the same way."""
     sending = Sending()
     for _ in range(4):
-        sending.offer(1)
-        sending.frames()
+        sending.write(1)
     sending.open(sequence=1)
     assert [sending.frame().sequence for _ in range(2)] == [2, 3]  # type: ignore[union-attr]
     sending.open(sequence=2)
@@ -52,8 +50,7 @@ def test_acknowledged_while_sending_again() -> None:
     """A frame that is acknowledged before its turn to be sent again is not sent again."""
     sending = Sending()
     for _ in range(3):
-        sending.offer(1)
-        sending.frames()
+        sending.write(1)
     sending.open()
     sending.update(2)
     assert contents(sending.frames()) == [(3, [(1, b"\2")])]
@@ -61,10 +58,8 @@ def test_acknowledged_while_sending_again() -> None:
 
 def test_resume_keeps_credit() -> None:
     """Frames that are sent again take no new credit, and the welcome's grants count."""
-    sending = Sending(opened=False)
-    sending.open(initial=2)
-    sending.offer(1, 9)
-    sending.frames()
+    sending = Sending(initial=2)
+    sending.write(1, 9)
     sending.open(initial=2, grants=(Grant(1, 3, PLENTY, 0),))
     assert contents(sending.frames()) == [(1, [(1, b"\0\1")]), (2, [(1, b"\2")])]
 
@@ -89,10 +84,8 @@ def test_a_new_receiver_gets_everything_again(*, processed: bool) -> None:
 
 def test_messages_that_were_never_sent_are_not_marked() -> None:
     """Only what may have been delivered carries the mark; what had no credit yet does not."""
-    sending = Sending(opened=False)
-    sending.open(initial=1)
-    sending.offer(1, 2)
-    sending.frames()
+    sending = Sending(initial=1)
+    sending.write(1, 2)
     sending.open(incarnation=8)
     sending.update(0, grants=(Grant(1, 2, PLENTY, 0),))
     (frame,) = sending.frames()
@@ -104,10 +97,8 @@ def test_messages_that_were_never_sent_are_not_marked() -> None:
 
 def test_a_new_receiver_grants_anew() -> None:
     """Credit and processed offsets of a receiver that died do not count for its successor."""
-    sending = Sending(processed=True, opened=False)
-    sending.open(initial=5)
-    sending.offer(1, 9)
-    sending.frames()
+    sending = Sending(processed=True, initial=5)
+    sending.write(1, 9)
     sending.update(1, grants=(Grant(1, 5, PLENTY, 5),))
     sending.open(incarnation=8, initial=3)
     assert payloads(sending.frames()) == b"\5\6\7"
@@ -120,8 +111,7 @@ def test_a_receiver_that_forgot_the_session() -> None:
     """A receiver that lives on but has forgotten what it acknowledged is as a new one."""
     sending = Sending()
     for _ in range(3):
-        sending.offer(1)
-        sending.frames()
+        sending.write(1)
     sending.update(2)
     sending.open(sequence=0)
     frames = sending.frames()
@@ -132,8 +122,7 @@ def test_a_receiver_that_forgot_the_session() -> None:
 def test_a_receiver_that_knows_more_than_was_sent() -> None:
     """A session that another process has gone on with is an error; nothing of ours counts as accepted."""
     sending = Sending()
-    sending.offer(1)
-    sending.frames()
+    sending.write(1)
     with pytest.raises(ProtocolError):
         sending.open(sequence=5)
     with pytest.raises(ProtocolError, match="an incarnation of its own"):
@@ -147,8 +136,7 @@ def test_a_new_receiver_during_a_resumption_gets_each_message_once() -> None:
     """The old receiver's missing frames are not sent to the new one as well."""
     sending = Sending()
     for _ in range(3):
-        sending.offer(1)
-        sending.frames()
+        sending.write(1)
     sending.open()
     assert sending.frame() is not None
     sending.open(incarnation=8)
@@ -160,8 +148,7 @@ def test_nothing_is_unreleased_once_all_is_released() -> None:
     """A worker that leaves is asked about tasks whose messages are still there, and about no others."""
     sending = Sending()
     sending.offer(1, 2)
-    sending.offer(2, 1)
-    sending.frames()
+    sending.write(2, 1)
     sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
     assert [task for task, _ in sending.window.unreleased()] == [2]
 

@@ -19,8 +19,7 @@ def test_acknowledgements_are_cumulative() -> None:
     """An acknowledgement settles every frame up to it, with the token that came with each batch."""
     sending = Sending()
     for tag in "abc":
-        sending.offer(1, 2, tag=tag)
-        sending.frames()
+        sending.write(1, 2, tag=tag)
     assert sending.update(2) == [Settled("a", 1, 2, 2, None), Settled("b", 1, 2, 2, None)]
     assert sending.acknowledged == 4
 
@@ -29,8 +28,7 @@ def test_repeated_and_late_acknowledgements_change_nothing() -> None:
     """Hearing an acknowledgement twice, or an older one after it, settles nothing."""
     sending = Sending()
     for _ in range(3):
-        sending.offer(1)
-        sending.frames()
+        sending.write(1)
     sending.update(2)
     assert sending.update(2) == sending.update(1) == []
     assert sending.acknowledged == sending.window.acknowledged == 2
@@ -39,8 +37,7 @@ def test_repeated_and_late_acknowledgements_change_nothing() -> None:
 def test_acknowledgement_of_what_was_never_sent() -> None:
     """A receiver that acknowledges frames which do not exist is an error, and nothing settles."""
     sending = Sending()
-    sending.offer(1)
-    sending.frames()
+    sending.write(1)
     with pytest.raises(ProtocolError, match="frame 2 was acknowledged, and 1 were sent"):
         sending.update(2)
     assert sending.acknowledged == 0
@@ -50,8 +47,7 @@ def test_processed_mode_settles_on_processed_offsets() -> None:
     """In the mode `processed` a message settles when its consumer is done with it, not when it is queued."""
     sending = Sending(processed=True)
     sending.offer(1, 2, tag="a")
-    sending.offer(1, 3, tag="b")
-    sending.frames()
+    sending.write(1, 3, tag="b")
     assert sending.update(1) == []
     assert sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 4),)) == [Settled("a", 1, 2, 2, None)]
     assert sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 5),)) == [Settled("b", 1, 3, 3, None)]
@@ -61,8 +57,7 @@ def test_processed_offsets_are_per_task() -> None:
     """Progress of one task settles nothing of another."""
     sending = Sending(processed=True)
     sending.offer(1, 1, tag="a")
-    sending.offer(2, 1, tag="b")
-    sending.frames()
+    sending.write(2, 1, tag="b")
     settled = sending.update(1, grants=(Grant(2, PLENTY, PLENTY, 1), Grant(1, PLENTY, PLENTY, 0)))
     assert [each.token for each in settled] == ["b"]
 
@@ -76,8 +71,7 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
     sending = Sending(processed=processed)
     sending.offer(1, 2, source=3, tag="a")
     sending.offer(1, 1, source=4, tag="b")
-    sending.offer(2, 1, tag="c")
-    sending.frames()
+    sending.write(2, 1, tag="c")
     settled = sending.update(
         1,
         grants=(Grant(1, PLENTY, PLENTY, 3), Grant(2, PLENTY, PLENTY, 1)),
@@ -97,8 +91,7 @@ def test_a_repeated_refusal_changes_nothing() -> None:
     sending = Sending()
     refusal = Refusal(1, 1, 1, "UNKNOWN_TASK", "no")
     for _ in range(2):
-        sending.offer(1)
-        sending.frames()
+        sending.write(1)
     sending.update(1, refusals=(refusal,))
     assert sending.update(1, refusals=(refusal,)) == []
     assert [each.dropped for each in sending.open(sequence=2, refusals=(refusal,))] == [None]
@@ -108,12 +101,9 @@ def test_a_repeated_refusal_changes_nothing() -> None:
 def test_refused_messages_do_not_shift_the_processed_offset() -> None:
     """A refusal behind messages that are still being worked on does not settle these."""
     sending = Sending(processed=True)
-    sending.offer(1, 2, tag="working")
-    sending.frames()
-    sending.offer(1, 5, tag="refused")
-    sending.frames()
-    sending.offer(1, 1, tag="last")
-    sending.frames()
+    sending.write(1, 2, tag="working")
+    sending.write(1, 5, tag="refused")
+    sending.write(1, 1, tag="last")
     settled = sending.update(
         3, grants=(Grant(1, PLENTY, PLENTY, 0),), refusals=(Refusal(2, 1, 5, "NOT_LOCAL", "moved"),)
     )
@@ -124,11 +114,9 @@ def test_refused_messages_do_not_shift_the_processed_offset() -> None:
 
 def test_abandon_gives_everything_up() -> None:
     """Messages in every state are dropped for the reason given, each with its token."""
-    sending = Sending(processed=True, opened=False)
-    sending.open(initial=2)
+    sending = Sending(processed=True, initial=2)
     for tag in "abc":
-        sending.offer(1, tag=tag)
-        sending.frames()
+        sending.write(1, tag=tag)
     sending.update(1)
     assert sorted(each.token for each in sending.window.abandon(DropReason.CLOSED)) == ["a", "b", "c"]
     assert sending.dropped == {"closed": 3}
@@ -156,8 +144,7 @@ def test_a_task_is_quiet_once_all_is_released() -> None:
 def test_what_is_taken_back_was_never_accepted() -> None:
     """Everything comes back in order with its token; what was under way is marked as redelivered."""
     sending = Sending()
-    sending.offer(1, 2, tag="first")
-    sending.frames()
+    sending.write(1, 2, tag="first")
     sending.offer(1, 1, tag="second")
     left = sending.window.take_back()
     assert [(len(group), token, group.redelivered) for group, token in left] == [
@@ -219,15 +206,13 @@ def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], q
 def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
     """It has handed its messages on, so tokens come back; kept messages wait for a consumer."""
     sending = Sending()
-    sending.offer(1, 2, tag="a")
-    sending.frames()
+    sending.write(1, 2, tag="a")
     sending.update(1)
     assert sending.window.take_released() == []
     sending.window.receiver_ended()
     assert [(each.token, each.messages) for each in sending.window.take_released()] == [("a", 2)]
     kept = Sending(processed=True)
-    kept.offer(1, 2, tag="a")
-    kept.frames()
+    kept.write(1, 2, tag="a")
     kept.update(1)
     kept.window.receiver_ended()
     assert kept.window.take_released() == []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from helpers.senders import Program
@@ -41,59 +40,43 @@ class Connection:
         return True
 
 
-def with_queue(connection: Connection, act: Callable[[TransferQueue], None]) -> Ledger:
-    """Run something with a queue; return what was counted."""
+def queue_to(connection: Connection) -> tuple[TransferQueue, Ledger]:
+    """Return a queue to a connection, and what it counts."""
     ledger = Ledger()
     table = RoutingTable("here")
     there = AssignedWorker("there", "127.0.0.1:2", (1, 2))
     table.replace(Assignment(1, "t", (AssignedWorker("here", "127.0.0.1:1", (0,)), there)))
     connections: Any = connection
     lost_workers: Any = None
-
-    async def main() -> None:
-        act(TransferQueue(table, connections, lost_workers, Drops(ledger)))
-
-    asyncio.run(main())
-    return ledger
+    return TransferQueue(table, connections, lost_workers, Drops(ledger)), ledger
 
 
-def test_releases_are_watched_for_whoever_waits_for_them() -> None:
+async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
     """A sender with acknowledgements once queued needs none, and they cost a grant each."""
     connection = Connection()
-
-    def act(queue: TransferQueue) -> None:
-        queue.put(TaskGroup.of(1, [b"x"]), Program(wants_releases=False))
-        queue.put(TaskGroup.of(2, [b"y"]), Program())
-        queue.drain()
-
-    with_queue(connection, act)
+    queue, _ = queue_to(connection)
+    queue.put(TaskGroup.of(1, [b"x"]), Program(wants_releases=False))
+    queue.put(TaskGroup.of(2, [b"y"]), Program())
+    queue.drain()
     assert connection.sent == [([1], False), ([2], False)]
     assert connection.watched == [[2]]
 
 
-def test_what_a_closed_connection_does_not_take_is_counted() -> None:
+async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
     """A connection may close between two runs: the first one is sent, the second one dropped by name."""
-    connection = Connection(closes_after=1)
-    program = Program()
-
-    def act(queue: TransferQueue) -> None:
-        queue.put(TaskGroup.of(1, [b"x"]), program)
-        queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, kept=True), program)
-        queue.drain()
-
-    ledger = with_queue(connection, act)
+    connection, program = Connection(closes_after=1), Program()
+    queue, ledger = queue_to(connection)
+    queue.put(TaskGroup.of(1, [b"x"]), program)
+    queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, kept=True), program)
+    queue.drain()
     assert connection.sent == [([1], False)]
     assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2
 
 
-def test_what_follows_by_another_way_goes_after_what_waits() -> None:
+async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
     """Messages that are sent at once do not overtake those that wait for the turn of the loop."""
-    connection = Connection()
-
-    def act(queue: TransferQueue) -> None:
-        queue.put(TaskGroup.of(1, [b"x"]), Program())
-        follower: Any = connection
-        queue.follow(follower, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
-
-    with_queue(connection, act)
+    connection: Any = Connection()
+    queue, _ = queue_to(connection)
+    queue.put(TaskGroup.of(1, [b"x"]), Program())
+    queue.follow(connection, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
     assert connection.sent == [([1], False), ([2], False)]
