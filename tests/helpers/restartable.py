@@ -6,14 +6,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from helpers.ports import free_port, listen_peers
-from helpers.topology import TOPOLOGY
+from helpers.topology import TOPOLOGY, assignment_file
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
@@ -173,3 +173,13 @@ class RestartableWorker:
         self.start()
         self.wait_ready()
         return Restart(self.worker_id, code, ledger, ended - started, time.monotonic() - ended)
+
+
+@contextmanager
+def restartable(directory: Path, tasks: Iterable[int]) -> Iterator[RestartableWorker]:
+    """Run a worker; it has these tasks after each start."""
+    worker = RestartableWorker("w", directory, directory / "assignment.json", ["--drain-seconds=1"])
+    assignment_file(directory, 1, {worker.reached: tasks})
+    with worker:
+        worker.wait_ready()
+        yield worker

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
-from helpers.topology import TOPOLOGY, Message, messages_of
+from helpers.topology import TOPOLOGY, Message, balances, messages_of, numbers
 from tuplewire import Client
 from tuplewire.errors import UnreachableError
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
@@ -96,3 +98,21 @@ class Reader:
     def has(self, messages: int) -> None:
         """Wait until so many have come."""
         reaches(lambda: len(self.got), messages, "messages received")
+
+
+@contextmanager
+def fed(entry: Endpoint, owner: Endpoint, task: int) -> Iterator[tuple[Feeder, Reader]]:
+    """Send to a task through one worker, and read it at its own, while the block runs.
+
+    After it all has come, once and in order, and the ledgers add up.
+    """
+    with (
+        client_of(entry.address) as sender,
+        client_of(owner.address) as consumer,
+        Reader(consumer.recv([task], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, task) as feeder:
+            yield feeder, reader
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        balances(sender, entry, owner, sent=feeder.sent)

@@ -98,57 +98,35 @@ def test_exchanged_certificate_is_found_again(tmp_path: Path) -> None:
         assert control.status().worker_id == "somebody"
 
 
-def test_only_uris_are_an_error_that_says_so(tmp_path: Path) -> None:
-    """Such a certificate would be right, but gRPC for Python cannot use it."""
-    authority = Authority()
-    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
-    with (
-        _server(authority.issue(WORKER)) as address,
-        ControlClient(address, credentials=program) as control,
-        pytest.raises(UnreachableError, match="have a DNS name signed in"),
-    ):
-        control.status()
-
-
-def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
-    """The look at a certificate fails like any connection."""
-    program = files_of(Authority().issue("etl.example"), tmp_path, WORKER)
-    with (
-        ControlClient("127.0.0.1:1", credentials=program) as control,
-        pytest.raises(UnreachableError, match="no TLS connection"),
-    ):
-        control.status()
-
-
-@pytest.mark.parametrize("names", [(), (WORKER,)], ids=["host", "listed"])
-def test_a_worker_of_another_authority_is_told_by_what_to_look_at(
-    tmp_path: Path, names: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("issued", "names", "ours", "problem"),
+    [
+        # Such a certificate would be right, but gRPC for Python cannot use it.
+        ((WORKER,), (WORKER,), True, "have a DNS name signed in"),
+        # Where no names are listed, that of the host has to be in the certificate.
+        (("elsewhere.example",), (), True, "TUPLEWIRE_TLS_WORKER_NAMES"),
+        (("localhost", WORKER), (), False, r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),
+        (("localhost", WORKER), (WORKER,), False, r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),
+    ],
+    ids=["only a URI", "another host", "another CA", "another CA, listed"],
+)
+def test_what_to_look_at_is_told(
+    tmp_path: Path, issued: tuple[str, ...], names: tuple[str, ...], problem: str, *, ours: bool
 ) -> None:
-    """Whoever compares the host, and whoever lists names, learns which settings decide it."""
-    program = files_of(Authority().issue("etl.example"), tmp_path, *names)
-    with (
-        _server(Authority().issue("localhost", WORKER)) as address,
-        ControlClient(address, credentials=program) as control,
-        pytest.raises(UnreachableError, match=r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),
-    ):
-        control.status()
-
-
-def test_another_host_than_the_certificate_says_is_told_by_what_to_look_at(tmp_path: Path) -> None:
-    """Where no names are listed, that of the host has to be in the certificate."""
+    """A worker that is not trusted is told of with the settings that decide it."""
     authority = Authority()
-    program = files_of(authority.issue("etl.example"), tmp_path)
+    program = files_of((authority if ours else Authority()).issue("etl.example"), tmp_path, *names)
     with (
-        _server(authority.issue("elsewhere.example")) as address,
+        _server(authority.issue(*issued)) as address,
         ControlClient(address, credentials=program) as control,
-        pytest.raises(UnreachableError, match="TUPLEWIRE_TLS_WORKER_NAMES"),
+        pytest.raises(UnreachableError, match=problem),
     ):
         control.status()
 
 
-@pytest.mark.parametrize("address", ["a..b:6700", ".example:6700"])
-def test_a_host_that_is_no_name_is_unreachable(tmp_path: Path, address: str) -> None:
-    """Nobody can be there, with an address that cannot be looked up."""
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "a..b:6700", ".example:6700"])
+def test_nobody_there_is_unreachable(tmp_path: Path, address: str) -> None:
+    """The look at a certificate fails like any connection, also where the address cannot be looked up."""
     program = files_of(Authority().issue("etl.example"), tmp_path, WORKER)
     with (
         ControlClient(address, credentials=program) as control,

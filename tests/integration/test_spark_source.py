@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.restartable import restartable
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -23,7 +22,6 @@ from helpers.topology import (
     pair_of_workers,
     queued,
 )
-from helpers.topology import assignment_file as write_assignment
 from helpers.traffic import client_of, deliver
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -67,6 +65,12 @@ def large(task: int, numbers: range) -> TaskMessageBatch:
     return TaskMessageBatch.from_columns(task, [b"%-12000d" % number for number in numbers])
 
 
+def planned(reader: TuplewireStreamReader) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return where a new query starts, and where its first micro-batch with all that there is ends."""
+    start = reader.initialOffset()
+    return start, reader.latestOffset(start, ReadAllAvailable())
+
+
 def payloads(
     reader: TuplewireStreamReader | TuplewireBatchReader, partitions: list[InputPartition]
 ) -> list[int]:
@@ -102,8 +106,7 @@ def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ReadAllAvailable())
+        start, end = planned(reader)
         assert payloads(reader, reader.partitions(start, end)) == list(range(900))
         with client.recv([task], timeout=20) as batches:
             next(batches)  # and does not acknowledge it
@@ -161,37 +164,24 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
             eventually(lambda: reader.latestOffset(start, limit) != start, timeout=20)
 
 
-def test_attempts_read_side_by_side(workers: Pair) -> None:
-    """A second attempt of a read takes nothing from the first: both read it all."""
+@pytest.mark.parametrize("between", ["attempt", "consumer"])
+def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
+    """Another attempt of a read takes nothing from it, and a consumer nothing for good: both read it all."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ReadAllAvailable())
+        start, end = planned(reader)
         (partition,) = reader.partitions(start, end)
         first = reader.read(partition)
         got = [next(first)]
-        assert payloads(reader, [partition]) == list(range(900))
+        if between == "attempt":
+            assert payloads(reader, [partition]) == list(range(900))
+        else:
+            with client.recv([task], timeout=20) as batches:
+                next(batches)  # and does not acknowledge it
         got += first
         assert [each for batch in got for each in batch.column("sequence").to_pylist()] == list(range(1, 901))
         assert acknowledged(workers.near, task) == 0
-        reader.commit(end)
-
-
-def test_a_read_goes_on_after_another_consumer(workers: Pair) -> None:
-    """A consumer that comes in between puts the worker back to the beginning; nothing is read twice."""
-    task = workers.near_task()
-    with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        deliver(client, large(task, range(900)))
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ReadAllAvailable())
-        (partition,) = reader.partitions(start, end)
-        first = reader.read(partition)
-        got = [next(first)]
-        with client.recv([task], timeout=20) as batches:
-            next(batches)  # and does not acknowledge it
-        got += first
-        assert [each for batch in got for each in batch.column("sequence").to_pylist()] == list(range(1, 901))
         reader.commit(end)
 
 
@@ -204,8 +194,7 @@ def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
         stream_reader(workers.near, str(task)) as reader,
     ):
         deliver(client, large(task, range(900)))
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ReadAllAvailable())
+        start, end = planned(reader)
         (partition,) = reader.partitions(start, end)
         assert isinstance(partition, RangePartition)
         got = []
@@ -250,8 +239,7 @@ def test_backpressure_reaches_the_senders(workers: Pair) -> None:
         client.send(numbered(task, range(QUEUE, QUEUE + 100)))
         with pytest.raises(BufferFullError):
             client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.5)
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ReadAllAvailable())
+        start, end = planned(reader)
         assert payloads(reader, reader.partitions(start, end)) == list(range(QUEUE))
         with pytest.raises(BufferFullError):
             client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.2)
@@ -321,35 +309,34 @@ def test_tasks_may_change(workers: Pair) -> None:
 
 def test_a_dead_worker_takes_its_uncommitted_messages(tmp_path: Path) -> None:
     """After a worker's death a query fails, or goes on with what the new one holds."""
-    file = tmp_path / "assignment.json"
     task = 5
-    with one_worker("w", f"--assignment-file={file}", directory=tmp_path) as worker:
-        where = worker.address
-        write_assignment(tmp_path, 1, {("w", where): [task]})
-        with client_of(where, ack_mode="processed") as client, stream_reader(worker, str(task)) as reader:
+    with restartable(tmp_path, [task]) as worker:
+        where = worker.reached.address
+        with (
+            client_of(where, ack_mode="processed") as client,
+            stream_reader(worker.endpoint, str(task)) as reader,
+        ):
             client.send(numbered(task, range(10)))
-            start = reader.initialOffset()
-            end = reader.latestOffset(start, ReadAllAvailable())
+            start, end = planned(reader)
             while end == start:
                 end = reader.latestOffset(start, ReadAllAvailable())
             partitions = reader.partitions(start, end)
             assert payloads(reader, partitions) == list(range(10))
-            os.kill(worker.process_id, signal.SIGKILL)
-            port = int(where.rpartition(":")[2])
-            with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port) as again:
-                with pytest.raises(DataLossError, match=r"restarted, or has died.*failOnDataLoss=false"):
-                    reader.latestOffset(end, ReadAllAvailable())
-                with pytest.raises(DataLossError, match=r"messages 1 to 10 .* died with the worker"):
-                    payloads(reader, partitions)
-                with stream_reader(again, str(task), failOnDataLoss="false") as brave:
-                    assert payloads(brave, partitions) == []
+            worker.kill()
+            worker.start()
+            with pytest.raises(DataLossError, match=r"restarted, or has died.*failOnDataLoss=false"):
+                reader.latestOffset(end, ReadAllAvailable())
+            with pytest.raises(DataLossError, match=r"messages 1 to 10 .* died with the worker"):
+                payloads(reader, partitions)
+            with stream_reader(worker.endpoint, str(task), failOnDataLoss="false") as brave:
+                assert payloads(brave, partitions) == []
+                later = brave.latestOffset(end, ReadAllAvailable())
+                while later == end:
                     later = brave.latestOffset(end, ReadAllAvailable())
-                    while later == end:
-                        later = brave.latestOffset(end, ReadAllAvailable())
-                    # The sender had not heard that they were processed.
-                    assert payloads(brave, brave.partitions(end, later)) == list(range(10))
-                    brave.commit(later)
-                client.flush(20)
+                # The sender had not heard that they were processed.
+                assert payloads(brave, brave.partitions(end, later)) == list(range(10))
+                brave.commit(later)
+            client.flush(20)
 
 
 def test_partition_of_nothing(workers: Pair) -> None:
@@ -378,8 +365,7 @@ def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
         with client_of(a.address) as client, stream_reader(a, "1,10-", failOnDataLoss="true") as reader:
             client.send(numbered(1, range(3)))
             deliver(client, numbered(10, range(2)))
-            start = reader.initialOffset()
-            end = reader.latestOffset(start, ReadAllAvailable())
+            start, end = planned(reader)
             assert payloads(reader, reader.partitions(start, end)) == [0, 1, 2, 0, 1]
             assigned(2, {at_a: [1, 2, 10], at_b: [11]})
             for task in (2, 11):

@@ -9,12 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.restartable import restartable
 from helpers.topology import (
     TOPOLOGY,
     Pair,
     assign,
-    assignment_file,
-    balances,
     collect,
     connected,
     ledger,
@@ -28,7 +27,7 @@ from helpers.topology import (
     status,
     two_workers,
 )
-from helpers.traffic import Feeder, Reader, client_of, deliver
+from helpers.traffic import Feeder, Reader, client_of, deliver, fed
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
@@ -239,20 +238,12 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
 
     What is read while a connects again may be marked, though it is no copy: a could be dead.
     """
-    with (
-        two_workers(tmp_path, transport) as (a, b, proxy),
-        client_of(a.address) as sender,
-        client_of(b.address) as consumer,
-        Reader(consumer.recv([1], timeout=0.2)) as reader,
-    ):
-        with Feeder(sender, 1) as feeder:
+    with two_workers(tmp_path, transport) as (a, b, proxy):
+        with fed(a, b, 1) as (feeder, reader):
             for _ in range(10):
                 feeder.goes_on()
                 eventually(lambda: proxy.connections == 1 and connected(a), 10, "connected")
                 assert proxy.cut() == 1
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
-        balances(sender, a, b, sent=feeder.sent)
         assert metric(b, "tuplewire_redelivered_messages_total") == len(reader.redelivered)
         (peer,) = status(a).peers
         assert peer.reconnects >= 10
@@ -260,47 +251,29 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
 
 def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path, transport: str) -> None:
     """A link that swallows everything is noticed within 5 s; after it heals nothing is missing."""
-    with (
-        two_workers(tmp_path, transport) as (a, b, proxy),
-        client_of(a.address) as sender,
-        client_of(b.address) as consumer,
-        Reader(consumer.recv([1], timeout=0.2)) as reader,
-    ):
-        with Feeder(sender, 1) as feeder:
-            feeder.goes_on()
-            proxy.black_hole()
-            eventually(lambda: not connected(a), 5.5, "black hole noticed")
-            assert metric(a, 'tuplewire_connection_up{peer="b"}') == 0
-            feeder.goes_on()
-            proxy.resume()
-            eventually(lambda: connected(a), 10, "connected again")
-            feeder.goes_on()
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
-        balances(sender, a, b, sent=feeder.sent)
+    with two_workers(tmp_path, transport) as (a, b, proxy), fed(a, b, 1) as (feeder, _):
+        feeder.goes_on()
+        proxy.black_hole()
+        eventually(lambda: not connected(a), 5.5, "black hole noticed")
+        assert metric(a, 'tuplewire_connection_up{peer="b"}') == 0
+        feeder.goes_on()
+        proxy.resume()
+        eventually(lambda: connected(a), 10, "connected again")
+        feeder.goes_on()
 
 
 def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path, transport: str) -> None:
     """A worker that stands still is given up, and loses nothing once it goes on."""
-    with (
-        two_workers(tmp_path, transport) as (a, b, _),
-        client_of(a.address) as sender,
-        client_of(b.address) as consumer,
-        Reader(consumer.recv([1], timeout=0.2)) as reader,
-    ):
-        with Feeder(sender, 1) as feeder:
+    with two_workers(tmp_path, transport) as (a, b, _), fed(a, b, 1) as (feeder, _):
+        feeder.goes_on()
+        os.kill(b.process_id, signal.SIGSTOP)
+        try:
+            eventually(lambda: not connected(a), 30, "hung worker noticed")
             feeder.goes_on()
-            os.kill(b.process_id, signal.SIGSTOP)
-            try:
-                eventually(lambda: not connected(a), 30, "hung worker noticed")
-                feeder.goes_on()
-            finally:
-                os.kill(b.process_id, signal.SIGCONT)
-            eventually(lambda: connected(a), 10, "connected again")
-            feeder.goes_on()
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
-        balances(sender, a, b, sent=feeder.sent)
+        finally:
+            os.kill(b.process_id, signal.SIGCONT)
+        eventually(lambda: connected(a), 10, "connected again")
+        feeder.goes_on()
 
 
 def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
@@ -329,74 +302,62 @@ def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
 
 def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: Path) -> None:
     """A client's messages that a killed worker had not acknowledged go to its successor, marked, in order."""
-    with ExitStack() as first:
-        worker = first.enter_context(one_worker("w", directory=tmp_path, tasks=[0]))
-        port = int(worker.address.rpartition(":")[2])
-        with client_of(worker.address, ack_mode="processed") as sender:
-            sender.send(numbered(0, range(100)))
-            with client_of(worker.address) as consumer:
-                assert len(collect(consumer.recv([0], timeout=10), 100)) == 100
-                sender.flush(10)
-            sender.send(numbered(0, range(100, 150)))
-            eventually(lambda: queued(worker, 0) == 50)
-            os.kill(worker.process_id, signal.SIGKILL)
-            first.close()
-            sender.send(numbered(0, range(150, 160)))
-            # The successor has its assignment before anybody can reach it.
-            file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
-            with (
-                one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port) as successor,
-                client_of(successor.address) as consumer,
-                Reader(consumer.recv([0], timeout=0.2)) as reader,
-            ):
-                reader.has(60)
-                assert numbers(reader.got) == list(range(100, 160))
-                # The last ten as well, if they were written before the death was noticed.
-                assert numbers(reader.redelivered)[:50] == list(range(100, 150))
-                sender.flush(10)
-                assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)
-                eventually(lambda: ledger(successor).acknowledged == 60)
+    with (
+        restartable(tmp_path, [0]) as worker,
+        client_of(worker.reached.address, ack_mode="processed") as sender,
+    ):
+        sender.send(numbered(0, range(100)))
+        with client_of(worker.reached.address) as consumer:
+            assert len(collect(consumer.recv([0], timeout=10), 100)) == 100
+            sender.flush(10)
+        sender.send(numbered(0, range(100, 150)))
+        eventually(lambda: queued(worker.endpoint, 0) == 50)
+        worker.kill()
+        sender.send(numbered(0, range(150, 160)))
+        worker.start()
+        with (
+            client_of(worker.reached.address) as consumer,
+            Reader(consumer.recv([0], timeout=0.2)) as reader,
+        ):
+            reader.has(60)
+            assert numbers(reader.got) == list(range(100, 160))
+            # The last ten as well, if they were written before the death was noticed.
+            assert numbers(reader.redelivered)[:50] == list(range(100, 150))
+            sender.flush(10)
+            assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)
+            eventually(lambda: ledger(worker.endpoint).acknowledged == 60)
 
 
 def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
     """A subscription survives the death of its worker and delivers what comes to the successor."""
-    with ExitStack() as first:
-        worker = first.enter_context(one_worker("w", directory=tmp_path, tasks=[0]))
-        port = int(worker.address.rpartition(":")[2])
-        with (
-            client_of(worker.address) as sender,
-            client_of(worker.address) as consumer,
-            Reader(consumer.recv([0], timeout=0.2)) as reader,
-        ):
-            sender.send(numbered(0, range(100)))
-            sender.flush(10)  # or else the sender rightly sends them again
-            reader.has(100)
-            os.kill(worker.process_id, signal.SIGKILL)
-            first.close()
-            file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
-            with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
-                deliver(sender, numbered(0, range(100, 200)))
-                reader.has(200)
-                assert numbers(reader.got) == list(range(200))
+    with (
+        restartable(tmp_path, [0]) as worker,
+        client_of(worker.reached.address) as sender,
+        client_of(worker.reached.address) as consumer,
+        Reader(consumer.recv([0], timeout=0.2)) as reader,
+    ):
+        deliver(sender, numbered(0, range(100)))  # or else the sender rightly sends them again
+        reader.has(100)
+        worker.kill()
+        worker.start()
+        deliver(sender, numbered(0, range(100, 200)))
+        reader.has(200)
+        assert numbers(reader.got) == list(range(200))
 
 
 def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
     """What a consumer holds of a worker that has died takes no room from what the successor has for it."""
-    with ExitStack() as first:
-        worker = first.enter_context(one_worker("w", directory=tmp_path, tasks=[0]))
-        port = int(worker.address.rpartition(":")[2])
-        with (
-            client_of(worker.address) as sender,
-            client_of(worker.address, prefetch_bytes=20) as consumer,
-            consumer.recv([0], timeout=20) as subscription,
-        ):
-            deliver(sender, numbered(0, range(100, 200)))
-            held = messages_of(next(subscription))  # and not acknowledged
-            assert sum(len(payload) for _, payload in held) >= 20
-            os.kill(worker.process_id, signal.SIGKILL)
-            first.close()
-            file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
-            with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
-                deliver(sender, numbered(0, range(200, 300)))
-                # Asking for more acknowledges, in vain, what is held.
-                assert numbers(collect(subscription, 100)) == list(range(200, 300))
+    with (
+        restartable(tmp_path, [0]) as worker,
+        client_of(worker.reached.address) as sender,
+        client_of(worker.reached.address, prefetch_bytes=20) as consumer,
+        consumer.recv([0], timeout=20) as subscription,
+    ):
+        deliver(sender, numbered(0, range(100, 200)))
+        held = messages_of(next(subscription))  # and not acknowledged
+        assert sum(len(payload) for _, payload in held) >= 20
+        worker.kill()
+        worker.start()
+        deliver(sender, numbered(0, range(200, 300)))
+        # Asking for more acknowledges, in vain, what is held.
+        assert numbers(collect(subscription, 100)) == list(range(200, 300))

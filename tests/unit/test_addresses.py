@@ -36,7 +36,7 @@ def test_brackets_that_are_there_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "h", ":1", "h:", "h:0", "h:65536", "h:-1", "h:\u0661", "fd00::1:6700"]
+    "address", ["", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:\u0661", "fd00::1:6700"]
 )
 def test_nobody_is_reached_there(address: str) -> None:
     """Client, assignment and membership refuse the same addresses, an IPv6 host without brackets too."""

@@ -11,7 +11,6 @@ from helpers.senders import Program
 from tuplewire import TaskGroup
 from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
-from tuplewire.session.pressure import ReportedLoads
 from tuplewire.settings.config import MIB
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -97,15 +96,6 @@ async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> 
         assert router._entry_sequences._next.keys() == set(tasks)
     assert router.moving_tasks == 0
     assert router.ledger().balanced
-
-
-def test_reports_that_have_expired_are_forgotten() -> None:
-    """Of the loads of many generations of tasks there are the last ones."""
-    reported = ReportedLoads(expires_seconds=10.0)
-    for generation in range(100):
-        reported.take({generation * 10 + each: 0.5 for each in range(10)}, now=float(generation))
-    assert len(reported._reports) == 100
-    assert reported.of([0, 999], now=99.5) == {999: 0.5}
 
 
 def test_loads_are_told_when_they_change() -> None:

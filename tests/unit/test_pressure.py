@@ -27,7 +27,9 @@ def test_a_connection_is_held_up_after_a_moment() -> None:
     assert not pressure.holds(SECOND, 1.0 + 1.5 * HELD_SECONDS)
     pressure.free(FIRST)
     assert not pressure.holds(FIRST, 100.0)
+    pressure.hold(FIRST, 4.0)
     assert pressure.held_since == 2.0
+    assert not pressure.holds(FIRST, 4.0 + HELD_SECONDS / 2)
 
 
 @pytest.mark.parametrize(("now", "known"), [(10.5, {1: 0.5, 2: 0.25}), (11.5, {2: 0.25}), (12.5, {})])

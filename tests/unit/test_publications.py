@@ -180,34 +180,14 @@ def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
         state.check(sink("s"), MOST_AHEAD + 1)
 
 
-def test_the_sink_that_published_last_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts when it did so last, not when it began."""
-    monkeypatch.setattr(publications, "MAX_REMEMBERED", 6)
-    state = made()
-    publish(state, sink("a"), 1, group(1, b"x"))
-    publish(state, sink("b"), 1, group(1, b"x"))
-    publish(state, sink("a"), 2, group(1, b"x"))
-    publish(state, sink("c"), 1, group(1, b"x"))
-    assert publish(state, sink("a"), 2, group(1, b"x")) == []
-    assert len(publish(state, sink("b"), 1, group(1, b"x"))) == 1
-
-
-def test_few_bytes_are_read_from_files_at_a_time() -> None:
-    """None once there were enough bytes; whoever takes them asks again."""
+@pytest.mark.parametrize("most", [15, 20])
+def test_few_bytes_are_read_from_files_at_a_time(most: int) -> None:
+    """None once there were enough bytes, and two of 10 are 20; whoever takes them asks again."""
     state = made()
     attempt = Stage(0, 0.0)
     attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(5)]
     state.choose(sink("s"), 1, ["a"], [attempt])
-    assert [len(state.take(15)) for _ in range(4)] == [2, 2, 1, 0]
-
-
-def test_as_many_bytes_as_were_asked_for_are_enough() -> None:
-    """Two messages of 10 bytes are 20 bytes, and a third one is not read."""
-    state = made()
-    attempt = Stage(0, 0.0)
-    attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(3)]
-    state.choose(sink("s"), 1, ["a"], [attempt])
-    assert len(state.take(20)) == 2
+    assert [len(state.take(most)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,29 +51,26 @@ def test_a_task_that_moves_away_gives_its_senders_room() -> None:
     assert sender.released == 5
 
 
-def test_room_before_and_at_the_bound() -> None:
-    """A queue of copies is full at the bound, and has room again when most of them are done with."""
-    messages = RejectionsWithoutTimers(most=2)
-    sender = Program()
-    rejected(messages, sender, 1)
+@pytest.mark.parametrize(
+    ("most", "below", "rest", "released"),
+    [(2, 1, [1], (2, 1000)), (1_000_000, 1000, [1000, 48], (1300, 0))],
+    ids=["messages", "bytes"],
+)
+def test_room_before_and_at_the_bound(
+    most: int, below: int, rest: list[int], released: tuple[int, int]
+) -> None:
+    """A queue of copies is full at the bound, and has room again when most of them are done with.
+
+    What a copy takes beside its payload counts: two thousand of one byte fill a mebibyte.
+    """
+    messages, sender = RejectionsWithoutTimers(most=most), Program()
+    rejected(messages, sender, below)
     assert not messages.is_full(1)
-    rejected(messages, sender, 1)
+    for count in rest:
+        rejected(messages, sender, count)
     assert messages.is_full(1)
     assert not messages.is_full(2)
-    messages.release(1, 2, 1000)
-    assert not messages.is_full(1)
-
-
-def test_small_copies_take_room_in_bytes() -> None:
-    """What a copy takes beside its payload counts: two thousand of one byte fill a mebibyte."""
-    messages = RejectionsWithoutTimers(most=1_000_000)
-    sender = Program()
-    rejected(messages, sender, 1000)
-    assert not messages.is_full(1)
-    rejected(messages, sender, 1000)
-    rejected(messages, sender, 48)
-    assert messages.is_full(1)
-    messages.release(1, 1300, 0)
+    messages.release(1, *released)
     assert not messages.is_full(1)
 
 

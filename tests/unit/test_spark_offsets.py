@@ -127,13 +127,6 @@ def test_first_batch_has_all_that_is_not_acknowledged() -> None:
     ]
 
 
-def test_nothing_new_is_the_same_offset() -> None:
-    """Spark takes an offset that differs for new data."""
-    start = Offset({1: at(10)})
-    now = {1: held(10, 10)}
-    assert next_offset(start, now, tails(now)) is start
-
-
 def test_fewer_than_the_least_wait() -> None:
     """All tasks together count, unless a queue is so full that its senders wait."""
     start = Offset({1: at(10), 2: at(0)})
@@ -170,20 +163,23 @@ def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, 
     assert share(waiting, bound) == shares
 
 
-def test_bytes_bound_goes_by_mean_size() -> None:
+@pytest.mark.parametrize(
+    ("now", "bounds", "messages"),
+    [
+        ({1: held(0, 100), 2: held(0, 100, size_bytes=0)}, {"max_bytes": 500}, 100),
+        ({1: held(0, 100), 2: held(0, 100, size_bytes=0)}, {"max_bytes": 1}, 1),
+        ({1: held(0, 100), 2: held(0, 100, size_bytes=0)}, {"max_bytes": 500, "max_messages": 30}, 30),
+        ({1: held(0, 1), 2: held(0, 1)}, {"max_bytes": 15}, 1),
+        *(
+            ({1: held(0, 10)}, {"max_bytes": most}, messages)
+            for most, messages in ((100, 10), (99, 9), (50, 5), (1, 1))
+        ),
+    ],
+)
+def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, int], messages: int) -> None:
     """A micro-batch takes as many messages as about fit, and one at least."""
-    now = {1: held(0, 100), 2: held(0, 100, size_bytes=0)}
-    start = initial_offset(now)
-    half = next_offset(start, now, tails(now), max_bytes=500)
-    assert sum(each.sequence for each in half.offsets.values()) == 100
-    one = next_offset(start, now, tails(now), max_bytes=1)
-    assert sum(each.sequence for each in one.offsets.values()) == 1
-    both = next_offset(start, now, tails(now), max_bytes=500, max_messages=30)
-    assert sum(each.sequence for each in both.offsets.values()) == 30
-    single = {1: held(0, 1), 2: held(0, 1)}
-    start = initial_offset(single)
-    first = next_offset(start, single, tails(single), max_bytes=15)
-    assert sum(each.sequence for each in first.offsets.values()) == 1
+    end = next_offset(initial_offset(now), now, tails(now), **bounds)
+    assert sum(each.sequence for each in end.offsets.values()) == messages
 
 
 def test_available_now_goes_no_further_than_its_target() -> None:
@@ -303,14 +299,6 @@ def test_a_start_counts_for_its_own_incarnation() -> None:
     assert next_offset(earlier, now, tails(now)).offsets[1].sequence == 25
 
 
-@pytest.mark.parametrize(("max_bytes", "end"), [(100, 10), (99, 9), (50, 5), (1, 1)])
-def test_a_micro_batch_is_bounded_in_bytes(max_bytes: int, end: int) -> None:
-    """By the mean size of what waits; at least one message."""
-    start = Offset({1: at(0)})
-    now = {1: held(0, 10)}
-    assert next_offset(start, now, tails(now), max_bytes=max_bytes).offsets[1].sequence == end
-
-
 def test_a_query_that_has_read_everything_is_no_loss() -> None:
     """It stands at the tail."""
     check_held(Offset({1: at(5)}), {1: held(5, 5)})
@@ -336,7 +324,7 @@ def test_a_query_that_stops_reading_a_task_that_has_moved_is_told() -> None:
 
 
 def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
-    """Also where a task has no place yet."""
+    """Spark takes an offset that differs for new data. A task without a place yet changes nothing."""
     start = Offset({1: at(5)})
     now = {1: held(5, 5), 2: held(0, 0)}
     assert next_offset(start, now, tails(now)) is start

@@ -74,6 +74,21 @@ def test_wrong_delays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"grouping": "fields"}, "option tasks is missing"),
+        ({"tasks": "1,2"}, "grouping is direct"),
+        ({"tuplewire.token": "x"}, r"unknown option .tuplewire\.token..*token_file"),
+        ({"tuplewire.max_message_bytes": "many"}, r"option tuplewire\.max_message_bytes"),
+    ],
+)
+def test_wrong_sink_options(more: dict[str, str], message: str) -> None:
+    """A grouping chooses among tasks. An error names the option, and one that is near."""
+    with pytest.raises(ConfigError, match=message):
+        sink_options({**WHERE, **more})
+
+
+@pytest.mark.parametrize(
     ("text", "starts"),
     [
         ("", "earliest earliest"),
@@ -99,6 +114,7 @@ def test_starting_offsets(text: str, starts: str) -> None:
         ({"minMessagesPerTrigger": "5", "maxMessagesPerTrigger": "4"}, "cannot have both"),
         ({"minPartitions": "8"}, r"cannot read one task in order.*more tasks.*\.repartition"),
         ({"maxOffsetsPerTrigger": "8"}, "it is called maxMessagesPerTrigger here"),
+        ({"tuplewire.token": "x"}, r"unknown option .tuplewire\.token..*token_file"),
     ],
 )
 def test_options_of_a_trigger_that_cannot_be(more: dict[str, str], message: str) -> None:
@@ -116,14 +132,6 @@ def test_sink_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (options.guarantee, options.bad_rows) == (None, "fail")
 
 
-def test_grouping_needs_tasks() -> None:
-    """A grouping chooses among tasks; without one, naming tasks means nothing."""
-    with pytest.raises(ConfigError, match="option tasks is missing"):
-        sink_options({**WHERE, "grouping": "fields"})
-    with pytest.raises(ConfigError, match="grouping is direct"):
-        sink_options({**WHERE, "tasks": "1,2"})
-
-
 def test_settings_of_the_client() -> None:
     """By a prefix, in any case; sizes with units. What the worker takes is the default and the bound."""
     options = sink_options({**WHERE, "tuplewire.Max_Message_Bytes": "3MiB", "tuplewire.tls_ca": "/ca.pem"})
@@ -134,14 +142,6 @@ def test_settings_of_the_client() -> None:
         "max_message_bytes": 80 * MIB,
         "max_pending_bytes": 80 * MIB,
     }
-
-
-def test_a_wrong_setting_of_the_client() -> None:
-    """The error names the option, and one that is near."""
-    with pytest.raises(ConfigError, match=r"unknown option .tuplewire\.token..*token_file"):
-        source_options({**WHERE, "tasks": "1", "tuplewire.token": "x"})
-    with pytest.raises(ConfigError, match=r"option tuplewire\.max_message_bytes"):
-        sink_options({**WHERE, "tuplewire.max_message_bytes": "many"})
 
 
 def test_a_read_is_no_stream() -> None:

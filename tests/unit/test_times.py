@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuplewire.session.credit import Exhausted
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
-from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure
+from tuplewire.session.pressure import HELD_SECONDS
 from tuplewire_service.worker.times import (
     INTERVAL_SECONDS,
     Blocking,
@@ -204,21 +204,6 @@ def test_exhausted_counts_senders() -> None:
     assert list(exhausted.tasks) == [7]
     exhausted.remove(7)
     assert not exhausted.tasks
-
-
-def test_pressure_knows_who_is_held_for_longest() -> None:
-    """The longest counts, and a connection that is freed and held again begins anew."""
-    assert OutboundPressure().held_since is None
-    pressure = OutboundPressure()
-    pressure.hold("a", 1.0)
-    pressure.hold("b", 2.0)
-    pressure.hold("a", 3.0)
-    assert pressure.held_since == 1.0
-    pressure.free("a")
-    pressure.hold("a", 4.0)
-    assert pressure.held_since == 2.0
-    assert not pressure.holds("a", 4.0 + HELD_SECONDS / 2)
-    assert pressure.holds("a", 4.0 + HELD_SECONDS * 2)
 
 
 def test_the_last_seconds_are_told_apart() -> None:
