@@ -61,6 +61,13 @@ class Workers:
             with ControlClient(each.address) as control:
                 control.wait_ready(20)
 
+    def replace(self, name: str, other: str) -> None:
+        """Have a worker drain and start again, while another one has the task."""
+        self.put(other)
+        self.drain(name)
+        self.start(name)
+        self.put(other)
+
     def discard(self) -> None:
         """Kill those that still run: nobody takes what a test has left, and a drain would wait for it."""
         for each in self.running.values():

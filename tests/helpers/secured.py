@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from helpers.certificates import Issued
 from helpers.topology import metric
 from tuplewire.identity.credentials import Credentials
-from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 
 
 def tls_flags(folder: Path) -> list[str]:
@@ -49,3 +51,32 @@ def secret_file(file: Path, content: str) -> Path:
     file.touch(0o600)
     file.write_text(content, encoding="utf-8")
     return file
+
+
+def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]]:
+    """Write a worker's token file and one for each program; return it, and their credentials by name."""
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in names}
+    tokens = secret_file(folder / "tokens", "\n".join(lines.values()))
+    return tokens, {
+        name: Credentials(token_file=str(secret_file(folder / name.replace("/", "-"), line)))
+        for name, line in lines.items()
+    }
+
+
+@contextmanager
+def guarded(
+    folder: Path, rules: str, *names: str, topology: str = "test"
+) -> Iterator[tuple[WorkerProcesses, dict[str, Credentials]]]:
+    """Run one worker that asks for tokens, and goes by rules if there are any, in permissions.toml.
+
+    names: each has a token; the first is the operator's.
+    """
+    tokens, credentials = token_files(folder, *names)
+    flags = [f"--token-file={tokens}"]
+    if rules:
+        (folder / "permissions.toml").write_text(rules, encoding="utf-8")
+        flags.append(f"--permissions-file={folder}/permissions.toml")
+    with WorkerProcesses(
+        1, topology, flags=flags, directory=folder, drain_seconds=1, credentials=credentials[names[0]]
+    ) as workers:
+        yield workers, credentials

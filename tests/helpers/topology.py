@@ -122,6 +122,13 @@ def assign(endpoints: Endpoint | Iterable[Endpoint], version: int, workers: Task
             control.update_assignment(assignment_to_wire(_assignment(version, workers)))
 
 
+def ready(*workers: Endpoint) -> None:
+    """Wait until workers have their assignments, and are connected to each other."""
+    for worker in workers:
+        with ControlClient(worker.address) as control:
+            control.wait_ready(10)
+
+
 def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:
     """Write an assignment to a file, for a worker that is to have it from the start."""
     file = directory / "assignment.json"
@@ -203,10 +210,8 @@ def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, End
         one_worker("b", flag, directory=directory) as b,
         proxy_before(b) as proxy,
     ):
-        for endpoint in (a, b):
-            assign(endpoint, 1, {a: [0], through(proxy, b): [1]})
-            with ControlClient(endpoint.address) as control:
-                control.wait_ready(10)
+        assign((a, b), 1, {a: [0], through(proxy, b): [1]})
+        ready(a, b)
         yield a, b, proxy
 
 

@@ -168,12 +168,6 @@ print(json.dumps({"received": got, "acknowledged": client.ledger().acknowledged}
 """
 
 
-def test_fork_while_another_thread_closes(pair: Pair) -> None:
-    """A close() that waits for acknowledgements goes on to get them after a fork."""
-    found = _run_script(_FORK_DURING_CLOSE, address=pair.near.address, task=pair.near_task(), fork_support=0)
-    assert found == {"received": 40_000, "acknowledged": 40_000}
-
-
 _FORK_DURING_CONNECT = """
 import json, os, signal, sys, threading
 from tuplewire import Client
@@ -202,14 +196,6 @@ print(json.dumps({"codes": codes}))
 """
 
 
-def test_fork_while_other_threads_connect(pair: Pair) -> None:
-    """Clients that come and go in other threads wait while the process forks; every child can send."""
-    found = _run_script(
-        _FORK_DURING_CONNECT, address=pair.near.address, task=pair.near_task(), fork_support=0
-    )
-    assert found == {"codes": [0] * 20}
-
-
 _FORK_AFTER_REFUSAL = """
 import json, os, sys
 from tuplewire import Client
@@ -229,12 +215,6 @@ if child == 0:
 print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}))
 refused.close()
 """
-
-
-def test_fork_beside_a_refused_client(pair: Pair) -> None:
-    """A client that was refused, and is kept, does not keep gRPC alive: the child of a fork can send."""
-    found = _run_script(_FORK_AFTER_REFUSAL, address=pair.near.address, task=pair.near_task(), fork_support=0)
-    assert found == {"code": 0}
 
 
 _FORK_WITH_SERVER = """
@@ -267,11 +247,25 @@ print(json.dumps({"code": code}))
 """
 
 
-def test_child_of_a_process_with_a_server_is_told(pair: Pair) -> None:
-    """A child forked beside a bound server, which gRPC does not survive, gets ClosedError and no hang."""
-    # With its fork support on, gRPC itself now and then crashes a child that is forked beside a server.
-    found = _run_script(_FORK_WITH_SERVER, address=pair.near.address, task=pair.near_task(), fork_support=0)
-    assert found == {"code": 0}
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        # A close() that waits for acknowledgements goes on to get them after a fork.
+        (_FORK_DURING_CLOSE, {"received": 40_000, "acknowledged": 40_000}),
+        # Clients that come and go in other threads wait while the process forks; every child can send.
+        (_FORK_DURING_CONNECT, {"codes": [0] * 20}),
+        # A client that was refused, and is kept, does not keep gRPC alive: the child can send.
+        (_FORK_AFTER_REFUSAL, {"code": 0}),
+        # A child forked beside a bound server, which gRPC does not survive, gets ClosedError and no hang.
+        # With its fork support on, gRPC itself now and then crashes a child that is forked beside a server.
+        (_FORK_WITH_SERVER, {"code": 0}),
+    ],
+    ids=["during close", "during connect", "after a refusal", "beside a server"],
+)
+def test_fork(pair: Pair, script: str, expected: dict[str, object]) -> None:
+    """Parent and child go on, whatever else the process has open."""
+    found = _run_script(script, address=pair.near.address, task=pair.near_task(), fork_support=0)
+    assert found == expected
 
 
 def test_close_is_idempotent_and_final(pair: Pair) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.admin import samples
-from helpers.secured import secret_file
+from helpers.secured import guarded
 from helpers.traffic import deliver
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
 
-from tuplewire import Client, Credentials
+from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
@@ -205,17 +205,7 @@ receive = "*"
 
 def test_identities_see_their_own(tmp_path: Path) -> None:
     """Who is told by the token that was shown; where there are rules, only an operator sees all."""
-    rules = tmp_path / "permissions.toml"
-    rules.write_text(RULES, encoding="utf-8")
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "one", "two")}
-    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
-    mine = {
-        name: Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
-    }
-    flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with WorkerProcesses(
-        1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=mine["operator"]
-    ) as workers:
+    with guarded(tmp_path, RULES, "operator", "one", "two", topology="default") as (workers, mine):
         workers.assign({0: range(10)})
         address = workers.endpoints[0].address
 
@@ -240,18 +230,8 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ruled", [False, True])
 def test_identities_are_in_the_metrics(tmp_path: Path, *, ruled: bool) -> None:
     """How many are connected and remembered, by token; where there are rules, without their names."""
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "one")}
-    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
-    operator, one = (
-        Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
-    )
-    flags = [f"--token-file={tokens}"]
-    if ruled:
-        (tmp_path / "permissions.toml").write_text(RULES, encoding="utf-8")
-        flags.append(f"--permissions-file={tmp_path}/permissions.toml")
-    with WorkerProcesses(
-        1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=operator
-    ) as workers:
+    rules = RULES if ruled else ""
+    with guarded(tmp_path, rules, "operator", "one", topology="default") as (workers, mine):
         workers.assign({0: range(10)})
         (worker,) = workers.endpoints
         name = "other" if ruled else "token one"
@@ -261,7 +241,7 @@ def test_identities_are_in_the_metrics(tmp_path: Path, *, ruled: bool) -> None:
             return samples(worker.metrics_url).get(wanted)
 
         assert told("connected") is None
-        with Client(worker.address, credentials=one) as client:
+        with Client(worker.address, credentials=mine["one"]) as client:
             deliver(client, 1, b"x")
             assert (told("connected"), told("resumable")) == (1, 0)
         eventually(lambda: told("connected") is None, 30, "it has said goodbye")

@@ -11,11 +11,10 @@ import grpc
 import pytest
 from helpers.control_faults import ControlFaults, Fate
 from helpers.errors import comes_to_say
-from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, settled
+from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, ready, settled
 from helpers.traffic import Feeder, Reader, client_of, deliver, reaches
 
 from tuplewire import Client
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     FlushTimeoutError,
     RefusedMessagesError,
@@ -166,10 +165,8 @@ def test_between_workers(tmp_path: Path) -> None:
         one_worker("b", "--receive-queue-messages=400", directory=tmp_path) as b,
         ControlFaults(b.address, seed=2) as faults,
     ):
-        for endpoint in (a, b):
-            assign(endpoint, 1, {("a", a.address): [], ("b", faults.address): [1]})
-            with ControlClient(endpoint.address) as control:
-                control.wait_ready(10)
+        assign((a, b), 1, {("a", a.address): [], ("b", faults.address): [1]})
+        ready(a, b)
         with (
             client_of(a.address) as sender,
             client_of(b.address) as consumer,

@@ -22,6 +22,7 @@ from helpers.topology import (
     numbers,
     one_worker,
     queued,
+    ready,
     status,
 )
 from helpers.traffic import Reader, client_of, deliver
@@ -33,11 +34,10 @@ from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
 
-def ready(*workers: Endpoint) -> None:
-    """Wait until all are connected to each other."""
-    for worker in workers:
-        with ControlClient(worker.address) as control:
-            control.wait_ready(10)
+def begin_drain(worker: Endpoint) -> None:
+    """Have a worker drain, and wait until it does."""
+    os.kill(worker.process_id, signal.SIGTERM)
+    eventually(lambda: status(worker).state == 3, 20, "draining")
 
 
 def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None:
@@ -55,8 +55,7 @@ def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None
             assign(b, 2, moved)
             deliver(sender, numbered(1, range(10, 20)))
             with consumer.recv([1], timeout=30) as subscription:
-                os.kill(b.process_id, signal.SIGTERM)
-                eventually(lambda: status(b).state == 3, 20, "draining")
+                begin_drain(b)
                 assign(a, 2, moved)
                 assert numbers(collect(subscription, 20)) == list(range(20))
                 eventually(lambda: has_ended(b), 50, "drained")
@@ -78,8 +77,7 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
         assert numbers(messages_of(next(slow))) == list(range(10))  # and works on them
         deliver(sender, numbered(1, range(10, 20)))
         assign((f, b, a), 2, after)
-        os.kill(f.process_id, signal.SIGTERM)
-        eventually(lambda: status(f).state == 3, 20, "draining")
+        begin_drain(f)
         eventually(
             lambda: metric(f, 'tuplewire_refused_streams_total{code="DRAINING"}') > 0, 20, "nothing taken"
         )
@@ -167,8 +165,7 @@ def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Pa
         sender = stack.enter_context(client_of(b.address, ack_mode="processed"))
         sender.send(numbered(1, range(10)))
         eventually(lambda: queued(a, 1) == 10)
-        os.kill(b.process_id, signal.SIGTERM)
-        eventually(lambda: status(b).state == 3, 20, "draining")
+        begin_drain(b)
         stack.enter_context(client_of(b.address)).send([])  # connects
         log = tmp_path / "b-0" / "worker-0.log"
         eventually(lambda: "stream.refused" in log.read_text(), 20, "b takes nothing new")
@@ -195,14 +192,12 @@ def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) 
         sender = stack.enter_context(client_of(a.address))
         deliver(sender, numbered(2, range(5000)))
         eventually(lambda: queued(b, 2) == 64)
-        os.kill(a.process_id, signal.SIGTERM)
-        eventually(lambda: status(a).state == 3, 20, "draining")
+        begin_drain(a)
         log = tmp_path / "a-0" / "worker-0.log"
         before = log.read_text().count("connection.ready")
         proxy.cut()
         eventually(lambda: log.read_text().count("connection.ready") > before, 10, "a comes again")
-        os.kill(b.process_id, signal.SIGTERM)
-        eventually(lambda: status(b).state == 3, 20, "draining")
+        begin_drain(b)
         reader = stack.enter_context(client_of(b.address))
         with Reader(reader.recv([2], timeout=0.2)) as first:
             eventually(lambda: has_ended(b), 50, "drained")
@@ -299,8 +294,7 @@ def test_a_draining_worker_follows_its_assignment_file(tmp_path: Path) -> None:
         ready(a, b)
         with client_of(a.address) as sender:
             deliver(sender, numbered(1, range(200)))
-        os.kill(a.process_id, signal.SIGTERM)
-        eventually(lambda: status(a).state == 3, 20, "draining")
+        begin_drain(a)
         after = {("a", address): [], ("b", b.address): [1, 2]}
         assignment_file(tmp_path, 2, after)
         assign(b, 2, after)

@@ -8,11 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, two_workers
+from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, ready, two_workers
 from helpers.traffic import deliver
 
 from tuplewire import Client, TaskGroup, TaskMessage, TaskMessageBatch, aio
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
@@ -89,9 +88,7 @@ def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path,
         one_worker("b", *flags, directory=tmp_path) as b,
     ):
         assign((a, b), 1, {a: [1], b: []})
-        for each in (a, b):
-            with ControlClient(each.address) as control:
-                control.wait_ready(10)
+        ready(a, b)
         with client_of(b.address) as sender, client_of(a.address) as first:
             deliver(sender, messages[:200])
             eventually(lambda: queued(a, 1) == 200)

@@ -229,11 +229,13 @@ RECV_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, st
 }
 
 
-@pytest.mark.parametrize("case", SEND_CASES)
-def test_send_refuses_by_name(worker: Endpoint, case: str) -> None:
-    """A Send stream that breaks the protocol ends with the status that names what was wrong."""
-    requests, expected = SEND_CASES[case]
-    answer = talk(worker, SEND, requests())
+@pytest.mark.parametrize(
+    ("method", "case"), [*((SEND, case) for case in SEND_CASES), *((RECV, case) for case in RECV_CASES)]
+)
+def test_a_stream_is_refused_by_name(worker: Endpoint, method: str, case: str) -> None:
+    """A stream that breaks the protocol ends with the status that names what was wrong."""
+    requests, expected = (SEND_CASES if method == SEND else RECV_CASES)[case]
+    answer = talk(worker, method, requests())
     assert (answer.status, answer.error) == expected, answer
     assert answer.details
 
@@ -244,15 +246,6 @@ def test_a_welcomed_sender_is_told_by_an_answer_too(worker: Endpoint) -> None:
     welcome, last = map(pb.SendResponse.FromString, answer.responses)
     assert welcome.HasField("welcome")
     assert (last.ended.code, last.ended.detail) == (pb.ERROR_CODE_SEQUENCE_GAP, answer.details)
-
-
-@pytest.mark.parametrize("case", RECV_CASES)
-def test_recv_refuses_by_name(worker: Endpoint, case: str) -> None:
-    """A Recv stream that breaks the protocol ends with the status that names what was wrong."""
-    requests, expected = RECV_CASES[case]
-    answer = talk(worker, RECV, requests())
-    assert (answer.status, answer.error) == expected, answer
-    assert answer.details
 
 
 def test_refused_streams_are_counted(worker: Endpoint) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +22,7 @@ from helpers.topology import (
     numbered,
     numbers,
     one_worker,
+    ready,
     status,
 )
 from helpers.traffic import client_of, deliver
@@ -50,12 +50,6 @@ TOO_MANY_HOPS = 'tuplewire_refused_messages_total{code="TOO_MANY_HOPS"}'
 
 def _readyz(worker: Endpoint) -> str:
     return get(worker.metrics_url.removesuffix("/metrics") + "/readyz")[1]
-
-
-def _ready(workers: Iterable[Endpoint]) -> None:
-    for each in workers:
-        with ControlClient(each.address) as control:
-            control.wait_ready(10)
 
 
 def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
@@ -155,7 +149,7 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
         assert f"not ready   {reason}" in status_as_text(status(worker))
         assert (ledger(worker).accepted, client.ledger().pending) == (0, 10)
         assign(worker, 2, {("vm:6700", worker.address): [0]})
-        _ready([worker])
+        ready(worker)
         client.flush(10)
         with client_of(worker.address) as consumer:
             assert numbers(collect(consumer.recv([0], timeout=10), 10)) == list(range(10))
@@ -198,7 +192,7 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
             assert (ledger(stranger).accepted, ledger(near).pending) == (0, 50)
         far = stack.enter_context(one_worker("w2", *flags, directory=tmp_path, port=port))
         assign(far, 1, meant)
-        _ready([near, far])
+        ready(near, far)
         deliver(client, numbered(1, range(50, 100)))
         consumer = stack.enter_context(client_of(far.address))
         assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
@@ -215,7 +209,7 @@ def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Pat
     ):
         assign(a, 1, {a: [0], b: [7, 1]})
         assign(b, 1, {a: [0, 7], b: [1]})
-        _ready([a, b])
+        ready(a, b)
         deliver(client, numbered(7, range(50)))
 
         def refused() -> int:

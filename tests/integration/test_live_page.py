@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from helpers import eventually
 from helpers.browser import browser
 from helpers.certificates import Authority
 from helpers.program import Threads
-from helpers.secured import files_of, secret_file, tls_flags, variables_of
+from helpers.secured import files_of, tls_flags, token_files, variables_of
 from helpers.traffic import deliver
 from helpers.viewer import page_data, web_viewer
 from helpers.worker_process import run_command
@@ -182,17 +183,9 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
     certificate = authority.issue("worker.example").write(tmp_path / "worker")
     rules = tmp_path / "permissions.toml"
     rules.write_text(RULES, encoding="utf-8")
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "one", "two")}
-    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
-    mine = {
-        name: files_of(
-            authority.issue("jobs.example"),
-            tmp_path / f"{name}.files",
-            "worker.example",
-            token_file=secret_file(tmp_path / name, line),
-        )
-        for name, line in lines.items()
-    }
+    tokens, shown = token_files(tmp_path, "operator", "one", "two")
+    program = files_of(authority.issue("jobs.example"), tmp_path / "files", "worker.example")
+    mine = {name: replace(program, token_file=each.token_file) for name, each in shown.items()}
     flags = [*tls_flags(certificate), f"--token-file={tokens}", f"--permissions-file={rules}"]
     with WorkerProcesses(
         2, "default", flags=flags, directory=tmp_path, drain_seconds=0.1, credentials=mine["operator"]

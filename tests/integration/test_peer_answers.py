@@ -20,12 +20,12 @@ from helpers.topology import (
     numbered,
     numbers,
     one_worker,
+    ready,
     status,
 )
 from helpers.traffic import client_of, deliver
 
 from tuplewire import TaskMessageBatch
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.settings.config import PROTOCOL_VERSION
@@ -170,10 +170,8 @@ def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> N
         client_of(a.address) as client,
         client_of(b.address) as consumer,
     ):
-        for each in (a, b):
-            assign(each, 1, {a: [0], b: [1, 2]})
-            with ControlClient(each.address) as control:
-                control.wait_ready(10)
+        assign((a, b), 1, {a: [0], b: [1, 2]})
+        ready(a, b)
         sizes = [10, 5000, 20, 6000, 30]
         deliver(client, TaskMessageBatch.from_columns([1, 1, 2, 1, 1], [bytes(size) for size in sizes]))
         came = collect(consumer.recv([1, 2], timeout=10), 3)

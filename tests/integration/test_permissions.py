@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from helpers import eventually
-from helpers.secured import denied, secret_file
+from helpers.secured import denied, guarded
 from helpers.sinks import first_piece, publish
 from helpers.traffic import deliver
 
@@ -68,21 +68,10 @@ class Guarded(NamedTuple):
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Run it."""
     folder = tmp_path_factory.mktemp("permissions")
-    rules = folder / "permissions.toml"
-    rules.write_text(RULES, encoding="utf-8")
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "etl", "etl/driver", "elsewhere")}
-    tokens = secret_file(folder / "tokens", "\n".join(lines.values()))
-    operator, etl, driver, elsewhere = (
-        Credentials(token_file=str(secret_file(folder / name.replace("/", "-"), line)))
-        for name, line in lines.items()
-    )
-    flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with WorkerProcesses(
-        1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=operator
-    ) as workers:
+    with guarded(folder, RULES, "operator", "etl", "etl/driver", "elsewhere") as (workers, credentials):
         assignment = workers.assign({0: range(1, 21)}, _SECONDS)
-        everybody = operator, etl, driver, elsewhere
-        yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, *everybody)
+        rules = folder / "permissions.toml"
+        yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, *credentials.values())
 
 
 def _client(worker: Guarded, credentials: Credentials, client_id: str | None = None) -> Client:
@@ -270,16 +259,9 @@ def test_startup_needs_files_of_use(tmp_path: Path) -> None:
 
 def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
     """By the rules and tokens of the chart, it sends, receives and stages; all else is the driver's."""
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("programs/driver", "programs")}
-    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
-    driver, executor = (
-        Credentials(token_file=str(secret_file(tmp_path / name.replace("/", "-"), line)))
-        for name, line in lines.items()
-    )
-    flags = [f"--token-file={tokens}", f"--permissions-file={DEPLOYED}"]
-    with WorkerProcesses(
-        1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=driver
-    ) as workers:
+    rules = DEPLOYED.read_text(encoding="utf-8")
+    with guarded(tmp_path, rules, "programs/driver", "programs") as (workers, credentials):
+        driver, executor = credentials.values()
         assignment = workers.assign({0: [1]}, _SECONDS)
         address = workers.endpoints[0].address
         with Client(address, topology=TOPOLOGY, credentials=executor) as client:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from helpers import eventually
 from helpers.moving_workers import TASK, Workers
 from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued
 from helpers.traffic import client_of, deliver
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
@@ -43,6 +44,18 @@ def given(workers: Workers, name: str = "c", **more: str) -> Any:
     return source_options({**where, **more})
 
 
+def payloads(
+    reader: TuplewireStreamReader | TuplewireBatchReader, partitions: Sequence[InputPartition]
+) -> list[int]:
+    """Read partitions to their ends."""
+    return [
+        int(payload)
+        for partition in partitions
+        for batch in reader.read(partition)
+        for payload in batch.column("message").to_pylist()
+    ]
+
+
 class Query:
     """A query as Spark runs it: offset after offset, each in its log before it is read."""
 
@@ -58,9 +71,7 @@ class Query:
 
     def read(self, end: dict[str, Any]) -> None:
         """Read a micro-batch, and commit it."""
-        for partition in self.reader.partitions(self.at, end):
-            for batch in self.reader.read(partition):
-                self.got += map(int, batch.column("message").to_pylist())
+        self.got += payloads(self.reader, self.reader.partitions(self.at, end))
         self.reader.commit(end)
         self.at = end
 
@@ -94,6 +105,29 @@ def send(workers: Workers, numbers: range, name: str = "b") -> None:
     """Send messages through a worker."""
     with client_of(workers.running[name].address) as client:
         deliver(client, numbered(TASK, numbers))
+
+
+def read_under_load(workers: Workers, count: int, move: Callable[[], None]) -> None:
+    """Read what two programs send, so many messages each, while the task moves: each once, in order."""
+
+    def produce(name: str, offset: int) -> None:
+        with client_of(workers.running[name].address) as client:
+            for number in range(offset, offset + count, 20):
+                deliver(client, numbered(TASK, range(number, number + 20)))
+
+    threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
+    threads.append(threading.Thread(target=move))
+    with query(workers) as running:
+        for thread in threads:
+            thread.start()
+        try:
+            running.read_all(2 * count)
+        finally:
+            for thread in threads:
+                thread.join()
+        for low in (0, count):
+            mine = [number for number in running.got if low <= number < low + count]
+            assert mine == sorted(mine)
 
 
 def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
@@ -167,12 +201,7 @@ def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
         workers.put("b")
         send(workers, range(100, 150), "b")
         for _ in range(2):
-            got = [
-                int(payload)
-                for partition in running.reader.partitions(running.at, end)
-                for batch in running.reader.read(partition)
-                for payload in batch.column("message").to_pylist()
-            ]
+            got = payloads(running.reader, running.reader.partitions(running.at, end))
             assert sorted(got) == list(range(80))
         with query(workers, "b") as again:  # the driver is another one
             again.at = running.at
@@ -250,13 +279,7 @@ def test_a_batch_read_follows_its_tasks(workers: Workers) -> None:
     workers.put("b")
     send(workers, range(100, 120), "a")
     for _ in range(2):
-        got = [
-            int(payload)
-            for partition in partitions
-            for batch in reader.read(partition)
-            for payload in batch.column("message").to_pylist()
-        ]
-        assert sorted(got) == list(range(100))
+        assert sorted(payloads(reader, partitions)) == list(range(100))
 
 
 def test_workers_are_replaced_one_by_one(workers: Workers) -> None:
@@ -268,10 +291,7 @@ def test_workers_are_replaced_one_by_one(workers: Workers) -> None:
             running.step()
             send(workers, range(sent + 50, sent + 100), other)
             sent += 100
-            workers.put(other)
-            workers.drain(name)
-            workers.start(name)
-            workers.put(other)
+            workers.replace(name, other)
         running.read_all(sent)
 
 
@@ -281,10 +301,7 @@ def test_a_query_that_was_away_while_all_workers_were_replaced(workers: Workers)
         send(workers, range(100), "a")
         running.read(running.plan(60))
     for name, other in [("a", "b"), ("b", "c"), ("c", "a")]:
-        workers.put(other)
-        workers.drain(name)
-        workers.start(name)
-        workers.put(other)
+        workers.replace(name, other)
     with query(workers) as again:
         again.at, again.got = running.at, running.got
         again.read_all(100)
@@ -297,10 +314,7 @@ def test_a_planned_micro_batch_outlives_its_workers(workers: Workers) -> None:
         send(workers, range(50, 100), "b")
         end = running.plan()
         for name, other in [("a", "b"), ("b", "c"), ("c", "a")]:
-            workers.put(other)
-            workers.drain(name)
-            workers.start(name)
-            workers.put(other)
+            workers.replace(name, other)
         running.reader.stop()
         with query(workers) as again:
             again.at = running.at
@@ -352,32 +366,14 @@ def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
 
 def test_moves_under_load(workers: Workers) -> None:
     """The task moves ten times while two programs send and the query reads: each message once, in order."""
-    count, done = 2000, threading.Event()
-
-    def produce(name: str, offset: int) -> None:
-        with client_of(workers.running[name].address) as client:
-            for number in range(0, count, 20):
-                deliver(client, numbered(TASK, range(offset + number, offset + number + 20)))
-
-    threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
+    done = threading.Event()
 
     def move() -> None:
         for name in "bcabacbcab":
             workers.put(name)
             done.wait(0.2)
 
-    threads.append(threading.Thread(target=move))
-    with query(workers) as running:
-        for thread in threads:
-            thread.start()
-        try:
-            running.read_all(2 * count)
-        finally:
-            for thread in threads:
-                thread.join()
-        for low in (0, count):
-            mine = [number for number in running.got if low <= number < low + count]
-            assert mine == sorted(mine)
+    read_under_load(workers, 2000, move)
 
 
 @pytest.mark.slow
@@ -387,28 +383,12 @@ def test_moves_back_to_back_under_load(workers: Workers, seed: int) -> None:
 
     A micro-batch that waited for its timeout would fail.
     """
-    count, chance = 1500, random.Random(seed)
-
-    def produce(name: str, offset: int) -> None:
-        with client_of(workers.running[name].address) as client:
-            for number in range(0, count, 20):
-                deliver(client, numbered(TASK, range(offset + number, offset + number + 20)))
+    chance, names = random.Random(seed), list(workers.running)
 
     def move() -> None:
-        names = list(workers.running)
         for _ in range(40):
             told = [each for each in chance.sample(names, len(names)) if chance.random() < 0.7]
             workers.put(chance.choice(names), told=told)
         workers.put("a")
 
-    threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
-    threads.append(threading.Thread(target=move))
-    with query(workers) as running:
-        for thread in threads:
-            thread.start()
-        running.read_all(2 * count)
-        for thread in threads:
-            thread.join()
-        for low in (0, count):
-            mine = [number for number in running.got if low <= number < low + count]
-            assert mine == sorted(mine)
+    read_under_load(workers, 1500, move)

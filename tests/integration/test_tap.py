@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.secured import denied, secret_file
+from helpers.secured import denied, guarded
 from helpers.topology import Pair, collect, metric, numbered, numbers, pair_of_workers, status
 from helpers.traffic import deliver
 from helpers.worker_process import running
 
-from tuplewire import Client, Credentials, TaskMessage
+from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import DrainingError, PermissionDeniedError, ResourceLimitError
 from tuplewire.packing.packing import pack_values
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.values.headers import decode_headers
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.taps import MOST_TAPS
@@ -261,15 +261,8 @@ control = ["assign", "drain"]
 
 def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
     """Who may do everything else sees no message; who may tap sees those of its tasks, while it may."""
-    rules = tmp_path / "permissions.toml"
-    rules.write_text(RULES, encoding="utf-8")
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("looker", "operator")}
-    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
-    looker, operator = (
-        Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
-    )
-    flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with WorkerProcesses(1, TOPOLOGY, flags=flags, directory=tmp_path, credentials=operator) as workers:
+    with guarded(tmp_path, RULES, "operator", "looker") as (workers, credentials):
+        operator, looker = credentials.values()
         workers.assign({0: range(20)}, _SECONDS)
         (worker,) = workers.endpoints
         with (
@@ -290,7 +283,7 @@ def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
                     deliver(sender, 2, b"message")
                 shown, _ = seen(tapped, 1)
                 assert [each.payload for each in shown] == [b"message"]
-                rules.write_text(RULES.replace('"1-9"', '"2-9"'), encoding="utf-8")
+                (tmp_path / "permissions.toml").write_text(RULES.replace('"1-9"', '"2-9"'), encoding="utf-8")
                 with pytest.raises(PermissionDeniedError, match="may not tap task 1"):
                     list(tapped)
         with ControlClient(worker.address, credentials=operator) as control:

@@ -107,28 +107,28 @@ def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireEr
     return str(told.value)
 
 
-def test_plaintext_is_refused(cluster: Cluster) -> None:
-    """A program without TLS gets no answer at the secured port."""
-    assert "TUPLEWIRE_TLS_CA" in _refused(cluster, Credentials(), UnreachableError)
-
-
-def test_no_certificate_is_refused(cluster: Cluster) -> None:
-    """A program that trusts the worker and shows nothing of itself gets no answer."""
+def _strangers(cluster: Cluster, folder: Path) -> dict[str, tuple[Credentials, str]]:
+    """Return credentials of no use, with what their program is told."""
     anonymous = Credentials(tls_ca=cluster.program.tls_ca, tls_worker_names=(WORKER,))
-    assert "TUPLEWIRE_TLS_CERTIFICATE" in _refused(cluster, anonymous, UnreachableError)
-
-
-def test_wrong_ca_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    """A certificate of the right name that somebody else has signed is of no use."""
-    stranger = files_of(Authority().issue("etl.example"), tmp_path / "stranger", WORKER)
-    _refused(cluster, replace(stranger, tls_ca=cluster.program.tls_ca), UnreachableError)
-
-
-def test_expired_certificate_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    """Neither is one that was good until yesterday."""
+    unknown = files_of(Authority().issue("etl.example"), folder / "unknown", WORKER)
     expired = cluster.authority.issue("etl.example", expires_in=-dt.timedelta(days=1))
-    told = _refused(cluster, files_of(expired, tmp_path / "expired", WORKER), UnreachableError)
-    assert "is it in force?" in told
+    return {
+        "plaintext": (Credentials(), "TUPLEWIRE_TLS_CA"),
+        "no certificate": (anonymous, "TUPLEWIRE_TLS_CERTIFICATE"),
+        "signed by somebody else": (replace(unknown, tls_ca=cluster.program.tls_ca), ""),
+        "expired": (files_of(expired, folder / "expired", WORKER), "is it in force?"),
+        "without names the host counts": (replace(cluster.program, tls_worker_names=()), ""),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["plaintext", "no certificate", "signed by somebody else", "expired", "without names the host counts"],
+)
+def test_strangers_are_refused(cluster: Cluster, tmp_path: Path, case: str) -> None:
+    """A program without a certificate that is good here gets no answer, nor does one that trusts nobody."""
+    credentials, told = _strangers(cluster, tmp_path)[case]
+    assert told in _refused(cluster, credentials, UnreachableError)
 
 
 def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
@@ -156,11 +156,6 @@ def test_worker_is_known_by_any_listed_name(cluster: Cluster, names: tuple[str, 
     credentials = replace(cluster.program, tls_worker_names=names)
     with ControlClient(cluster.near.address, credentials=credentials) as control:
         assert control.status().worker_id == "worker-0"
-
-
-def test_without_names_the_host_counts(cluster: Cluster) -> None:
-    """A program that lists no names compares the host that it dials, which is not signed here."""
-    _refused(cluster, replace(cluster.program, tls_worker_names=()), UnreachableError)
 
 
 def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> None:

@@ -195,11 +195,13 @@ def test_received_messages_are_counted_by_source(pair: Pair) -> None:
 # --- broken connections --------------------------------------------------------------------------------
 
 
-def test_resets_between_client_and_worker(pair: Pair) -> None:
+@pytest.mark.parametrize("unix", [False, True])
+def test_resets_between_client_and_worker(pair: Pair, tmp_path: Path, *, unix: bool) -> None:
     """Sender's and consumer's connections are reset under traffic: all arrives once, in order."""
     task = pair.near_task()
+    target = pair.near.unix_address if unix else pair.near.address
     with (
-        FaultProxy(pair.near.address) as proxy,
+        FaultProxy(target, f"unix://{tmp_path}/p.sock" if unix else "127.0.0.1:0") as proxy,
         client_of(proxy.address) as sender,
         client_of(proxy.address) as consumer,
         Reader(consumer.recv([task], timeout=0.2)) as reader,
@@ -214,23 +216,6 @@ def test_resets_between_client_and_worker(pair: Pair) -> None:
         assert numbers(reader.got) == list(range(feeder.sent))
         assert reader.redelivered == []
         assert (sender.ledger().accepted, sender.ledger().acknowledged) == (feeder.sent, feeder.sent)
-
-
-def test_resets_of_a_unix_socket(pair: Pair, tmp_path: Path) -> None:
-    """The same over Unix sockets."""
-    task = pair.near_task()
-    with (
-        FaultProxy(pair.near.unix_address, f"unix://{tmp_path}/p.sock") as proxy,
-        client_of(proxy.address) as client,
-        Reader(client.recv([task], timeout=0.2)) as reader,
-    ):
-        with Feeder(client, task) as feeder:
-            for _ in range(5):
-                feeder.goes_on()
-                proxy.cut()
-        client.flush(20)
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
 
 
 def test_resets_between_workers(tmp_path: Path, transport: str) -> None:

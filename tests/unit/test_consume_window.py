@@ -30,13 +30,6 @@ def text_of(arrived: Arrived) -> str:
     return b"".join(group.data for group in arrived.groups).decode()
 
 
-def test_new_messages_come_through() -> None:
-    """What follows what has arrived is new."""
-    window = opened(1)
-    assert text_of(arrive(window, 1, "abc")) == "abc"
-    assert text_of(arrive(window, 4, "d")) == "d"
-
-
 def test_duplicates_are_trimmed() -> None:
     """Messages that have arrived are left out, also when they share a group with new ones."""
     window = opened(1)

@@ -25,14 +25,6 @@ def group(task: int, count: int, size: int = 10) -> TaskGroup:
     return TaskGroup.of(task, [bytes(size)] * count)
 
 
-def test_starts_with_the_window() -> None:
-    """Before anything is said, every task may get one window."""
-    granted = book()
-    assert granted.initial == WINDOW
-    granted.received([group(1, 8), group(2, 8)])
-    assert granted.all() == [Grant(1, 8, 80, 0), Grant(2, 8, 80, 0)]
-
-
 def test_says_when_a_window_is_used_up() -> None:
     """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
     exhausted = Exhausted()

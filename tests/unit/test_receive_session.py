@@ -33,14 +33,6 @@ def group(task: int = 1, count: int = 1) -> TaskGroup:
     return TaskGroup.of(task, [b"x"] * count)
 
 
-def test_accepts_frames_in_order() -> None:
-    """Frames 1, 2, 3 are new, and the last of them is remembered."""
-    state = session()
-    frames = [[group()] for _ in range(3)]
-    assert [state.accept(number, frame) for number, frame in enumerate(frames, 1)] == frames
-    assert state.last_sequence == 3
-
-
 def test_a_repeated_frame_is_not_new() -> None:
     """A frame that was accepted before is reported as such, and takes no credit."""
     state = session(messages=2)
@@ -66,14 +58,6 @@ def test_frame_over_credit_is_not_accepted() -> None:
         state.accept(1, [group(1, 2), group(2, 3)])
     assert state.last_sequence == 0
     assert state.accept(1, [group(1, 2), group(2, 2)])
-
-
-def test_update_acknowledges_cumulatively() -> None:
-    """One acknowledgement stands for every frame up to it."""
-    state = session()
-    state.accept(1, [group()])
-    state.accept(2, [group()])
-    assert state.update() == AckUpdate(2, [], [])
 
 
 def test_update_only_when_there_is_news() -> None:
