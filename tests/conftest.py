@@ -77,7 +77,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is a coroutine on an event loop of its own, or as its fixture run_coroutine does."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    run = pyfuncitem.funcargs.get("run_coroutine", asyncio.run)
+    run: Any = pyfuncitem.funcargs.get("run_coroutine", asyncio.run)
     names = inspect.signature(pyfuncitem.obj).parameters
     run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True

@@ -18,6 +18,22 @@ from tuplewire.values.group import TaskGroup
 PLENTY = 1_000_000
 
 
+def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
+    """Connect to a receiver that has taken nothing yet, and grants plenty.
+
+    incarnation: the session's; worker: the worker's.
+    """
+    welcome = Opened(
+        incarnation,
+        Grant(0, PLENTY, PLENTY, 0),
+        AckUpdate(0, [], []),
+        PLENTY,
+        8 * PLENTY,
+        worker_incarnation=worker,
+    )
+    window.opened(welcome)
+
+
 class Sending:
     """A window whose messages number themselves; its ledger must add up after every step."""
 

@@ -142,15 +142,14 @@ async def test_a_wrong_message_is_an_error_where_it_is_sent(
             send(task, payload)
     assert client.ledger().accepted == 2
     client.close(0)
-
-    client = aio.Client(nobody, topology=TOPOLOGY)
-    await client.send(1, b"x")
+    other = aio.Client(nobody, topology=TOPOLOGY)
+    await other.send(1, b"x")
     with pytest.raises(error):
-        await client.send(task, payload)
+        await other.send(task, payload)
     with pytest.raises(error):
-        client.try_send(task, payload)
-    assert client.ledger().accepted == 1
-    await client.close(0)
+        other.try_send(task, payload)
+    assert other.ledger().accepted == 1
+    await other.close(0)
 
 
 def test_a_payload_is_as_it_was_when_it_was_sent(pair: Pair) -> None:

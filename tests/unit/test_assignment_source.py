@@ -37,40 +37,48 @@ class _Taker:
         return True
 
 
-@pytest.fixture
-def taker() -> _Taker:
-    """One that has taken nothing yet."""
-    return _Taker()
-
-
-def _source(path: Path, taker: _Taker) -> AssignmentFile:
-    return AssignmentFile(path, taker.update, poll_seconds=0.01)
+def _write(file: Path, version: int) -> None:
+    file.write_text(_text(version))
 
 
 def _check(source: AssignmentFile) -> bool:
     return asyncio.run(source.check())
 
 
-def test_a_changed_file_is_handed_on_once(tmp_path: Path, taker: _Taker) -> None:
+@pytest.fixture
+def taker() -> _Taker:
+    """One that has taken nothing yet."""
+    return _Taker()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the assignment is to be."""
+    return tmp_path / "assignment.json"
+
+
+@pytest.fixture
+def source(file: Path, taker: _Taker) -> AssignmentFile:
+    """Return what looks at the file."""
+    return AssignmentFile(file, taker.update, poll_seconds=0.01)
+
+
+def test_a_changed_file_is_handed_on_once(file: Path, source: AssignmentFile, taker: _Taker) -> None:
     """Each content is handed on once, however often it is looked at."""
-    file = tmp_path / "assignment.json"
-    file.write_text(_text(1))
-    source = _source(file, taker)
-    assert [_check(source), _check(source)] == [True, False]
-    file.write_text(_text(2))
-    assert [_check(source), _check(source)] == [True, False]
+    for version in (1, 2):
+        _write(file, version)
+        assert [_check(source), _check(source)] == [True, False]
     assert taker.versions == [1, 2]
 
 
-def test_a_swapped_symlink_is_seen(tmp_path: Path, taker: _Taker) -> None:
+def test_a_swapped_symlink_is_seen(tmp_path: Path, file: Path, source: AssignmentFile, taker: _Taker) -> None:
     """A ConfigMap's update swaps the directory behind a symlink; same size, same times."""
     for version in (1, 2):
         (tmp_path / f"..{version}").mkdir()
         (tmp_path / f"..{version}" / "assignment.json").write_text(_text(version))
         os.utime(tmp_path / f"..{version}" / "assignment.json", ns=(0, 0))
     (tmp_path / "..data").symlink_to("..1")
-    (tmp_path / "assignment.json").symlink_to("..data/assignment.json")
-    source = _source(tmp_path / "assignment.json", taker)
+    file.symlink_to("..data/assignment.json")
     assert _check(source)
     (tmp_path / "..next").symlink_to("..2")
     (tmp_path / "..next").replace(tmp_path / "..data")
@@ -82,52 +90,43 @@ def test_a_swapped_symlink_is_seen(tmp_path: Path, taker: _Taker) -> None:
     "bad", ["", "{", "[]", '{"version": 2}', _text(0), '{"version": 2, "topology": "t", "workers": [3]}']
 )
 def test_a_bad_file_is_told_and_the_old_one_stays(
-    tmp_path: Path, taker: _Taker, bad: str, caplog: pytest.LogCaptureFixture
+    file: Path, source: AssignmentFile, taker: _Taker, bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bad content is logged once, and the next good one works."""
-    file = tmp_path / "assignment.json"
-    file.write_text(_text(1))
-    source = _source(file, taker)
+    _write(file, 1)
     _check(source)
     file.write_text(bad)
     assert [_check(source), _check(source)] == [False, False]
     assert (bool(source.problem), taker.versions) == (True, [1])
     (told,) = logged(caplog, "assignment_file.refused")
     assert str(file) in told["reason"]
-    file.write_text(_text(2))
+    _write(file, 2)
     assert _check(source)
     assert (source.problem, taker.versions) == ("", [1, 2])
 
 
-def test_a_refused_assignment_is_told(tmp_path: Path, taker: _Taker) -> None:
+def test_a_refused_assignment_is_told(file: Path, source: AssignmentFile, taker: _Taker) -> None:
     """A version older than the one in force is an error of the file."""
     taker.versions.append(7)
-    file = tmp_path / "assignment.json"
-    file.write_text(_text(3))
-    source = _source(file, taker)
+    _write(file, 3)
     assert not _check(source)
     assert "version 3 is older" in source.problem
 
 
-def test_a_missing_file_may_come_later(tmp_path: Path, taker: _Taker) -> None:
+def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> None:
     """A file that is not there is told, and is read when it comes."""
-    file = tmp_path / "assignment.json"
-    source = _source(file, taker)
     assert [_check(source), _check(source)] == [False, False]
     assert "cannot read" in source.problem
-    file.write_text(_text(1))
+    _write(file, 1)
     assert _check(source)
 
 
-async def test_watch_goes_on_until_cancelled(tmp_path: Path, taker: _Taker) -> None:
+async def test_watch_goes_on_until_cancelled(file: Path, source: AssignmentFile, taker: _Taker) -> None:
     """The watch takes one change after the other."""
-    file = tmp_path / "assignment.json"
-
-    watch = asyncio.create_task(_source(file, taker).watch())
+    watch = asyncio.create_task(source.watch())
     for version in (1, 2, 3):
-        file.write_text(_text(version))
+        _write(file, version)
         await asyncio.wait_for(taker.reached[version].wait(), 5)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
-
     assert taker.versions == [1, 2, 3]

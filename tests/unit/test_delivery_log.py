@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
@@ -176,22 +178,17 @@ def test_rewinding_frees_the_bytes_on_the_way() -> None:
     assert taken(log, credit_bytes=2) == [(9, "cc")]
 
 
-def test_rewinding_to_before_the_acknowledged() -> None:
-    """What is acknowledged never comes back, whatever the consumer says that it has received."""
+@pytest.mark.parametrize(
+    ("credit", "acknowledged", "received", "left"), [(PLENTY, 3, 1, (4, "d")), (2, 0, 99, (3, "cd"))]
+)
+def test_rewinding_elsewhere(credit: int, acknowledged: int, received: int, left: tuple[int, str]) -> None:
+    """What is acknowledged never comes back, and no message vanishes, whatever the consumer says it has."""
     log = filled("abcd")
-    taken(log)
-    log.progress(3, 3)
-    log.rewind(received=1)
-    assert log.taken == 3
-    assert taken(log) == [(4, "d")]
-
-
-def test_rewinding_to_beyond_what_was_handed_out() -> None:
-    """A consumer that claims more than it was given does not make messages vanish."""
-    log = filled("abcd")
-    taken(log, credit=2)
-    log.rewind(received=99)
-    assert taken(log) == [(3, "cd")]
+    taken(log, credit=credit)
+    log.progress(acknowledged, acknowledged)
+    log.rewind(received=received)
+    assert log.taken == left[0] - 1
+    assert taken(log) == [left]
 
 
 def test_remove_takes_out_what_is_left() -> None:

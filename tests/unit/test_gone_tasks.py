@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
 
-from helpers.rejecting import RejectionsWithoutTimers
+from helpers.queues import consumers_of, queues_of
 from helpers.senders import Program
 
 from tuplewire import TaskGroup
-from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
 from tuplewire.settings.config import MIB
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.queue import Queue
-from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MANY = 10_000
-SETTINGS = WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10, receive_queue_bytes=MIB)
-
-
-def queues_of(tasks: Iterable[int]) -> ReceiveQueues:
-    """Return the queues of a worker with these tasks."""
-    queues = ReceiveQueues(SETTINGS, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
-    queues.assign(tasks)
-    return queues
 
 
 def assignment(version: int, *tasks: int) -> Assignment:
@@ -74,7 +62,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
 def start_of(queues: ReceiveQueues, task: int) -> int:
     """Return after which sequence a new consumer of a task begins."""
     request = SubscribeRequest("", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
-    consumers = QueueConsumers(SETTINGS, 1, queues, RejectionsWithoutTimers())
+    consumers = consumers_of(queues)
     ((_, start),) = consumers.subscribe(request, lambda: None).starts
     return start
 
@@ -100,7 +88,7 @@ async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> 
 
 def test_loads_are_told_when_they_change() -> None:
     """Each task once when it comes, and then those that hold something, or have just become empty."""
-    queues = queues_of(range(MANY))
+    queues = queues_of(range(MANY), receive_queue_messages=10)
     assert queues.changed_loads() == dict.fromkeys(range(MANY), 0.0)
     assert queues.changed_loads() == {}
     queues.put(TaskGroup.of(7, [b"x"] * 5), Program())

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
+from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, Successor
-from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
@@ -21,7 +22,6 @@ from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
 TASK = 1
 OWN, OTHER = 100, 200
 """Numbers of workers: this one, and one that sends us messages."""
-PLENTY = 1_000_000
 PEER = ("w", "127.0.0.1:1")
 
 
@@ -46,8 +46,7 @@ class Route:
 
     def __init__(self) -> None:
         self.window = SendWindow(SessionSettings())
-        initial = Grant(0, PLENTY, PLENTY, 0)
-        self.window.opened(Opened(1, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
+        reopen(self.window)
         self.receipts = self
 
     def watch(self, tasks: list[int]) -> None:
@@ -255,7 +254,7 @@ def test_what_travelled_further_stays_in_front() -> None:
     route.consume(first, 1)
     for group in (messages(7, passed_on=2), messages(12, passed_on=1)):
         assert route.window.offer([group], "token")
-    route.window.opened(Opened(2, Grant(0, PLENTY, PLENTY, 0), AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
+    reopen(route.window, 8)
     frame = route.window.next_frame()
     assert frame is not None
     assert [group.entry_sequence for run in frame.runs for group in run] == [7, 12]

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from helpers.sending import PLENTY, reopen
 
 from tuplewire.session.credit import Grant
-from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
-
-PLENTY = 1_000_000
-
-
-def reopen(window: SendWindow, session: int, worker: int = 0) -> None:
-    """Connect to a receiver that has taken nothing yet. session, worker: the incarnations."""
-    initial = Grant(0, PLENTY, PLENTY, 0)
-    window.opened(
-        Opened(session, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY, worker_incarnation=worker)
-    )
 
 
 def sent(

@@ -180,6 +180,18 @@ def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
         state.check(sink("s"), MOST_AHEAD + 1)
 
 
+def test_the_sink_that_published_last_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts when it did so last, not when it began."""
+    monkeypatch.setattr(publications, "MAX_REMEMBERED", 6)
+    state = made()
+    publish(state, sink("a"), 1, group(1, b"x"))
+    publish(state, sink("b"), 1, group(1, b"x"))
+    publish(state, sink("a"), 2, group(1, b"x"))
+    publish(state, sink("c"), 1, group(1, b"x"))
+    assert publish(state, sink("a"), 2, group(1, b"x")) == []
+    assert len(publish(state, sink("b"), 1, group(1, b"x"))) == 1
+
+
 @pytest.mark.parametrize("most", [15, 20])
 def test_few_bytes_are_read_from_files_at_a_time(most: int) -> None:
     """None once there were enough bytes, and two of 10 are 20; whoever takes them asks again."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from helpers.one_router import HERE
+from helpers.queues import consumers_of, queues_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
@@ -18,24 +19,12 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
+from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 SETTINGS = WorkerSettings(worker_id="w", topology="t")
-
-
-def queues_of(*tasks: int) -> ReceiveQueues:
-    """Return the queues of a worker with these tasks."""
-    queues = ReceiveQueues(SETTINGS, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
-    queues.assign(tasks)
-    return queues
-
-
-def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:
-    """Return what serves the consumers of some queues."""
-    return QueueConsumers(SETTINGS, 1, queues, rejections or RejectionsWithoutTimers())
 
 
 def statuses(queues: ReceiveQueues, tasks: Sequence[int] | None = None) -> Sequence[pb.TaskStatus]:
@@ -83,7 +72,7 @@ def put(queues: ReceiveQueues, task: int, *payloads: bytes) -> None:
 
 def test_an_older_incarnation_does_not_take_the_task_back() -> None:
     """The newer consumer continues."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     newer = Consumer(queues, 1, incarnation=2)
     with pytest.raises(StaleIncarnationError):
         Consumer(queues, 1, incarnation=1)
@@ -94,7 +83,7 @@ def test_an_older_incarnation_does_not_take_the_task_back() -> None:
 @pytest.mark.parametrize("first_is_connected", [True, False])
 def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
     """The second one takes over; the first one cannot come back while the second is there."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     put(queues, 1, b"a")
     first = Consumer(queues, 1, number=11)
     assert first.take() == [(1, b"a", False)]
@@ -111,7 +100,7 @@ def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
 
 def test_one_consumer_resumes_without_a_mark() -> None:
     """Its messages were on the way over a stream that broke."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     put(queues, 1, b"a")
     Consumer(queues, 1, number=11).take()
     assert Consumer(queues, 1, worker=1, number=11).take() == [(1, b"a", False)]
@@ -120,7 +109,7 @@ def test_one_consumer_resumes_without_a_mark() -> None:
 @pytest.mark.parametrize("tasks", [1, 7])
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
     """A consumer gets at most 1,000 groups at a time, also from several tasks, and then the rest."""
-    queues = queues_of(*range(tasks))
+    queues = queues_of(range(tasks))
     for number in range(2500):
         put(queues, number % tasks, b"x")
     consumer = Consumer(queues, *range(tasks), credit=10_000)
@@ -129,7 +118,7 @@ def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
 
 def test_a_task_that_comes_back_wakes_its_consumer() -> None:
     """What came while it was leaving is delivered then."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     put(queues, 1, b"a")
     consumer = Consumer(queues, 1)
     assert consumer.take() == [(1, b"a", False)]
@@ -152,7 +141,7 @@ def test_every_queue_on_hold_goes_on() -> None:
             asked.append(at)
 
     rejections = Rejections()
-    queues = queues_of(1, 2)
+    queues = queues_of([1, 2])
     for task in (1, 2):
         put(queues, task, b"a")
     consumer = Consumer(queues, 1, 2, rejections=rejections)
@@ -168,7 +157,7 @@ def test_every_queue_on_hold_goes_on() -> None:
 
 def test_a_subscription_that_has_ended_holds_no_task() -> None:
     """Its task has no consumer, and the messages wait for the next one."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     put(queues, 1, b"a")
     consumer = Consumer(queues, 1)
     assert [each.subscribed for each in statuses(queues)] == [True]
@@ -182,7 +171,7 @@ def test_a_subscription_that_has_ended_holds_no_task() -> None:
 def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
     """Whoever moves a task hears of it; a task that stays is nobody's news."""
     told: list[tuple[int, int]] = []
-    queues = queues_of(1, 2)
+    queues = queues_of([1, 2])
     queues.on_done = lambda task, done: told.append((task, len(done)))
     consumer = Consumer(queues, 1, 2)
     queues.assign([2])
@@ -192,7 +181,7 @@ def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
 
 def test_held_messages_begin_after_the_acknowledged_ones() -> None:
     """A reader numbers them from there."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     put(queues, 1, b"a", b"b", b"c")
     consumer = Consumer(queues, 1)
     consumer.take()
@@ -226,7 +215,7 @@ async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Ro
 
 def test_a_message_wakes_its_consumer() -> None:
     """Also where its task is leaving: the consumer finishes it."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     consumer = Consumer(queues, 1)
     put(queues, 1, b"a")
     assert consumer.woken == 1
@@ -235,7 +224,7 @@ def test_a_message_wakes_its_consumer() -> None:
 
 def test_a_subscription_ends_with_its_last_task() -> None:
     """A task that moves away leaves the others where they are."""
-    queues = queues_of(1, 2)
+    queues = queues_of([1, 2])
     consumer = Consumer(queues, 1, 2)
     queues.assign([2])
     assert queues.leave([1]) == []
@@ -251,7 +240,7 @@ def test_a_subscription_ends_with_its_last_task() -> None:
 def test_another_consumers_rejections_count_from_one() -> None:
     """Its first one is not taken for one that was settled before."""
     rejections = RejectionsWithoutTimers()
-    queues = queues_of(1)
+    queues = queues_of([1])
     put(queues, 1, b"a")
     put(queues, 1, b"b")
     first = Consumer(queues, 1, rejections=rejections)
@@ -265,7 +254,7 @@ def test_another_consumers_rejections_count_from_one() -> None:
 
 def test_sequences_go_on_when_tasks_come_back() -> None:
     """Each where it was, though others have had more messages meanwhile."""
-    queues = queues_of(1, 2)
+    queues = queues_of([1, 2])
     put(queues, 1, b"a", b"b", b"c")
     put(queues, 2, b"a")
     queues.assign([])
@@ -279,7 +268,7 @@ def test_sequences_go_on_when_tasks_come_back() -> None:
 
 def test_a_task_is_opened_once() -> None:
     """And what waits, and what is shown, is of the tasks that were asked for."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     assert not queues.open(1)
     assert queues.open(2)
     put(queues, 2, b"a", b"b")
@@ -293,7 +282,7 @@ def test_a_task_is_opened_once() -> None:
 
 def test_the_consumer_with_the_most_comes_first() -> None:
     """Who holds up what, for people."""
-    queues = queues_of(1, 2)
+    queues = queues_of([1, 2])
     few, many = Consumer(queues, 1), Consumer(queues, 2)
     put(queues, 1, b"a")
     put(queues, 2, b"a", b"b")
@@ -307,7 +296,7 @@ def test_the_consumer_with_the_most_comes_first() -> None:
 
 def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     """It may have been told of messages at another worker, which counts for itself."""
-    queues = queues_of(1)
+    queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"x"] * 10), Program())
     request = SubscribeRequest("", "c", 1, 99, [Cursor(1, 5, 5, 8, MIB)])
     taken = consumers_of(queues).subscribe(request, lambda: None).take(MIB)

@@ -5,32 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
+from helpers.queues import consumers_of, queues_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
-from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
 from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
+from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.worker_settings import WorkerSettings
-
-
-def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
-    """Return the queues of tasks that have just come to a worker."""
-    queues = ReceiveQueues(
-        WorkerSettings(worker_id="w", topology="t", **settings),
-        lambda _task, _done: None,
-        lambda task: UnknownTaskError(str(task)),
-    )
-    queues.assign(tasks)
-    return queues
 
 
 @pytest.mark.parametrize(
@@ -66,11 +53,6 @@ def test_what_is_acknowledged_matters_less() -> None:
     assert asyncio.run(queues.shown((), 1)) == [2]
 
 
-def consumers_of(queues: ReceiveQueues) -> QueueConsumers:
-    """Return what serves the consumers of some queues."""
-    return QueueConsumers(WorkerSettings(worker_id="w"), 1, queues, RejectionsWithoutTimers())
-
-
 def subscribed(queues: ReceiveQueues, tasks: Iterable[int]) -> QueueSubscription:
     """Subscribe to tasks, with room for ten messages of each."""
     cursors = [Cursor(task, 0, 0, 10, 1000) for task in tasks]
@@ -94,9 +76,8 @@ def test_a_late_rejection_is_passed_over() -> None:
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
     rejections = RejectionsWithoutTimers()
-    consumers = QueueConsumers(WorkerSettings(worker_id="w"), 1, queues, rejections)
     request = SubscribeRequest("", "c", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
-    subscription = consumers.subscribe(request, lambda: None)
+    subscription = consumers_of(queues, rejections).subscribe(request, lambda: None)
     subscription.take(1000)
     subscription.progress([Cursor(1, 2, 3, 10, 1000)])
     late = (Rejection(1, 1, 0.0, "", wait=False), Rejection(2, 3, 0.0, "", wait=False))

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from helpers.sending import PLENTY, reopen
+
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import AckUpdate, Opened, Refusal
+from tuplewire.session.receive import AckUpdate, Refusal
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup
-
-PLENTY = 1_000_000
 
 
 def window() -> SendWindow:
     """Return a window with a receiver that grants plenty."""
     state = SendWindow(SessionSettings())
-    reopen(state, 7)
+    reopen(state)
     return state
-
-
-def reopen(state: SendWindow, incarnation: int) -> None:
-    """Connect to a receiver that has taken nothing yet."""
-    initial = Grant(0, PLENTY, PLENTY, 0)
-    state.opened(Opened(incarnation, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
 
 
 def payloads(frame: OutFrame | None) -> list[bytes]:
