@@ -1,15 +1,15 @@
-"""Interrupts and signal handlers in the middle of a call: counts stay right, and the client goes on."""
+"""Interrupts and signal handlers in the middle of a call: counts stay right, and the sender goes on."""
 
 from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
@@ -20,17 +20,67 @@ from tuplewire import Client, TaskMessage
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.testing import eventually
 
 # An interrupt may come in a weak reference's callback, where Python cannot raise it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 TASK = 1
 INTERRUPTS = 3000
-MOST = 90_000
-"""So many messages a worker holds without a consumer."""
 SENDS = 100
 FLUSHES = 1000
 """So many follow an alarm at most: one that came where Python cannot raise is lost."""
+
+
+class Place(NamedTuple):
+    """Where messages go: to a worker, or over the local transport.
+
+    connect: makes a sender. received: the numbers that have come, once they are so many. most: how many
+    messages there is room for. rounds, closes: of flushes and closes; longest, until_close: the longest wait
+    for the alarm in each, in seconds.
+    """
+
+    connect: Callable[[], Any]
+    received: Callable[[int], list[int]]
+    most: int
+    rounds: int
+    closes: int
+    longest: float
+    until_close: float
+
+
+class Numbers(IConnectionCallback):
+    """Keeps the numbers that come; has a few steps of its own in which an interrupt could come."""
+
+    def __init__(self) -> None:
+        self.got: list[int] = []
+
+    def recv(self, batch: ReceivedBatch) -> None:
+        """Keep them, one by one."""
+        for payload in batch.payloads:
+            self.got.append(int(payload))
+
+    def received(self, accepted: int) -> list[int]:
+        """Wait for so many, and return them."""
+        eventually(lambda: len(self.got) >= accepted, 30)
+        return self.got
+
+
+class LocalSender:
+    """A connection of the local transport with the methods of a client."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.send, self.try_send, self.close = connection.send, connection.try_send, connection.close
+        self.flush = connection.end.buffer.flush
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return its balance."""
+        balance: LedgerSnapshot = self._connection.statistics().ledger
+        return balance
 
 
 @pytest.fixture
@@ -47,33 +97,67 @@ def numbers_of(worker: Endpoint, count: int) -> list[int]:
         return [int(payload) for _, payload in collect(subscription, count)]
 
 
-@pytest.mark.parametrize("batch", [1, 3], ids=["singles", "batches"])
-def test_interrupted_sends(worker: Endpoint, on_alarm: OnAlarm, batch: int) -> None:
+@pytest.fixture(params=["worker", "local"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Return each place in turn."""
+    with ExitStack() as stack:
+        if request.param == "local":
+            context, numbers = LocalContext(), Numbers()
+            server = context.bind(TOPOLOGY, 0, numbers)
+            stack.callback(context.term)
+            local = lambda: LocalSender(context.connect(TOPOLOGY, "", server.port))  # noqa: E731
+            yield Place(local, numbers.received, 300_000, 1000, 500, 1e-3, 4e-4)
+        else:
+            worker = request.getfixturevalue("worker")
+            client = lambda: stack.enter_context(Client(worker.address, topology=TOPOLOGY))  # noqa: E731
+            yield Place(client, partial(numbers_of, worker), 60_000, 500, 100, 3e-3, 2e-3)
+
+
+def check(place: Place, sender: Any) -> None:
+    """See that all of what a sender has accepted has come, in order and once."""
+    sender.flush(60)
+    balance = sender.ledger()
+    assert balance.accepted == balance.acknowledged
+    assert not balance.pending
+    received = place.received(balance.accepted)
+    assert len(received) == balance.accepted
+    assert received == sorted(set(received))
+
+
+def singles(sender: Any, number: int) -> None:
+    """Send one message."""
+    sender.send(TASK, b"%d" % (number + 1))
+
+
+def batches(sender: Any, number: int) -> None:
+    """Send three."""
+    sender.send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)])
+
+
+def tries(sender: Any, number: int) -> None:
+    """Try to."""
+    sender.try_send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)])
+
+
+@pytest.mark.parametrize("act", [singles, batches, tries])
+def test_interrupted_sends(place: Place, on_alarm: OnAlarm, act: Callable[[Any, int], None]) -> None:
     """After up to 3,000 interrupts at random the ledger is that of what arrived, in order and once."""
     on_alarm(interrupt)
     moments = random.Random(7)
     number = interrupts = 0
-    with Client(worker.address, topology=TOPOLOGY) as client:
-        deliver(client, TASK, b"0")
-        while interrupts < INTERRUPTS and number < MOST:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-4))
-                for _ in range(SENDS):
-                    number += batch
-                    if batch == 1:
-                        client.send(TASK, b"%d" % number)
-                    else:
-                        client.send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(batch)])
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                interrupts += 1
-        assert interrupts > 100, "too few to say anything"
-        client.flush(60)
-        balance = client.ledger()
-        assert balance.accepted == balance.acknowledged
-        assert not balance.pending
-    received = numbers_of(worker, balance.accepted)
-    assert received == sorted(set(received))
+    sender = place.connect()
+    deliver(sender, TASK, b"0")
+    while interrupts < INTERRUPTS and number < place.most:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-4))
+            for _ in range(SENDS):
+                number += 3  # more than is used, where the call does not return
+                act(sender, number)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupted:
+            interrupts += 1
+    assert interrupts > 100, "too few to say anything"
+    check(place, sender)
 
 
 def test_interrupted_at_each_step(worker: Endpoint) -> None:
@@ -102,73 +186,113 @@ def test_interrupted_at_each_step(worker: Endpoint) -> None:
     assert {*returned} <= {*received}
 
 
-def test_interrupted_flushes(worker: Endpoint, on_alarm: OnAlarm) -> None:
+def test_interrupted_flushes(place: Place, on_alarm: OnAlarm) -> None:
     """A flush that is interrupted changes nothing; the next one waits for the same messages."""
     on_alarm(interrupt)
     moments = random.Random(8)
-    with Client(worker.address, topology=TOPOLOGY) as client:
-        for number in range(500):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 3e-3))
-                client.send(TASK, b"%d" % number)
-                for _ in range(FLUSHES):
-                    client.flush(30)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                pass
-        client.flush(60)
-        balance = client.ledger()
-        assert balance.accepted == balance.acknowledged
-    received = numbers_of(worker, balance.accepted)
+    sender = place.connect()
+    for number in range(place.rounds):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, place.longest))
+            sender.send(TASK, b"%d" % number)
+            for _ in range(FLUSHES):
+                sender.flush(30)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupted:
+            pass
+    check(place, sender)
+
+
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+def test_interrupted_closes(place: Place, on_alarm: OnAlarm) -> None:
+    """A close that is interrupted is ended by another one; every accepted message has arrived, or is told."""
+    on_alarm(interrupt)
+    moments = random.Random(9)
+    accepted = interrupts = 0
+    for number in range(place.closes):
+        sender = place.connect()
+        sender.send(TASK, b"%d" % number)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, place.until_close))
+            for _ in range(FLUSHES):
+                sender.close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupted:
+            interrupts += 1
+        with suppress(Interrupted):
+            sender.close()
+        sender.close()
+        balance = sender.ledger()
+        assert balance.balanced
+        assert not balance.pending
+        accepted += balance.acknowledged
+    assert interrupts > 100, "too few to say anything"
+    received = place.received(accepted)
+    assert len(received) == accepted
     assert received == sorted(set(received))
 
 
-def test_a_signal_handler_may_send(worker: Endpoint, on_alarm: OnAlarm) -> None:
-    """A handler that sends while its thread is in `send` comes back, and both messages arrive."""
-    last_words = []
-    with Client(worker.address, topology=TOPOLOGY) as client:
-        ended = False
+@pytest.mark.parametrize(("place", "more"), [("worker", False), ("local", True)], indirect=["place"])
+def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: bool) -> None:
+    """A handler that sends while its thread is in `send` comes back, and both messages arrive.
 
-        def send_last_words() -> None:
-            client.send(TASK, b"1000000000")
-            last_words.append(1)
-            if not ended:  # an alarm may have come just before the timer was stopped
-                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+    more: it also tries to send, and flushes now and then.
+    """
+    sender = place.connect()
+    handled = last_words = 0
+    ended = False
 
-        on_alarm(send_last_words)
-        signal.setitimer(signal.ITIMER_REAL, 1e-4)
-        sent = 0
-        while len(last_words) < 1000 and sent < 60_000:  # fewer than the worker holds without a consumer
-            client.send(TASK, b"%d" % sent)
-            sent += 1
-        ended = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        client.flush(60)
-        assert len(last_words) > 1
-        assert client.ledger().acknowledged == sent + len(last_words)
-    received = numbers_of(worker, sent + len(last_words))
+    def send_last_words() -> None:
+        nonlocal handled, last_words
+        sender.send(TASK, b"1000000000")
+        last_words += 1
+        if more:
+            assert sender.try_send(TASK, b"1000000000")
+            last_words += 1
+            if not handled % 10:
+                sender.flush(30)
+        handled += 1
+        if not ended:  # an alarm may have come just before the timer was stopped
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+
+    on_alarm(send_last_words)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4)
+    sent = 0
+    while handled < 1000 and sent < place.most:
+        sender.send(TASK, b"%d" % sent)
+        sent += 1
+    ended = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sender.flush(60)
+    assert handled > 1
+    assert sender.ledger().acknowledged == sent + last_words
+    received = place.received(sent + last_words)
+    assert len(received) == sent + last_words
     assert [each for each in received if each < 10**9] == list(range(sent))
 
 
-def test_a_signal_handler_may_close(worker: Endpoint, on_alarm: OnAlarm) -> None:
+def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
     """While its thread sends or flushes: the call comes back, and what is accepted arrives or is counted."""
     moments = random.Random(10)
     accepted = 0
-    for _ in range(100):
-        client = Client(worker.address, topology=TOPOLOGY)
-        client.send(TASK, b"0")
-        on_alarm(client.close)
-        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-3))
+    for number in range(place.closes):
+        sender = place.connect()
+        sender.send(TASK, b"%d" % (number * 1_000_000))
+        on_alarm(sender.close)
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, place.until_close))
         with suppress(ClosedError):
-            for each in count():
-                client.send(TASK, b"%d" % each)
+            for each in count(1):
+                sender.send(TASK, b"%d" % (number * 1_000_000 + each))
                 if not each % 10:
-                    client.flush(30)
-        client.flush(30)
-        assert client.ledger().balanced
-        assert client.ledger().dropped["closed"] <= 1  # the one in which it was closed
-        accepted += client.ledger().acknowledged
-    assert len(numbers_of(worker, accepted)) == accepted
+                    sender.flush(30)
+        sender.flush(30)
+        balance = sender.ledger()
+        assert balance.balanced
+        assert balance.dropped["closed"] <= 1  # the one in which it was closed
+        accepted += balance.acknowledged
+    received = place.received(accepted)
+    assert len(received) == accepted
+    assert received == sorted(set(received))
 
 
 @pytest.mark.parametrize("begun", [False, True])
