@@ -41,27 +41,6 @@ LONGER_THAN_A_TEST = 10_000.0
 """A wait, in seconds, that the test's own deadline would end."""
 
 
-def test_messages_for_a_remote_task_arrive_in_order_per_source(pair: Pair) -> None:
-    """What two sources send to a task of the other worker arrives there, each in its order."""
-    task = pair.far_task()
-    with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
-        for start in range(0, 2000, 50):
-            for source in (1, 2):
-                sender.send(numbered(task, range(start, start + 50), source))
-        sender.flush(10)
-        got = collect(consumer.recv([task], timeout=10), 4000)
-    assert numbers(got, 1) == numbers(got, 2) == list(range(2000))
-
-
-def test_flush_means_the_worker_has_it(pair: Pair) -> None:
-    """After flush nothing is pending, and the worker's queue holds every message."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as sender:
-        deliver(sender, numbered(task, range(500)))
-        assert (sender.ledger().acknowledged, sender.ledger().pending) == (500, 0)
-        assert queued(pair.near, task) == 500
-
-
 def test_ledgers_agree_with_what_was_sent_and_received(pair: Pair) -> None:
     """Over two hops, client and both workers count what the test itself counts."""
     task = pair.far_task()
@@ -168,14 +147,6 @@ def test_unknown_task_is_refused_by_name_and_counted(pair: Pair) -> None:
         deliver(client, task, b"2")
         assert queued(pair.near, task) == 3
     assert metric(pair.near, sample) == before + 1
-
-
-def test_unix_socket(pair: Pair) -> None:
-    """A Unix socket does for sending and for receiving what TCP does."""
-    task = pair.far_task()
-    with client_of(pair.near.unix_address) as sender, client_of(pair.far.unix_address) as consumer:
-        sender.send(numbered(task, range(100)))
-        assert numbers(collect(consumer.recv([task], timeout=10), 100)) == list(range(100))
 
 
 def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,12 +93,6 @@ def _receive(worker: Guarded, credentials: Credentials, task: int) -> list[bytes
         return [message.message for message in next(batches)]
 
 
-def test_own_tasks_are_served(worker: Guarded) -> None:
-    """What the rules give works as it does without any."""
-    _send(worker, worker.etl, 2)
-    assert _receive(worker, worker.etl, 2) == [b"message"]
-
-
 def test_foreign_task_is_refused_message_by_message(worker: Guarded) -> None:
     """Messages to a task of others are refused by name; the client's own go on, before and after."""
     before = denied(worker.endpoint, "task")
