@@ -67,9 +67,9 @@ def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]
 def guarded(
     folder: Path, rules: str, *names: str, topology: str = "test"
 ) -> Iterator[tuple[WorkerProcesses, dict[str, Credentials]]]:
-    """Run one worker that asks for tokens, and goes by rules if there are any, in permissions.toml.
+    """Run one worker that requires tokens, and uses the rules, if there are any, in permissions.toml.
 
-    names: each has a token; the first is the operator's.
+    names: each has a token; the worker itself has the first one.
     """
     tokens, credentials = token_files(folder, *names)
     flags = [f"--token-file={tokens}"]

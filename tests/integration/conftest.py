@@ -12,6 +12,8 @@ from helpers.alarms import OnAlarm, handle_alarm
 from helpers.topology import Pair, pair_of_workers
 from helpers.worker_process import Running, running
 
+from tuplewire_service.testing.scenery import Recorder
+
 
 @pytest.fixture(scope="module", params=["grpc", "zmq"])
 def transport(request: pytest.FixtureRequest) -> str:
@@ -55,3 +57,9 @@ def on_alarm() -> Iterator[OnAlarm]:
     yield handle_alarm
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """Return what keeps the messages that come to a server."""
+    return Recorder()

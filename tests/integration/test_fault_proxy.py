@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,10 +71,11 @@ def connect(address: str) -> socket.socket:
     return connection
 
 
-def pair(proxy: FaultProxy, target: Target) -> tuple[socket.socket, socket.socket]:
-    """Connect through a proxy; return both ends."""
-    near = connect(proxy.address)
-    return near, target.accept()
+@contextmanager
+def pair(proxy: FaultProxy, target: Target) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Connect through a proxy, and give both ends."""
+    with connect(proxy.address) as near, target.accept() as far:
+        yield near, far
 
 
 def take(connection: socket.socket, size: int) -> bytes:
@@ -109,8 +110,7 @@ def ended(connection: socket.socket) -> bool:
 def test_passes_bytes_and_ends_on(proxy: tuple[FaultProxy, Target]) -> None:
     """Without a fault all bytes arrive both ways, unchanged, and an orderly end after the last of them."""
     data = os.urandom(3_000_000)
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         for sender, receiver in ((near, far), (far, near)):
             thread = threading.Thread(target=sender.sendall, args=(data,))
             thread.start()
@@ -129,8 +129,7 @@ def test_passes_bytes_and_ends_on(proxy: tuple[FaultProxy, Target]) -> None:
 
 def test_black_hole_holds_bytes_and_ends_back(proxy: tuple[FaultProxy, Target]) -> None:
     """In a black hole neither bytes nor the end of a peer arrive; after it both do, in order."""
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         proxy[0].black_hole()
         near.sendall(b"one")
         far.sendall(b"two")
@@ -145,8 +144,7 @@ def test_black_hole_holds_bytes_and_ends_back(proxy: tuple[FaultProxy, Target]) 
 def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> None:
     """A new connection through a black hole is made, and silent until it ends."""
     proxy[0].black_hole()
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         near.sendall(b"one")
         assert silent(far)
         proxy[0].resume()
@@ -156,8 +154,7 @@ def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> N
 @pytest.mark.parametrize("dead", list(Direction))
 def test_half_open(proxy: tuple[FaultProxy, Target], dead: Direction) -> None:
     """With one direction dead the other carries on; what was sent the dead way comes after."""
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         deaf, hears = (near, far) if dead is Direction.TO_CLIENT else (far, near)
         proxy[0].half_open(dead)
         hears.sendall(b"lost?")
@@ -170,8 +167,7 @@ def test_half_open(proxy: tuple[FaultProxy, Target], dead: Direction) -> None:
 
 def test_half_open_hides_the_end_of_a_peer(proxy: tuple[FaultProxy, Target]) -> None:
     """A target that dies is not seen to, until the proxy resumes."""
-    near, far = pair(*proxy)
-    with near:
+    with pair(*proxy) as (near, far):
         proxy[0].half_open()
         far.close()
         assert silent(near)
@@ -182,8 +178,7 @@ def test_half_open_hides_the_end_of_a_peer(proxy: tuple[FaultProxy, Target]) -> 
 def test_delay(proxy: tuple[FaultProxy, Target]) -> None:
     """With a delay, too, all arrives both ways; resume() ends one that would be long."""
     data = os.urandom(1_000_000)
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         proxy[0].delay(0.05)
         near.sendall(data)
         assert take(far, len(data)) == data
@@ -199,8 +194,7 @@ def test_delay(proxy: tuple[FaultProxy, Target]) -> None:
 def test_throttle(proxy: tuple[FaultProxy, Target]) -> None:
     """A throttled connection passes on all; where that would take hours, the rest comes after resume()."""
     data = os.urandom(50_000)
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         proxy[0].throttle(1_000_000)
         near.sendall(data)
         assert take(far, len(data)) == data
@@ -213,8 +207,7 @@ def test_throttle(proxy: tuple[FaultProxy, Target]) -> None:
 
 def test_faults_add_up(proxy: tuple[FaultProxy, Target]) -> None:
     """A second fault leaves the first in force, and one resume undoes both."""
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         proxy[0].half_open(Direction.TO_TARGET)
         proxy[0].delay(1000)
         near.sendall(b"there")
@@ -228,23 +221,20 @@ def test_faults_add_up(proxy: tuple[FaultProxy, Target]) -> None:
 
 def test_cut_ends_both_sides(proxy: tuple[FaultProxy, Target]) -> None:
     """A cut ends every connection on both sides, also in a black hole, and new ones are taken at once."""
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         proxy[0].black_hole()
         assert proxy[0].cut() == 1
         assert ended(near)
         assert ended(far)
     proxy[0].resume()
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, far):
         near.sendall(b"one")
         assert take(far, 3) == b"one"
 
 
 def test_a_reset_is_passed_on(proxy: tuple[FaultProxy, Target]) -> None:
     """When one end is reset the other is, too; a Unix socket knows no resets, only ends."""
-    near, far = pair(*proxy)
-    with near:
+    with pair(*proxy) as (near, far):
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         far.close()
         if near.family == socket.AF_UNIX:
@@ -280,8 +270,7 @@ def test_values_are_checked(proxy: tuple[FaultProxy, Target], fault: Callable[[F
 
 def test_memory_is_bounded(proxy: tuple[FaultProxy, Target]) -> None:
     """In a black hole a sender is stopped after some megabytes."""
-    near, far = pair(*proxy)
-    with near, far:
+    with pair(*proxy) as (near, _):
         proxy[0].black_hole()
         near.settimeout(1.0)
         sent = 0

@@ -51,9 +51,8 @@ def sockets() -> Iterator[Sockets]:
 # --- slow readers ------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_does_not_read_holds_nobody_up() -> None:
+def test_a_peer_that_does_not_read_holds_nobody_up(recorder: Recorder) -> None:
     """What the server has for it waits; the others' messages and acknowledgements do not."""
-    recorder = Recorder()
     with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send", NOTHING)
         eventually(lambda: len(bound_server._streams) == 1)
@@ -65,9 +64,8 @@ def test_a_peer_that_does_not_read_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("hwm", [0, 1])
-def test_any_high_water_mark_will_do(hwm: int) -> None:
+def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
     """With the smallest window a stream is slow, and with Storm's 0 the bytes alone are the bound."""
-    recorder = Recorder()
     with bound(recorder, zmq__hwm=hwm) as (context, bound_server):
         client = context.connect(TOPOLOGY, HOST, bound_server.port)
         for number in range(500):
@@ -108,9 +106,8 @@ def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
 # --- connections that die ----------------------------------------------------------------------------
 
 
-def test_a_stream_dies_with_its_connection() -> None:
+def test_a_stream_dies_with_its_connection(recorder: Recorder) -> None:
     """Both sides hear of a cut at once, and the session goes on with another stream, without a hole."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
         client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
         for cut in range(5):
@@ -192,9 +189,8 @@ def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:
     assert told == [2000, 2000, 4000]
 
 
-def test_a_hung_peer_is_noticed() -> None:
+def test_a_hung_peer_is_noticed(recorder: Recorder) -> None:
     """Where nothing is passed on any more, both sides give the stream up; afterwards they go on."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
         client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
         client.send(1, b"before")
@@ -224,9 +220,8 @@ def test_a_stopped_process_is_noticed() -> None:
         assert program.ask("payloads") == [b"before", b"after"]
 
 
-def test_a_killed_client_is_forgotten() -> None:
+def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
     """Its stream ends; its messages that arrived are there."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server), Program(sender, bound_server.port) as program:
         eventually(lambda: len(recorder.seen()) > 100, timeout=30)
         os.kill(program.process_id, signal.SIGKILL)
@@ -236,9 +231,8 @@ def test_a_killed_client_is_forgotten() -> None:
         works(context, bound_server.port, recorder)
 
 
-def test_two_hundred_clients() -> None:
+def test_two_hundred_clients(recorder: Recorder) -> None:
     """Each has its own stream, order and balance."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server):
         clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
         for number in range(5):

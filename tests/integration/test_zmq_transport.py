@@ -48,9 +48,8 @@ CLOSED_TIMES = 50
         [bytes([FrameKind.REFUSED]) + bytes(16), b""],
     ],
 )
-def test_garbage_is_answered_and_counted(parts: list[bytes]) -> None:
+def test_garbage_is_answered_and_counted(recorder: Recorder, parts: list[bytes]) -> None:
     """A stranger is told, once, and whoever behaves is served on."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
         for _ in range(3):
             stranger.say(*parts)
@@ -68,9 +67,8 @@ def test_garbage_is_answered_and_counted(parts: list[bytes]) -> None:
         [(FrameKind.DATA, b"no hello")],
     ],
 )
-def test_misuse_of_a_stream_ends_it(misuse: list[tuple[FrameKind, bytes]]) -> None:
+def test_misuse_of_a_stream_ends_it(recorder: Recorder, misuse: list[tuple[FrameKind, bytes]]) -> None:
     """A second opening, a server's frame, a message after the end, no hello: the stream is refused."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send")
         for kind, body in misuse:
@@ -80,9 +78,8 @@ def test_misuse_of_a_stream_ends_it(misuse: list[tuple[FrameKind, bytes]]) -> No
         works(context, bound_server.port, recorder)
 
 
-def test_who_writes_more_than_is_allowed_is_cut_off() -> None:
+def test_who_writes_more_than_is_allowed_is_cut_off(recorder: Recorder) -> None:
     """The window bounds what a stranger can make the server hold."""
-    recorder = Recorder()
     with bound(recorder, zmq__hwm=10) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(
             FrameKind.OPEN, b"Send", NOTHING
@@ -102,9 +99,8 @@ def test_who_writes_more_than_is_allowed_is_cut_off() -> None:
     ],
     ids=["text", "handshake"],
 )
-def test_what_is_no_zeromq_is_counted(said: bytes) -> None:
+def test_what_is_no_zeromq_is_counted(recorder: Recorder, said: bytes) -> None:
     """Text that ZeroMQ takes for its oldest version, and a handshake that goes wrong; others go on."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server):
         with socket.create_connection(("127.0.0.1", bound_server.port), 20) as connection:
             connection.sendall(said)
@@ -112,9 +108,8 @@ def test_what_is_no_zeromq_is_counted(said: bytes) -> None:
         works(context, bound_server.port, recorder)
 
 
-def test_a_message_over_the_limit_ends_its_connection() -> None:
+def test_a_message_over_the_limit_ends_its_connection(recorder: Recorder) -> None:
     """Nobody can make the server hold more than the largest request."""
-    recorder = Recorder()
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send")
         eventually(lambda: len(bound_server._streams) == 1)
@@ -135,9 +130,8 @@ def test_the_oldest_zeromq_is_refused() -> None:
                 heard += connection.recv(1000)
 
 
-def test_random_frames_do_no_harm() -> None:
+def test_random_frames_do_no_harm(recorder: Recorder) -> None:
     """Whatever strangers send, the server goes on, and nothing of theirs stays behind."""
-    recorder = Recorder()
     chance = random.Random(1)
     with bound(recorder) as (context, bound_server):
         for _ in range(50):
@@ -240,9 +234,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_process_with_connections_may_fork() -> None:
+def test_a_process_with_connections_may_fork(recorder: Recorder) -> None:
     """The parent's session goes on after it; the child inherits nothing, and can have sessions of its own."""
-    recorder = Recorder()
     with bound(recorder) as (_, bound_server):
         run = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", FORKING, str(bound_server.port)],
