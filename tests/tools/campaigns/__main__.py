@@ -134,8 +134,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.replay and arguments.seed is None:
         parser.error("--replay needs the --seed that the conversation belongs to")
+    words = sys.argv[2:]
     if arguments.seed is None:
         arguments.seed = time.time_ns() % 1_000_000
+        words.append(f"--seed={arguments.seed}")
     if arguments.plan:
         for action in arguments.build(arguments, Path()).plan():
             print(f"{action.at:7.1f} s  {action}")
@@ -154,7 +156,7 @@ def main() -> int:
         print("every promise was kept")
         return 0
     print(f"FAILED with {len(campaign.faults)} faults; journals and logs remain in {directory}")
-    print(f"again: {arguments.again} ARGS='{' '.join([*sys.argv[2:], f'--seed={arguments.seed}'])}'")
+    print(f"again: {arguments.again} ARGS='{' '.join(words)}'")
     return 1
 
 
