@@ -1,1 +1,0 @@
-"""Hostile input by the thousand: seeded, so that every single conversation can be had again."""

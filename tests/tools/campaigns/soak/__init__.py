@@ -1,1 +1,0 @@
-"""Long runs: workers under full load that are restarted again and again."""
