@@ -24,7 +24,7 @@ class Connection:
         self._closes_after = closes_after
         self.buffer = self.receipts = self
 
-    def get(self, _peer: Any) -> Connection:
+    def to(self, _worker: Any) -> Connection:
         """Return itself."""
         return self
 

@@ -68,6 +68,7 @@ class Connections:
         self._on_returned = on_returned
         self._connections: dict[Peer, SendingEnd] = {}
         self._needed: frozenset[Peer] = frozenset()
+        self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: dict[SendingEnd, Peer] = {}
         self._opened = 0
@@ -140,11 +141,14 @@ class Connections:
         """Return the connection to a worker, or None."""
         return self._connections.get(peer)
 
-    def to(self, worker: AssignedWorker) -> SendingEnd:
-        """Return the connection to a worker; open it if necessary. Readiness does not wait for it."""
-        if worker.peer not in self._connections:
+    def to(self, worker: AssignedWorker) -> SendingEnd | None:
+        """Return the connection to a worker; open it if necessary. None after close().
+
+        Readiness does not wait for it, unless refresh() needs it.
+        """
+        if worker.peer not in self._connections and not self._closed:
             self._open(worker)
-        return self._connections[worker.peer]
+        return self.get(worker.peer)
 
     @property
     def not_ready(self) -> list[str]:
@@ -211,6 +215,7 @@ class Connections:
 
         Connections that are already closing do the same instead of returning their messages.
         """
+        self._closed = True
         connections = [*self._connections.values(), *self._leaving]
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
         if self._closing:
