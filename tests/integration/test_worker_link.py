@@ -188,6 +188,28 @@ def test_what_is_not_executed_is_bounded(topology: Topology) -> None:
         eventually(lambda: there.ledger().acknowledged == 50, SECONDS)
 
 
+def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -> None:
+    """If an executor stops within a batch, only the rest of the batch goes to the next consumer."""
+    with hosted(topology, [4], [2, 3]) as (here, there):
+        accepted: list[int] = []
+
+        def receive(groups: Sequence[TaskGroup], done: Done) -> None:
+            for group in groups:
+                if group.task == 3:
+                    raise ClosedError("the receive queue is closed")
+                accepted.append(group.task)
+                done(group)
+
+        there.link.open([range(2, 4)], receive, lambda _: None)
+        here.link.send([TaskGroup.of(2, [b"accepted"]), TaskGroup.of(3, [b"left"])])
+        eventually(lambda: there.ledger().acknowledged == 1, SECONDS)
+        there.link.leave(range(2, 4))
+        taker = Taker(there, 2, 3)
+        eventually(lambda: taker.came == [(3, b"left")], SECONDS)
+        taker.finish()
+        assert accepted == [2]
+
+
 def test_too_large(topology: Topology) -> None:
     """A message over the limit is refused to whoever sends it, and the limit is a setting."""
     payload = bytes(3 * 2**20)

@@ -41,7 +41,7 @@ _FAREWELL_SECONDS = 3.0
 """The time in which a closed subscription tries to report its last acknowledgements."""
 
 
-Arrive = Callable[[list[TaskGroup], Callable[[], None]], None]
+Arrive = Callable[[TaskGroup, Callable[[], None]], None]
 Fail = Callable[[TuplewireError], None]
 
 
@@ -50,7 +50,7 @@ class Push:
     """Functions that get messages instead of the buffer. Called on the event loop, so they must not block.
 
     Attributes:
-        receive: Called with each batch, in order, and a function that acknowledges it; from any thread.
+        receive: Called with each group, in order, and a function that acknowledges it, from any thread.
         failed: Called once, with the error after which nothing more arrives.
     """
 
@@ -302,8 +302,10 @@ class Receiver(Resumable):
                 if arrived.deliveries and self._push is None:
                     self._buffer.append(arrived)
                     self._moved.notify_all()
-            if arrived.deliveries and self._push is not None:
-                self._push.receive(arrived.groups, partial(self.acknowledge, arrived))
+            if self._push is not None:
+                # Each group has its own acknowledgement: a consumer may stop between two.
+                for part in arrived.parts():
+                    self._push.receive(part.groups[0], partial(self.acknowledge, part))
         if self._said_goodbye:
             self._known = self._acknowledged
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
@@ -70,6 +70,12 @@ class Arrived:
     def groups(self) -> list[TaskGroup]:
         """The messages, in order."""
         return [delivery.group for delivery in self.deliveries]
+
+    def parts(self) -> Iterator[Arrived]:
+        """Yield each delivery separately. Only the last one asks for an immediate acknowledgement."""
+        last = len(self.deliveries) - 1
+        for index, each in enumerate(self.deliveries):
+            yield Arrived(self.epoch, (each,), self.asks and index == last, self.at_ns)
 
     def first(self, messages: int) -> Arrived:
         """Return at most the first `messages` messages."""

@@ -58,9 +58,9 @@ class HostWorker(Protocol):
 class Link:
     """Sends and receives the tuples of executors through a client, and closes it at the end.
 
-    A batch is acknowledged once its tuples are processed, so the worker delivers unprocessed ones again if
-    this process dies. The tuples emitted for them are then in the client: it delivers them while this process
-    lives, and they are lost with it.
+    Messages are acknowledged once their tuples are processed, so the worker delivers unprocessed ones again
+    if this process dies. The tuples emitted for them are then in the client: it delivers them while this
+    process lives, and they are lost with it.
 
     A spout's executor receives only the outcomes of its tuples. They are acknowledged on arrival: a spout
     that waits for free space does not read them, and the tasks that report them must not wait for it.
@@ -101,22 +101,15 @@ class Link:
             self._subscriptions[each] = self._client.push(shifted, arrived, ended)
 
     def _arrived(
-        self, receive: Receive, failed: Failed, groups: Sequence[TaskGroup], acknowledge: Callable[[], None]
+        self, receive: Receive, failed: Failed, group: TaskGroup, acknowledge: Callable[[], None]
     ) -> None:
-        groups = self._shifted(groups, -self._first_task)
-        undone = list(groups)
-
-        def done(_: TaskGroup) -> None:
-            undone.pop()
-            if not undone:
-                acknowledge()
-
+        groups = self._shifted([group], -self._first_task)
         try:
-            if groups[0].task in self._spouts:  # so are all of them: an executor has one component
+            if groups[0].task in self._spouts:
                 receive(groups, lambda _: None)
                 acknowledge()
             else:
-                receive(groups, done)
+                receive(groups, lambda _: acknowledge())
         except ClosedError:
             # The executor has stopped. Its messages wait for the next consumer of the task.
             return
