@@ -14,6 +14,7 @@ from typing import Any
 
 from helpers.admin import get
 from helpers.ports import free_ports
+from helpers.runtimes import Notes
 
 from tuplewire import Client
 from tuplewire.values.dead_letters import DeadMessage
@@ -204,3 +205,36 @@ def test_a_plaintext_port_for_others_is_refused(tmp_path: Path) -> None:
     with running(tmp_path, {"a": (port, admin)}, f"--listen=0.0.0.0:{port}") as processes:
         assert processes["a"].process.wait(SECONDS) == 64
         assert "there is no TLS" in processes["a"].log.read_text()
+
+
+def test_spouts_are_switched_by_a_command(tmp_path: Path) -> None:
+    """`deactivate` at any worker stops the spouts of all; tuples in flight are processed, and it goes on."""
+    notes = Notes(tmp_path / "notes")
+    notes.folder.mkdir()
+    (tmp_path / "endless.py").write_text(
+        "from pathlib import Path\nfrom helpers.runtimes import Notes, Numbers, Pass, passing\n\n\n"
+        f"def program():\n    notes = Notes(Path({str(notes.folder)!r}))\n"
+        "    return passing(Numbers(notes, None), Pass(notes))\n"
+    )
+    a, b, admin_a, admin_b = free_ports(4)
+    write_assignment(tmp_path, 1, {"a": (a, [1, 5]), "b": (b, [2, 3, 4])})
+    ports = {"a": (a, admin_a), "b": (b, admin_b)}
+    conf = {"topology.acker.executors": 1, "topology.max.spout.pending": 50}
+    with running(tmp_path, ports, f"--program={tmp_path}/endless.py:program", conf=conf) as processes:
+        address = processes["b"].address
+
+        def command(name: str) -> str:
+            words = [sys.executable, "-m", "tuplewire", name, address]
+            environment = {**os.environ, "PYTHONPATH": PATH}
+            return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+
+        eventually(lambda: notes.count("acked") > 100, SECONDS)
+        assert command("deactivate") == "words is inactive on 2 of 2 workers\n"
+        eventually(lambda: notes.read("inactive-after"), SECONDS)
+        emitted = int(notes.read("inactive-after")[0])
+        eventually(lambda: notes.count("acked") == emitted, SECONDS)
+        assert command("deactivate") == "words was inactive already\n"
+        assert command("activate") == "words is active on 2 of 2 workers\n"
+        eventually(lambda: notes.count("acked") > emitted + 100, SECONDS)
+        assert notes.read("activations") == ["activate", "deactivate", "activate"]
+        assert [each.stop() for each in processes.values()] == [0, 0]

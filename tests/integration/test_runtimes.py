@@ -13,7 +13,6 @@ import pytest
 from helpers.admin import samples
 from helpers.runtimes import (
     SECONDS,
-    Activates,
     KeepsLetters,
     MovesTasks,
     Notes,
@@ -55,6 +54,9 @@ class InCluster(Running):
 
     def deactivate(self) -> None:
         self.running.deactivate()
+
+    def rest(self) -> None:
+        self.finish()
 
     def move(self, task: int) -> None:
         self.running.move_task(task, 1 - self.running.worker_of(task), SECONDS)
@@ -116,7 +118,7 @@ class Processes(Runtime):
             yield InProcesses(cluster.submit("t", settings, topology, collect=list(topology.components)))
 
 
-class TestLocal(RuntimeContract, KeepsLetters, Activates, MovesTasks):
+class TestLocal(RuntimeContract, KeepsLetters, MovesTasks):
     """Local clusters keep it."""
 
     @pytest.fixture
@@ -124,7 +126,7 @@ class TestLocal(RuntimeContract, KeepsLetters, Activates, MovesTasks):
         return Local()
 
 
-class TestProcesses(RuntimeContract, Activates, MovesTasks):
+class TestProcesses(RuntimeContract, MovesTasks):
     """Processes keep it; test_program_worker.py has the dead letters of a worker's own program."""
 
     @pytest.fixture

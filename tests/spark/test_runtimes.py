@@ -58,6 +58,12 @@ class OnSpark(Running):
         pages = [samples(each.metrics_url) for each in self.workers.endpoints]
         return sum(value for page in pages for each, value in page.items() if each.startswith(name))
 
+    def activate(self) -> None:
+        self.running.activate()
+
+    def deactivate(self) -> None:
+        self.running.deactivate()
+
     def stop(self) -> None:
         self.running.stop()
         self.running.result(SECONDS)

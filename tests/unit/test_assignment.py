@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assignment = Assignment(3, "t", (ONE, TWO, THREE))
     path.write_text(json.dumps(assignment.to_json()))
     assert load_assignment(path) == assignment
+    inactive = replace(assignment, active=False)
+    path.write_text(json.dumps(inactive.to_json()))
+    assert load_assignment(path) == inactive
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,10 @@ def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None
         ('{"version": 1.9, "topology": "t", "workers": []}', "version must be a whole number, not 1.9"),
         ('{"version": 1, "topology": null, "workers": []}', "topology must be a string, not None"),
         ('{"version": 1, "topology": "", "workers": []}', "needs the name of its topology"),
+        (
+            '{"version": 1, "topology": "t", "workers": [], "active": 1}',
+            "active must be true or false, not 1",
+        ),
         ('{"version": 1, "topology": "t", "workers": [], "more": 1}', "unknown key 'more'; known are"),
         (
             (

@@ -224,6 +224,23 @@ def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
     assert counts(second) == {"w1": 12}
 
 
+def test_spouts_are_switched_from_outside() -> None:
+    """An assignment that only deactivates the spouts is taken over, also by the workers that come later."""
+    world, kept = settled(2)
+    switched = control_pb2.Assignment()
+    assert kept.in_force is not None
+    switched.CopyFrom(kept.in_force)
+    switched.version, switched.inactive = 2, True
+    for each in world.workers.values():
+        each.assignment = switched
+    world.settle(kept)
+    world.add(3)
+    world.settle(kept)
+    assert not kept.superseded
+    assert all(each.assignment == kept.in_force for each in world.workers.values())
+    assert (kept.in_force.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
+
+
 def test_the_older_of_two_drivers_gives_way() -> None:
     """It notices that a worker of its own has a newer assignment, decides nothing more, and says so."""
     world, first, second = world_of(2), registry(), registry()

@@ -112,6 +112,22 @@ def test_stop_drains() -> None:
     assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0].kind is MailKind.TICK
 
 
+def test_an_inactive_topology_is_not_over() -> None:
+    """While the spouts are deactivated, nobody is asked; a stop ends it all the same."""
+    talk = Conversation()
+    talk.tell(mail(0, MailKind.READY), mail(1, MailKind.READY))
+    assert talk.tell(mail(-1, MailKind.SWITCH, False)) == [Order(MailKind.DEACTIVATE, (True,))]
+    assert talk.wave(1) == []
+    assert talk.coordinator.wait_seconds(talk.now) > 0
+    for _ in range(200):  # seconds, longer than a PySpark task may be silent
+        assert talk.tell() == []
+    assert talk.tell(mail(-1, MailKind.SWITCH, True)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (2,))]
+    assert talk.tell(mail(-1, MailKind.SWITCH, False)) == [Order(MailKind.DEACTIVATE, (True,))]
+    assert talk.wave(2) == []
+    stopped = talk.tell(mail(-1, MailKind.STOP, True))
+    assert [order.kind for order in stopped] == [MailKind.DEACTIVATE, MailKind.TICK, MailKind.ASK]
+
+
 def test_stop_before_the_opening() -> None:
     """Who is told to stop before all are ready activates nothing."""
     talk = Conversation()

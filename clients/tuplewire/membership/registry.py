@@ -7,6 +7,7 @@ version. Not thread-safe. Design: docs/design/moves.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -86,6 +87,8 @@ class Registry:
     """The reason why another program is in charge, as text; this registry then makes no decisions."""
     in_force: control_pb2.Assignment | None = None
     """The assignment that all workers should have."""
+    inactive: bool = False
+    """True if the spouts of the workers' program are deactivated."""
     events: list[Event] = field(default_factory=list)
     """The changes since the caller last cleared this list."""
     _members: dict[str, _Member] = field(default_factory=dict)
@@ -95,6 +98,10 @@ class Registry:
     """The address of the worker of each assigned task."""
     _moved: set[int] = field(default_factory=set)
     """Tasks that have moved since the last time no task was moving; they do not move for balance."""
+    _issued: deque[control_pb2.Assignment] = field(default_factory=lambda: deque(maxlen=10))
+    """The last assignments of this registry."""
+    _switched: int = 0
+    """The version with which another program has activated or deactivated the spouts."""
     _beyond: int = 0
     """The highest version that another program has issued."""
 
@@ -123,8 +130,9 @@ class Registry:
             if not isinstance(answer, Report):
                 self._unheard(address, wanted.get(address), str(answer), now)
                 continue
-            self._heard(address, wanted.get(address), answer, now)
             theirs = answer.assignment
+            if theirs is None or not self._take_switch(theirs):
+                self._heard(address, wanted.get(address), answer, now)
             if theirs is not None and theirs.topology == self.topology and theirs.version > self._beyond:
                 foreign = theirs
                 self._beyond = theirs.version
@@ -218,6 +226,7 @@ class Registry:
 
     def _adopt(self, assignment: control_pb2.Assignment, wanted: Mapping[str, str], now: float) -> None:
         """Keep the tasks where the previous program put them, also on workers that have not answered yet."""
+        self.inactive = assignment.inactive
         at = {member.status.worker_id: member.address for member in self._members.values()}
         for worker in assignment.workers:
             if worker.worker_id in at or worker.address not in wanted or worker.address in self._members:
@@ -239,6 +248,19 @@ class Registry:
             for task in worker.tasks
             if task in self.tasks
         }
+
+    def _take_switch(self, theirs: control_pb2.Assignment) -> bool:
+        """Take over an assignment that only activates or deactivates the spouts; False for any other.
+
+        It may be based on an earlier assignment than the current one. decide() then issues a new version.
+        """
+        if theirs.version == self._switched:
+            return True
+        ours = any(list(known.workers) == list(theirs.workers) for known in self._issued)
+        if not ours or theirs.inactive == self.inactive:
+            return False
+        self.inactive, self._switched = theirs.inactive, theirs.version
+        return True
 
     def _give_way(self, member: _Member, version: int) -> None:
         if not self.superseded:
@@ -274,11 +296,15 @@ class Registry:
             }
             self._held = held
         workers, known = self._assigned(), self.in_force
+        fits = known is not None and (list(known.workers), known.inactive) == (workers, self.inactive)
         # A version of another program that is not lower also needs a new one: workers refuse older versions.
-        if known is not None and self.version > self._beyond and list(known.workers) == workers:
+        if fits and self.version > self._beyond:
             return None
         self.version = max(self.version, self._beyond) + 1
-        self.in_force = control_pb2.Assignment(version=self.version, topology=self.topology, workers=workers)
+        self.in_force = control_pb2.Assignment(
+            version=self.version, topology=self.topology, workers=workers, inactive=self.inactive
+        )
+        self._issued.append(self.in_force)
         about = {"version": self.version, "workers": len(workers), "tasks": len(self._held)}
         self.events.append(("assignment.issued", about))
         return self.in_force

@@ -468,14 +468,16 @@ class GetLoadResponse(_message.Message):
     def __init__(self, loads: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "topology", "workers")
+    __slots__ = ("version", "topology", "workers", "inactive")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    INACTIVE_FIELD_NUMBER: _ClassVar[int]
     version: int
     topology: str
     workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
-    def __init__(self, version: _Optional[int] = ..., topology: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ...) -> None: ...
+    inactive: bool
+    def __init__(self, version: _Optional[int] = ..., topology: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ..., inactive: bool = ...) -> None: ...
 
 class AssignedWorker(_message.Message):
     __slots__ = ("worker_id", "address", "tasks", "node", "peer_address")

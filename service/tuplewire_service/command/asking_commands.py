@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tuplewire.errors import NotReadyError, TuplewireError
 from tuplewire.text.shown import shown
 from tuplewire_service.command.parsers import (
     ADDRESS_VARIABLE,
@@ -16,10 +17,11 @@ from tuplewire_service.command.parsers import (
     add_access,
     add_command,
     control_of,
+    credentials_of,
     positive_seconds,
 )
 from tuplewire_service.command.terminal import write_page
-from tuplewire_service.config.stop import EXIT_OK
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 
 def add_asking_commands(commands: Any) -> None:
@@ -47,6 +49,10 @@ def add_asking_commands(commands: Any) -> None:
         action="store_true",
         help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
     )
+    about = "have the spouts of a topology asked for tuples again"
+    add_asking(commands, _activate, about, "")
+    about = "have the spouts of a topology asked no longer; tuples in flight are processed"
+    add_asking(commands, _deactivate, about, "")
     about = "make a worker deliver or forward what it holds, and exit"
     parser = add_asking(commands, _drain, about, "--deadline 10")
     about = "how long it may take (default: as it is configured)"
@@ -95,6 +101,38 @@ def _assign(arguments: argparse.Namespace) -> int:
     story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}"
     print(shown(story))
     return EXIT_OK
+
+
+def _activate(arguments: argparse.Namespace) -> int:
+    return _switch(arguments, active=True)
+
+
+def _deactivate(arguments: argparse.Namespace) -> int:
+    return _switch(arguments, active=False)
+
+
+def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
+    from tuplewire.connection.control_client import ControlClient
+    from tuplewire.connection.control_clients import ControlClients
+
+    with control_of(arguments) as client:
+        assignment = client.assignment()
+    if assignment is None:
+        raise NotReadyError(f"the worker at {client.address} has no assignment yet; assign tasks first")
+    state = "active" if active else "inactive"
+    if assignment.inactive is not active:
+        print(shown(f"{assignment.topology} was {state} already"))
+        return EXIT_OK
+    assignment.version += 1
+    assignment.inactive = not active
+    credentials = credentials_of(arguments)
+    with ControlClients(lambda each: ControlClient(each, arguments.timeout, credentials=credentials)) as all_:
+        told = all_.each((w.address for w in assignment.workers), lambda e: e.update_assignment(assignment))
+    failures = {address: error for address, error in told.items() if isinstance(error, TuplewireError)}
+    for address, error in failures.items():
+        print(shown(f"{address}: {error}"), file=sys.stderr)
+    print(shown(f"{assignment.topology} is {state} on {len(told) - len(failures)} of {len(told)} workers"))
+    return EXIT_FAILED if failures else EXIT_OK
 
 
 def _drain(arguments: argparse.Namespace) -> int:

@@ -15,8 +15,12 @@ MOST_CLIENTS = 1000
 
 def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
     """Return an assignment in its wire form."""
-    workers = map(assigned_worker_to_wire, assignment.workers)
-    return pb.Assignment(version=assignment.version, topology=assignment.topology, workers=workers)
+    return pb.Assignment(
+        version=assignment.version,
+        topology=assignment.topology,
+        workers=map(assigned_worker_to_wire, assignment.workers),
+        inactive=not assignment.active,
+    )
 
 
 def assigned_worker_to_wire(worker: AssignedWorker) -> pb.AssignedWorker:
@@ -36,7 +40,7 @@ def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
         AssignedWorker(each.worker_id, each.address, tuple(each.tasks), each.node, each.peer_address)
         for each in assignment.workers
     )
-    return Assignment(assignment.version, assignment.topology, tuple(workers))
+    return Assignment(assignment.version, assignment.topology, tuple(workers), active=not assignment.inactive)
 
 
 def add_clients(

@@ -63,12 +63,15 @@ class AssignedWorker:
 class Assignment:
     """A versioned map from tasks to workers, validated at construction (ConfigError).
 
-    `version` is at least 1 and grows with every change.
+    Attributes:
+        version: At least 1; grows with every change.
+        active: False if the spouts of the workers' program emit nothing.
     """
 
     version: int
     topology: str
     workers: tuple[AssignedWorker, ...]
+    active: bool = True
     owner_of: Mapping[int, AssignedWorker] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -142,17 +145,22 @@ class Assignment:
             "version": self.version,
             "topology": self.topology,
             "workers": [_as_json(worker) for worker in self.workers],
+            **({} if self.active else {"active": False}),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> Assignment:
         """Read the form of to_json(). Raises ConfigError with the problem."""
-        fields = _object(value, "an assignment", ("version", "topology", "workers"))
+        fields = _object(value, "an assignment", ("version", "topology", "workers"), ("active",))
         workers = _typed(fields["workers"], list, "workers")
+        active = fields.get("active", True)
+        if not isinstance(active, bool):
+            raise ConfigError(f"active must be true or false, not {_shown(active)}")
         return cls(
             _typed(fields["version"], int, "version"),
             _typed(fields["topology"], str, "topology"),
             tuple(_worker(worker) for worker in workers),
+            active,
         )
 
 

@@ -186,8 +186,12 @@ class TopologyProgram(Program):
             self._executors.start(_OPEN_SECONDS)
         else:
             self._executors.follow(wanted, _OPEN_SECONDS)
+        if self._channel is None:
+            self._active = assignment.active
         if self._active:
             self._executors.activate()
+        else:
+            self._executors.deactivate()
         self._version = assignment.version
         logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})
         if self._channel is not None:

@@ -41,8 +41,9 @@ class Coordinator:
 
     ranks: how many PySpark tasks there are. tick_levels: the topology's. It activates the spouts once all are
     ready, and asks all of them in waves until the topology is over (see Termination). Then it gives the bolts
-    of each level in turn their last tick, asks again, and closes. A stop deactivates the spouts, and then
-    everything is as if they were exhausted. A failure ends everything at once.
+    of each level in turn their last tick, asks again, and closes. While the submitter has deactivated the
+    spouts, it does not ask. A stop deactivates them, and then everything is as if they were exhausted. A
+    failure ends everything at once.
     """
 
     def __init__(self, ranks: int, now: float, tick_levels: Iterable[Sequence[str]] = ()) -> None:
@@ -57,6 +58,8 @@ class Coordinator:
         self._heard = now
         self._told = now
         self._stop: bool | None = None
+        self._active = True
+        self._told_active = False
         self._switched = False
         self._failure: ProcessFailedError | None = None
         self._counts: dict[int, tuple[int, int, int]] = {}
@@ -81,6 +84,8 @@ class Coordinator:
                 (output_wanted,) = mail.values
                 self._stop = bool(output_wanted) and self._stop is not False
                 self._pause = _FIRST_PAUSE_SECONDS
+            case MailKind.SWITCH:
+                (self._active,) = mail.values
             case _:
                 raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
 
@@ -110,8 +115,6 @@ class Coordinator:
             return [Order(MailKind.ABORT)]
         if self._phase is _Phase.OPENING and len(self._ready) == self._ranks:
             self._phase = _Phase.RUNNING
-            if self._stop is None:
-                orders.append(Order(MailKind.ACTIVATE))
         if self._phase is not _Phase.OPENING:
             orders += self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
@@ -124,11 +127,11 @@ class Coordinator:
         return orders
 
     def _go_on(self, now: float) -> list[Order]:
-        orders = []
+        orders = self._switch()
         if self._stop is not None and not self._switched:
             self._switched = True
             orders.append(Order(MailKind.DEACTIVATE, (self._stop,)))
-        if self._termination.over:
+        if self._termination.over and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
                 self._phase = _Phase.OVER
@@ -136,7 +139,9 @@ class Coordinator:
             self._termination, self._asked = self._asking(), 0
             self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
             orders.append(Order(MailKind.TICK, tuple(level)))
-        if self._asked < self._termination.wave and now >= self._ask_at:
+        if self._is_paused:
+            self._heard = now
+        elif self._asked < self._termination.wave and now >= self._ask_at:
             self._asked = self._termination.wave
             orders.append(Order(MailKind.ASK, (self._asked,)))
         if now - self._told >= _PROGRESS_SECONDS:
@@ -144,13 +149,24 @@ class Coordinator:
             orders.append(self._progress())
         return orders
 
+    @property
+    def _is_paused(self) -> bool:
+        """Whether it waits to be activated or stopped: a topology that is deactivated is not over."""
+        return not self._active and self._stop is None
+
+    def _switch(self) -> list[Order]:
+        if self._stop is not None or self._told_active == self._active:
+            return []
+        self._told_active = self._active
+        return [Order(MailKind.ACTIVATE) if self._active else Order(MailKind.DEACTIVATE, (True,))]
+
     def _progress(self) -> Order:
         counts = self._counts.values()
         return Order(MailKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
 
     def wait_seconds(self, now: float) -> float:
         """Return how long there is nothing to do without mail."""
-        if self._phase is _Phase.RUNNING and self._asked < self._termination.wave:
+        if self._phase is _Phase.RUNNING and self._asked < self._termination.wave and not self._is_paused:
             return max(0.0, self._ask_at - now)
         return _PROGRESS_SECONDS
 

@@ -43,6 +43,8 @@ class MailKind(StrEnum):
     """To the coordinator: a wave, a ProcessReport, and what was emitted, executed and buried so far."""
     STOP = "stop"
     """To the coordinator, from the submitter: drain; and whether the output is still wanted."""
+    SWITCH = "switch"
+    """To the coordinator, from the submitter: whether the spouts are asked for tuples."""
     ACTIVATE = "activate"
     DEACTIVATE = "deactivate"
     TICK = "tick"
@@ -59,6 +61,9 @@ class MailKind(StrEnum):
     """To the submitter: what was emitted, executed and buried so far."""
     CLOSED = "closed"
     """To the submitter: a PySpark task has ended in good order."""
+
+
+TO_COORDINATOR = frozenset({MailKind.READY, MailKind.REPORT, MailKind.STOP, MailKind.SWITCH})
 
 
 @dataclass(frozen=True, slots=True)

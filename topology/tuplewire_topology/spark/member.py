@@ -23,7 +23,7 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
-from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind, Post
+from tuplewire_topology.coordination.mail import TO_COORDINATOR, Mail, Mailbox, MailKind, Post
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
 from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
@@ -291,7 +291,7 @@ class _TopologyMember:
             mail, runs = self._inbox.take(seconds)
             yield from self._batches(runs)
             for each in mail:
-                if coordinator is not None and each.kind in {MailKind.READY, MailKind.REPORT, MailKind.STOP}:
+                if coordinator is not None and each.kind in TO_COORDINATOR:
                     coordinator.take(each, time.monotonic())
                 else:
                     self._obey(each)

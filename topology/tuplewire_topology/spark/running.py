@@ -67,7 +67,8 @@ class SparkTopology:
 
     job_group: the job's, by which Spark cancels it; over Spark Connect its tag.
 
-    progress(), listen() and stop() raise ConfigError where this program reaches no worker.
+    progress(), listen(), activate(), deactivate() and stop() raise ConfigError where this program reaches no
+    worker.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class SparkTopology:
         self._place = place
         self._token_file = None if credentials is None else credentials.token_file
         self._stop: bool | None = None
+        self._active = True
         self._post: Post | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
         if place is not None:
@@ -138,6 +140,23 @@ class SparkTopology:
         self._check_reach("gets no news of the topology")
         self._listener = listener
         listener(self._progress)
+
+    def activate(self) -> None:
+        """Have the spouts asked for tuples again; returns at once. Source: Storm's `activate`."""
+        self._switch(active=True)
+
+    def deactivate(self) -> None:
+        """Have the spouts asked no longer, and keep the job until activate() or stop(); returns at once.
+
+        Tuples in flight are processed. Source: Storm's `deactivate`.
+        """
+        self._switch(active=False)
+
+    def _switch(self, *, active: bool) -> None:
+        self._check_reach("cannot activate or deactivate the topology")
+        with self._lock:
+            self._active = active
+            self._send(MailKind.SWITCH, active)
 
     def stop(self) -> None:
         """Have the spouts asked no longer, and everything that is on the way processed; returns at once.
@@ -201,7 +220,10 @@ class SparkTopology:
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
-                self._send_stop()
+                if not self._active:
+                    self._send(MailKind.SWITCH, self._active)
+                if self._stop is not None:
+                    self._send(MailKind.STOP, self._stop)
             elif mail.kind is MailKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
             elif mail.kind is MailKind.CLOSED:
@@ -219,13 +241,13 @@ class SparkTopology:
     def _ask_to_stop(self, *, output_wanted: bool) -> None:
         with self._lock:
             self._stop = output_wanted
-            self._send_stop()
+            self._send(MailKind.STOP, output_wanted)
 
-    def _send_stop(self) -> None:
-        if self._stop is not None and self._coordinator is not None and self._post is not None:
+    def _send(self, kind: MailKind, value: bool) -> None:  # noqa: FBT001 - the value of a mail
+        """Send a mail to the coordinator, if there is one; a new one gets the state when it begins."""
+        if self._coordinator is not None and self._post is not None:
             generation, mailbox = self._coordinator
-            stop = Mail(self._submitted.run, generation, SUBMITTER, MailKind.STOP, (self._stop,))
-            self._post.send(mailbox, stop)
+            self._post.send(mailbox, Mail(self._submitted.run, generation, SUBMITTER, kind, (value,)))
 
     # --- the end ------------------------------------------------------------------------------------------
 
