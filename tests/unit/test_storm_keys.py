@@ -169,7 +169,7 @@ def test_the_reason_why_a_key_has_no_effect(key: str, reason: str, caplog: pytes
         ("storm.messaging.netty.authentication", True, "tokens"),
         ("storm.resource.isolation.plugin.enable", True, "pod's limits"),
         ("topology.state.provider", "org.apache.storm.redis.state.RedisKeyValueStateProvider", "Spark query"),
-        ("topology.auto.task.hooks", ["a.Hook"], "count in the spouts and bolts"),
+        ("topology.auto.task.hooks", ["a.Hook"], "call context.add_task_hook"),
         ("topology.bolts.late.tuple.stream", "later", "`late`"),
         ("topology.bolts.tuple.timestamp.field.name", "time", "`window`"),
         ("topology.bolts.window.length.count", 10, "`window`"),

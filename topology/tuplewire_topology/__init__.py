@@ -18,6 +18,7 @@ from tuplewire_topology.authoring.builder import TopologyBuilder
 from tuplewire_topology.authoring.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
 from tuplewire_topology.authoring.component import BasicBolt, Bolt, FailedError, Spout, TopologyContext
 from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.authoring.hooks import TaskHook, WorkerContext, WorkerHook
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric
 from tuplewire_topology.authoring.windowed_bolt import WindowedBolt
@@ -40,6 +41,7 @@ __all__ = [
     "Spout",
     "SpoutOutputCollector",
     "Stream",
+    "TaskHook",
     "Topology",
     "TopologyBuilder",
     "TopologyContext",
@@ -47,6 +49,8 @@ __all__ = [
     "TupleWindow",
     "Window",
     "WindowedBolt",
+    "WorkerContext",
+    "WorkerHook",
     "fields",
     "shuffle",
 ]

@@ -113,7 +113,8 @@ _REFUSED: Mapping[str, str] = {
         "would bound nothing: bound memory and CPU where workers run, by Spark's settings or a pod's limits"
     ),
     "topology.auto.task.hooks": (
-        "would call nobody: count in the spouts and bolts, or read /metrics (docs/how-to/from-storm.md)"
+        "names classes of Java: call context.add_task_hook() in open() or prepare() "
+        "(docs/how-to/from-storm.md)"
     ),
     "topology.bolts.late.tuple.stream": "has one place here: late tuples go to the stream `late`",
     "topology.bolts.tuple.timestamp.": _WINDOW,

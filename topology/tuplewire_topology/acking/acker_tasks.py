@@ -89,7 +89,7 @@ def with_ackers(topology: Topology, executors: int) -> Topology:
         if stream.name in {INIT_STREAM, ACK_STREAM, FAIL_STREAM}
     ]
     acker = Component(ACKER_COMPONENT, ComponentKind.BOLT, _FATES, tuple(inputs), executors, executors)
-    return Topology([*components, acker])
+    return Topology([*components, acker], topology.worker_hooks)
 
 
 _FATES = tuple(Stream("roots", name=name, direct=True) for name in (ACK_STREAM, FAIL_STREAM))

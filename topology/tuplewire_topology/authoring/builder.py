@@ -17,6 +17,7 @@ from tuplewire_topology.authoring.description import (
     Topology,
     check_reserved,
 )
+from tuplewire_topology.authoring.hooks import WorkerHook
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM
 from tuplewire_topology.authoring.windowed_bolt import WindowedBolt, tick_seconds_of
@@ -41,6 +42,7 @@ class TopologyBuilder:
 
     def __init__(self) -> None:
         self._declarers: dict[str, ComponentDeclarer] = {}
+        self._worker_hooks: list[WorkerHook] = []
 
     def set_spout(self, name: str, spout: Spout, parallelism: int = 1) -> ComponentDeclarer:
         """Add a spout under an id of its own, with so many executors; TopologyError for what is no spout."""
@@ -64,7 +66,13 @@ class TopologyBuilder:
         components = [declarer.component for declarer in self._declarers.values()]
         for component in components:
             check_reserved(component)
-        return Topology(components)
+        return Topology(components, self._worker_hooks)
+
+    def add_worker_hook(self, hook: WorkerHook) -> None:
+        """Have each worker run a hook at its start and end; TopologyError for what is no WorkerHook."""
+        if not isinstance(hook, WorkerHook):
+            raise TopologyError(f"a worker hook is of type {type(hook).__name__}, which is no WorkerHook")
+        self._worker_hooks.append(hook)
 
     def _add(self, declarer: _Declarer) -> _Declarer:
         name = declarer.component.id

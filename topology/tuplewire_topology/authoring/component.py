@@ -10,6 +10,7 @@ from typing import Any
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire_topology.authoring.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
 from tuplewire_topology.authoring.description import Component, Topology
+from tuplewire_topology.authoring.hooks import TaskHook
 from tuplewire_topology.authoring.tuples import Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import BUCKETS, CounterMetric, HistogramMetric, UserMetrics
 
@@ -20,7 +21,7 @@ class TopologyContext:
 
     topology_id: the name under which the topology runs. worker_port: the one that its worker listens on; 0
     where it has none. worker_tasks: those of its worker when the task was opened. metrics: what the tasks of
-    its process have registered.
+    its process have registered. resources: see resource(). hooks: the task's; see add_task_hook().
 
     What a task registers is in `/metrics` as `tuplewire_user_NAME`, by component and task.
     """
@@ -31,6 +32,8 @@ class TopologyContext:
     worker_port: int = 0
     worker_tasks: frozenset[int] = frozenset()
     metrics: UserMetrics = field(default_factory=UserMetrics, repr=False, compare=False)
+    resources: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    hooks: list[TaskHook] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def component(self) -> Component:
@@ -46,6 +49,20 @@ class TopologyContext:
     def task_index(self) -> int:
         """Which of them this is, from 0."""
         return self.component_tasks.index(self.task)
+
+    def resource(self, name: str) -> Any:
+        """Return what a worker hook has put under a name; TopologyError where there is none.
+
+        Source: Storm's `getResource`, and `getSharedExecutor`, which is a resource here.
+        """
+        if name not in self.resources:
+            known = ", ".join(map(repr, self.resources)) or "none"
+            raise TopologyError(f"no worker hook has a resource {name!r}; there are {known}")
+        return self.resources[name]
+
+    def add_task_hook(self, hook: TaskHook) -> None:
+        """Have a hook observe the task; to be called in open() or prepare(). Source: `addTaskHook`."""
+        self.hooks.append(hook)
 
     def register_counter(self, name: str) -> CounterMetric:
         """Return the task's counter of a name; the same one each time.

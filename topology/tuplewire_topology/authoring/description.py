@@ -111,7 +111,9 @@ class Topology:
     allowed.
     """
 
-    def __init__(self, components: Iterable[Component]) -> None:
+    def __init__(self, components: Iterable[Component], worker_hooks: Iterable[Any] = ()) -> None:
+        self.worker_hooks = list(worker_hooks)
+        """The user's WorkerHooks, of which each worker gets a copy."""
         self.components: dict[str, Component] = {}
         for component in sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id)):
             if component.id in self.components:

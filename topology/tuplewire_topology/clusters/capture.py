@@ -111,7 +111,7 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
         if component.kind is not ComponentKind.SPOUT:
             raise TopologyError(f"{name!r} is a {component.kind}; only a spout's tuples can be given")
         components[name] = replace(component, template=FixedTupleSpout(tuples))
-    return Topology(components.values())
+    return Topology(components.values(), topology.worker_hooks)
 
 
 class Captured:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 
 from tuplewire.errors import MalformedTupleError
 from tuplewire_topology.acking.acker import Root
@@ -62,7 +63,9 @@ class BoltExecutor(Executor[BoltTask]):
             partial(self._failed, opened),
             partial(self._told, task),
         )
-        bolt.prepare(self.conf, self._surroundings.context(task), collector)
+        context = self._surroundings.context(task)
+        bolt.prepare(self.conf, context, collector)
+        opened.hooks = context.hooks
         if (tracing := self._surroundings.tracing) is not None:
             observer = TaskObserver(tracing, self.component, task)
             opened.outbox.observe, opened.execute = observer.emitted, observer.around(bolt.execute)
@@ -97,7 +100,10 @@ class BoltExecutor(Executor[BoltTask]):
             if len(task.outbox) >= BATCH:
                 self._flush(task)
         self.tally.column = None
-        self.tally.execute_seconds += pulse.clock() - began - (self.tally.sending_seconds - sending)
+        seconds = pulse.clock() - began - (self.tally.sending_seconds - sending)
+        self.tally.execute_seconds += seconds
+        if task.hooks:
+            self._always(task.id, partial(task.observe, methodcaller("executed", column.tuples, seconds)))
         self.tally.count_executed(column.tuples)
         self._flush(task)
         self._finished(column)
@@ -132,11 +138,15 @@ class BoltExecutor(Executor[BoltTask]):
             if since:
                 self.tally.process_count += 1
                 self.tally.process_seconds += self.pulse.clock() - since
+        if task.hooks:
+            task.observe(methodcaller("acked", message))
 
     def _failed(self, task: BoltTask, message: Tuple, *, buried: bool = False) -> None:
         self.tally.failed[message.source] += 1
         if task.open.pop(message, None) is not None:
             (task.acked if buried else task.failed).append(message.message_id)
+        if task.hooks:
+            task.observe(methodcaller("failed", message))
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
@@ -16,6 +17,7 @@ from tuplewire_topology.acking.acker import News, TupleTracker
 from tuplewire_topology.authoring.collector import Emitted, Outbox
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.authoring.hooks import TaskHook
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
@@ -80,6 +82,12 @@ class Task:
     tracker: TupleTracker | None
     acked: list[MessageId] = field(default_factory=list)
     failed: list[MessageId] = field(default_factory=list)
+    hooks: Sequence[TaskHook] = ()
+
+    def observe(self, call: Callable[[TaskHook], None]) -> None:
+        """Call the task's hooks."""
+        for hook in self.hooks:
+            call(hook)
 
 
 TaskKind = TypeVar("TaskKind", bound=Task)
@@ -211,6 +219,7 @@ class Executor(ABC, Generic[TaskKind]):
             self.pulse.enter(task.id, self.closing)
             try:
                 self._close(task)
+                task.observe(methodcaller("cleanup"))
             except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
                 self._surroundings.failed(self._told(task.id, error))
 
@@ -306,6 +315,8 @@ class Executor(ABC, Generic[TaskKind]):
             copies = self._columns(task, run, lost)
             stream = run.source.stream.name
             self.tally.emitted[stream] += len(run.tuples)
+            if task.hooks:
+                self._always(task.id, partial(task.observe, methodcaller("emitted", run.tuples)))
             self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         columns += self._tell_acker(task, began, columns, lost)

@@ -19,6 +19,7 @@ from tuplewire_topology.acking.acker_tasks import PARTS
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
+from tuplewire_topology.authoring.hooks import WorkerContext, WorkerHooks
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
@@ -84,6 +85,7 @@ class ExecutorWorker:
         self._own_loads: dict[int, float] = {}
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
+        self._hooks = WorkerHooks(conf, WorkerContext(topology_id, topology, self.tasks))
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
         spans = tracing.active()
         self.transfer = Transfer(
@@ -102,7 +104,7 @@ class ExecutorWorker:
             topology=topology,
             conf=conf,
             context=lambda task: TopologyContext(
-                topology_id, topology, task, worker_port=port, worker_tasks=self.tasks, metrics=metrics
+                topology_id, topology, task, port, self.tasks, metrics, self._hooks.resources
             ),
             transfer=self.transfer.send,
             failed=self._failed,
@@ -166,6 +168,7 @@ class ExecutorWorker:
         Raises the TaskError of one that cannot be opened, and TimeoutError when that takes too long.
         """
         self._heartbeats.beat()
+        self._hooks.start()
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
         self._open(self.executors, timeout)
         self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
@@ -256,6 +259,7 @@ class ExecutorWorker:
         if self._link is not None:
             self._link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
+        self._hooks.shutdown()
         self._heartbeats.beat()
         tracing.flush()
         if stuck:
@@ -349,8 +353,7 @@ class ExecutorWorker:
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
-        known = {} if self._host is None else self._host.loads()
-        return {**known, **self._own_loads}
+        return {**({} if self._host is None else self._host.loads()), **self._own_loads}
 
     def _refresh(self) -> None:
         if self._closed:

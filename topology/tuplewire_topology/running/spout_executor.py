@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from tuplewire.errors import MalformedTupleError
@@ -94,7 +95,9 @@ class SpoutExecutor(Executor[SpoutTask]):
         if (tracing := self._surroundings.tracing) is not None:
             opened.outbox.observe = TaskObserver(tracing, self.component, task).emitted
         collector = SpoutOutputCollector(opened.outbox, partial(self._told, task), self.queue.wake)
-        opened.spout.open(self.conf, self._surroundings.context(task), collector)
+        context = self._surroundings.context(task)
+        opened.spout.open(self.conf, context, collector)
+        opened.hooks = context.hooks
         return opened
 
     def _close(self, task: SpoutTask) -> None:
@@ -161,6 +164,8 @@ class SpoutExecutor(Executor[SpoutTask]):
             else:
                 tally.failed[source] += 1
                 task.spout.fail(message_id)
+            if task.hooks:
+                task.observe(methodcaller("acked" if processed else "failed", message_id))
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             self._raised(task.id, error)
 

@@ -1,0 +1,181 @@
+"""Hooks of workers and tasks, and the resources that a worker's tasks share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import TopologyError
+from tuplewire_topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    FailedError,
+    Spout,
+    SpoutOutputCollector,
+    TaskHook,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+    WorkerContext,
+    WorkerHook,
+)
+from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.clusters.cluster import LocalCluster
+
+seen: list[Any] = []
+"""What hooks have seen. They are copied, so they share a module's list."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    yield
+    seen.clear()
+
+
+class Shares(WorkerHook):
+    """Gives the tasks a counter."""
+
+    def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
+        seen.append(("start", conf["greeting"], context.topology_id, len(context.tasks)))
+        context.resources["counter"] = Counter()
+
+    def shutdown(self) -> None:
+        seen.append("shutdown")
+
+
+class Fails(WorkerHook):
+    """Fails at its start, or at its end."""
+
+    def __init__(self, *, at_start: bool) -> None:
+        self.at_start = at_start
+
+    def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
+        del conf, context
+        if self.at_start:
+            raise ValueError("no database")
+
+    def shutdown(self) -> None:
+        raise ValueError("the database is gone")
+
+
+class Observer(TaskHook):
+    """Notes what it sees of a task."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def emitted(self, tuples: Sequence[Tuple]) -> None:
+        seen.append((self.name, "emitted", len(tuples)))
+
+    def executed(self, tuples: Sequence[Tuple], seconds: float) -> None:
+        assert seconds >= 0.0
+        seen.append((self.name, "executed", len(tuples)))
+
+    def acked(self, message: Any) -> None:
+        seen.append((self.name, "acked", message["number"] if isinstance(message, Tuple) else message))
+
+    def failed(self, message: Any) -> None:
+        seen.append((self.name, "failed", message["number"] if isinstance(message, Tuple) else message))
+
+    def cleanup(self) -> None:
+        seen.append((self.name, "cleanup"))
+
+
+class Numbers(Spout):
+    """Emits 0 and 1."""
+
+    outputs = ("number",)
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        context.add_task_hook(Observer("spout"))
+        self.left = [1, 0]
+
+    def next_tuple(self) -> None:
+        number = self.left.pop()
+        self.collector.emit([number], message_id=number)
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.left
+
+
+class Odd(BasicBolt):
+    """Fails odd numbers, and counts the others in a resource."""
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        del conf
+        context.add_task_hook(Observer("bolt"))
+        self.counter = context.resource("counter")
+        with pytest.raises(TopologyError, match="no worker hook has a resource 'other'; there are 'counter'"):
+            context.resource("other")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        del collector
+        if message["number"] % 2:
+            raise FailedError
+        self.counter["even"] += 1
+        seen.append(dict(self.counter))
+
+
+def builder(*hooks: WorkerHook) -> TopologyBuilder:
+    """Return a topology of the two, with hooks."""
+    made = TopologyBuilder()
+    made.set_spout("numbers", Numbers())
+    made.set_bolt("odd", Odd()).shuffle_grouping("numbers")
+    for hook in hooks:
+        made.add_worker_hook(hook)
+    return made
+
+
+def test_hooks_see_a_worker_and_its_tasks() -> None:
+    """A worker hook starts before the tasks and ends after them; task hooks see what happens in between."""
+    with LocalCluster() as cluster:
+        cluster.submit("t", {"greeting": "hello"}, builder(Shares()).create_topology()).wait()
+    assert seen[0] == ("start", "hello", "t", 2)
+    assert seen[-1] == "shutdown"
+    notes = [each for each in seen if isinstance(each, tuple)]
+    assert sum(each[2] for each in notes if each[:2] == ("spout", "emitted")) == 2
+    assert sum(each[2] for each in notes if each[:2] == ("bolt", "executed")) == 2
+    for name in ("spout", "bolt"):
+        assert (name, "cleanup") in notes
+        assert (name, "acked", 0) in notes
+        assert (name, "failed", 1) in notes
+    assert {"even": 1} in seen
+
+
+def test_worker_hooks_stay_with_acker_tasks() -> None:
+    """A topology that gets acker tasks keeps its hooks."""
+    topology = builder(Shares()).create_topology()
+    assert with_ackers(topology, 1).worker_hooks == topology.worker_hooks
+
+
+def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
+    """The error names the hook."""
+    with (
+        LocalCluster() as cluster,
+        pytest.raises(TopologyError, match="worker hook Fails: no database"),
+    ):
+        cluster.submit("t", {"greeting": ""}, builder(Shares(), Fails(at_start=True)).create_topology())
+    assert seen[-1] == "shutdown"
+
+
+def test_a_hook_that_fails_at_the_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The others end all the same."""
+    with LocalCluster() as cluster:
+        hooks = builder(Shares(), Fails(at_start=False))
+        cluster.submit("t", {"greeting": ""}, hooks.create_topology()).wait()
+    assert "worker_hook.failed" in caplog.text
+    assert seen[-1] == "shutdown"
+
+
+def test_what_is_no_hook_is_refused() -> None:
+    """At once, by its type."""
+    hook: Any = object()
+    with pytest.raises(TopologyError, match="of type object, which is no WorkerHook"):
+        builder(hook)
