@@ -96,13 +96,14 @@ quick: lint types ## Check what you write in under a minute: lint, types, unit a
 
 .PHONY: hooks
 hooks: $(VENV)/.dev ## Let git run lint, types and the checks of pages before each commit
-	$(BIN)/pre-commit install
+	$(BIN)/pre-commit install --hook-type pre-commit --hook-type commit-msg
 
 .PHONY: lint
-lint: $(VENV)/.dev ## Check style and form of the Python code, and that all of it is used
+lint: $(VENV)/.dev ## Check style and form of the Python code, that all of it is used, and plain English
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m vulture
+	PYTHONPATH=tests/tools $(BIN)/python -m language
 
 .PHONY: types
 types: $(VENV)/.dev ## Check types with mypy --strict

@@ -1,0 +1,1 @@
+"""The checker of plain English behind `make lint`."""

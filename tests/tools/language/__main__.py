@@ -1,0 +1,164 @@
+"""Check that pages, docstrings, comments, errors and help are in plain English; part of `make lint`.
+
+Three counts for each part of the repository: words and phrases of words.txt, sentences with a clause as their
+subject ("What was dropped is counted"), and words such as "whoever" (see _WH). A part may not exceed its
+limits in limits.txt, and the limits only shrink.
+
+    python -m language                    check the repository
+    python -m language --list service     print every finding in a folder
+    python -m language --lower            lower the limits to the present counts
+    python -m language --commit FILE      check the subject of a commit message
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from language.prose import comments, docstrings, proto_comments, sentences, texts
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+LIMITS = HERE / "limits.txt"
+PARTS = {
+    "pages": ["*.md", "docs/**/*.md", "deploy/**/*.md", "tests/**/*.md"],
+    "proto": ["proto/**/*.proto"],
+    **{folder: [f"{folder}/**/*.py"] for folder in ("clients", "service", "topology", "demos")},
+}
+_SKIPPED = re.compile(r"(^|/)(build|node_modules|\.\w+)/|_pb2(_grpc)?\.py$")
+_CLAUSE = re.compile(r"(What(ever)?|Who(ever)?|Which(ever)?|Whether|That which|Those (who|that|whose))\b")
+_WH = re.compile(r"\b(what|who|whom|whoever|whatever|whose|those)\b", re.IGNORECASE)
+_SUBJECT = re.compile(r"[a-z][a-z0-9-]*: [A-Z][^ ]* .*[^.]$")
+_MOST_SUBJECT = 60
+
+
+@dataclass
+class Counts:
+    """The findings in one part."""
+
+    words: int = 0
+    clauses: int = 0
+    wh: int = 0
+
+    def add(self, more: Counts) -> None:
+        """Add the findings in a file."""
+        self.words += more.words
+        self.clauses += more.clauses
+        self.wh += more.wh
+
+
+def dictionary() -> dict[str, str]:
+    """Return the words and phrases to avoid, with their replacements."""
+    lines = (HERE / "words.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split(" -> ") for line in lines)
+
+
+def pattern_of(words: dict[str, str]) -> re.Pattern[str]:
+    """Return what matches any of the words, the longest first."""
+    longest_first = sorted(words, key=len, reverse=True)
+    joined = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in longest_first)
+    return re.compile(rf"(?<![\w-])(?:{joined})(?![\w-])", re.IGNORECASE)
+
+
+WORDS = dictionary()
+_PATTERN = pattern_of(WORDS)
+
+
+def files(part: str) -> list[Path]:
+    """Return the files of a part."""
+    found = {path for pattern in PARTS[part] for path in ROOT.glob(pattern)}
+    return sorted(path for path in found if not _SKIPPED.search(path.relative_to(ROOT).as_posix()))
+
+
+def prose_of(path: Path) -> Iterator[str]:
+    """Give the passages of a file."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        tree = ast.parse(source)
+        for found in (docstrings, texts):
+            yield from found(tree)
+        yield from comments(source)
+    elif path.suffix == ".proto":
+        yield from proto_comments(source)
+    else:
+        yield source
+
+
+def findings(text: str) -> Iterator[tuple[str, Counts]]:
+    """Give each finding in a passage, and how it counts."""
+    for sentence in sentences(text):
+        for match in _PATTERN.finditer(sentence):
+            word = " ".join(match[0].lower().split())
+            yield f"{match[0]!r} -> {WORDS[word]}: {sentence}", Counts(words=1)
+        if _CLAUSE.match(sentence) and not sentence.endswith("?"):
+            yield f"a clause as subject: {sentence}", Counts(clauses=1)
+        if wh := len(_WH.findall(sentence)):
+            yield f"{wh} of what, who, those: {sentence}", Counts(wh=wh)
+
+
+def counted(part: str, listed: str | None = None) -> Counts:
+    """Count the findings of a part; print those below a folder that is to be listed."""
+    counts = Counts()
+    for path in files(part):
+        name = path.relative_to(ROOT).as_posix()
+        for text in prose_of(path):
+            for finding, count in findings(text):
+                counts.add(count)
+                if listed is not None and name.startswith(listed):
+                    print(f"{name}: {finding}")
+    return counts
+
+
+def limits() -> dict[str, Counts]:
+    """Return the limits of each part."""
+    rows = (line.split() for line in LIMITS.read_text(encoding="utf-8").splitlines())
+    return {part: Counts(*map(int, counts)) for part, *counts in rows}
+
+
+def subject_problem(message: str) -> str:
+    """Return what is wrong with the subject of a commit message; empty if nothing is."""
+    subject = message.partition("\n")[0]
+    if len(subject) > _MOST_SUBJECT:
+        return f"the subject has {len(subject)} characters; at most {_MOST_SUBJECT}: {subject}"
+    if not _SUBJECT.match(subject):
+        return f"the subject is not `area: Imperative ...`, without a full stop: {subject}"
+    return ""
+
+
+def main() -> int:
+    """Check, and return the exit status: 1 for a part beyond its limits."""
+    description = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="language", description=description)
+    parser.add_argument("--list", metavar="FOLDER", help="print every finding in a folder, or a file")
+    parser.add_argument("--lower", action="store_true", help="lower the limits to the present counts")
+    parser.add_argument("--commit", metavar="FILE", type=Path, help="check the subject of a commit message")
+    arguments = parser.parse_args()
+    if arguments.commit:
+        problem = subject_problem(arguments.commit.read_text(encoding="utf-8"))
+        print(problem, file=sys.stderr)
+        return bool(problem)
+    found = {part: counted(part, arguments.list) for part in PARTS}
+    known = limits()
+    if arguments.lower:
+        lowered = {part: Counts(*map(min, astuple(known[part]), astuple(found[part]))) for part in PARTS}
+        rows = (f"{part} {each.words} {each.clauses} {each.wh}\n" for part, each in lowered.items())
+        LIMITS.write_text("".join(rows), encoding="utf-8")
+    beyond = False
+    for part in PARTS:
+        for kind, count in vars(found[part]).items():
+            limit = getattr(known[part], kind)
+            if count > limit:
+                beyond = True
+                print(f"{part}: {count} findings of the kind {kind!r}, at most {limit}", file=sys.stderr)
+    if beyond:
+        print("list them: PYTHONPATH=tests/tools python -m language --list FOLDER", file=sys.stderr)
+    return beyond
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The checker of plain English: what it finds, and what it does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from language import __main__ as checker
+from language.__main__ import Counts, counted, findings, subject_problem
+
+ROOT = Path(__file__).parents[2]
+
+
+def total(text: str) -> Counts:
+    """Return the counts of a passage."""
+    counts = Counts()
+    for _, each in findings(text):
+        counts.add(each)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The worker forwards the message.", Counts()),
+        ("Nobody has it; they go  on.", Counts(words=2)),
+        ("`nobody` is a name, and so is [this](nobody.md).", Counts()),
+        ("What was dropped is counted.", Counts(clauses=1, wh=1)),
+        ("What was dropped?", Counts(wh=1)),
+        ("A consumer whose worker has failed reconnects to those that remain.", Counts(wh=2)),
+    ],
+)
+def test_findings(text: str, expected: Counts) -> None:
+    """Words of the list, clauses as subjects, and words that stand for a noun."""
+    assert total(text) == expected
+
+
+def test_a_file_of_each_kind_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages, docstrings, comments, errors and proto comments count; code and generated files do not."""
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "proto").mkdir()
+    (tmp_path / "README.md").write_text("Nobody reads it.\n\n```sh\nnobody\n```\n")
+    code = '"""Nobody."""\n# nobody\nraise ValueError(f"{1} nobody")\nnobody = "nobody"\n'
+    (tmp_path / "clients" / "a.py").write_text(code)
+    (tmp_path / "clients" / "a_pb2.py").write_text(code)
+    (tmp_path / "proto" / "a.proto").write_text("// Nobody.\nmessage nobody {}  // nobody\n")
+    monkeypatch.setattr(checker, "ROOT", tmp_path)
+    assert [counted(part).words for part in ("pages", "clients", "proto")] == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("subject", "problem"),
+    [
+        ("moves: Keep order when a returned frame meets a later one", ""),
+        ("Keep order", "is not `area: Imperative ...`"),
+        ("moves: keep order", "is not `area: Imperative ...`"),
+        ("moves: Keep order.", "without a full stop"),
+        (f"moves: Keep {'x' * 60}", "has 72 characters; at most 60"),
+    ],
+)
+def test_subjects(subject: str, problem: str) -> None:
+    """A subject names its area, and says in the imperative what the commit does."""
+    found = subject_problem(f"{subject}\n\nWhy.\n")
+    assert problem in found
+    assert bool(found) == bool(problem)
+
+
+def test_the_repository_keeps_to_its_limits() -> None:
+    """As `make lint` checks it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "tools")}
+    subprocess.run([sys.executable, "-m", "language"], env=environment, check=True)
