@@ -167,7 +167,7 @@ def test_too_few_ports() -> None:
 def test_local_transport_between_processes() -> None:
     """A transport that reaches nobody outside a process is refused, and not waited for."""
     conf = {**CONF, "storm.messaging.transport": "local"}
-    with pytest.raises(ConfigError, match="joins workers of one process only"):
+    with pytest.raises(ConfigError, match="connects workers of one process only"):
         DistributedCluster().submit("words", conf, words.topology())
 
 

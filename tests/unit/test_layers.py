@@ -21,21 +21,6 @@ OURS = ("tuplewire", "tuplewire_service", "tuplewire_topology", "pyspark_tuplewi
 
 PAGE = ROOT / "docs" / "architecture.md"
 
-# Imports that the table forbids, and that are still there. This list only gets shorter.
-DEBTS: frozenset[tuple[str, str]] = frozenset(
-    (module, target)
-    for module, targets in {
-        "tuplewire.values.headers": "tuplewire.wire.messaging_pb2",
-        "tuplewire_topology.clusters.distributed_topology": (
-            "tuplewire_service.messaging.factory "
-            "tuplewire_service.config.config_sources "
-            "tuplewire_service.worker.assignment"
-        ),
-        "tuplewire_topology.clusters.worker_process": "tuplewire_service.worker.assignment",
-    }.items()
-    for target in targets.split()
-)
-
 # Everything else outside the standard library is imported nowhere.
 MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "grpc": OURS[:2],
@@ -194,7 +179,7 @@ def fault(found: Import) -> str:
             return f"{found}: a package that nothing of ours uses"
         allowed = within(module, MAY_IMPORT_PACKAGE[package]) and not within(module, PURE)
         return "" if allowed else f"{found}: only {', '.join(MAY_IMPORT_PACKAGE[package])} may"
-    if target == "tuplewire" or (module, target) in DEBTS:
+    if target == "tuplewire":
         return ""
     ours, theirs = part_of(module), part_of(target)
     allowed = theirs == ours or theirs in PARTS[ours].may_import
@@ -249,16 +234,6 @@ def _cycles(arrows: Mapping[str, AbstractSet[str]]) -> list[set[str]]:
     on_cycles = [name for name in sorted(arrows) if name in to[name]]
     found = [{other for other in to[name] if name in to[other]} for name in on_cycles]
     return [each for at, each in enumerate(found) if each not in found[:at]]
-
-
-def test_debts_are_real() -> None:
-    """An import that is gone, or that the table allows by now, leaves the list of debts."""
-    paid = []
-    for module, target in sorted(DEBTS):
-        targets = {each.target for each in imports_of(module, MODULES[module].read_text(encoding="utf-8"))}
-        if target not in targets or part_of(target) in PARTS[part_of(module)].may_import:
-            paid.append((module, target))
-    assert paid == []
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ConfigError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings.addresses import split_host_port
 from tuplewire.settings.config import Overflow
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.config.config_sources import settings_in
+from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.worker import AttachedProgram, Worker
 
@@ -86,6 +89,18 @@ def load_program(host: Host, flags: ProgramFlags) -> Program:
         make: MakeProgram = point.load()
         return make(host, flags)
     raise ConfigError(f"no program is installed that could run {flags.program!r}; install tuplewire again")
+
+
+def listen_host(conf: Mapping[str, Any]) -> str:
+    """Check the settings of worker processes among a topology's, and return the host that they listen on.
+
+    Raises ConfigError for an invalid setting, and for a transport within one process.
+    """
+    if conf.get(TRANSPORT_KEY) == "local":
+        raise ConfigError(
+            f"{TRANSPORT_KEY} 'local' connects workers of one process only; use another one, such as 'grpc'"
+        )
+    return split_host_port(settings_in(conf).get("listen", "127.0.0.1:0"))[0]
 
 
 class RequestStop(Protocol):
@@ -157,8 +172,8 @@ class Host:
         """The current assignment."""
         return self._worker.assignment
 
-    def assign(self, assignment: str) -> None:
-        """Apply an assignment in JSON; see Assignment.from_json() for the errors."""
+    def assign(self, assignment: Mapping[str, Any]) -> None:
+        """Apply an assignment, in the form of Assignment.to_json(). Raises the errors of from_json()."""
         new = Assignment.from_json(assignment)
         self._loop.call(lambda: self._worker.update_assignment(new))
 

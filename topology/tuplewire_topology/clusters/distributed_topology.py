@@ -16,10 +16,8 @@ from tuplewire.errors import ConfigError, TopologyError, TuplewireError
 from tuplewire.processes.child import Command, directory_for, private_directory, write_private
 from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.settings.addresses import join_host_port, split_host_port
-from tuplewire_service.config.config_sources import settings_in
-from tuplewire_service.messaging.factory import TRANSPORT_KEY
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire.settings.addresses import join_host_port
+from tuplewire_service.process.program import listen_host
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
@@ -52,12 +50,7 @@ class DistributedTopology:
         self._active = self._failed = False
         self._conf = conf
         self._settings = LaunchSettings.from_conf(conf)
-        if conf.get(TRANSPORT_KEY) == "local":
-            raise ConfigError(
-                f"{TRANSPORT_KEY} 'local' joins workers of one process only: take another, such as 'grpc'"
-            )
-        given = settings_in(conf)  # what is wrong with them is an error here
-        self._host = split_host_port(given.get("listen", "127.0.0.1:0"))[0]
+        self._host = listen_host(conf)
         self._version = 0
         self._workers: list[WorkerProcess] = []
         self._temporary = private_directory()
@@ -116,11 +109,16 @@ class DistributedTopology:
     def _assign(self) -> None:
         """Tell every worker who has which tasks, and wait until it runs its own."""
         self._version += 1
-        workers = (
-            AssignedWorker(worker.name, worker.address, tuple(tasks), peer_address=worker.peer_address)
+        workers = [
+            {
+                "worker_id": worker.name,
+                "address": worker.address,
+                "peer_address": worker.peer_address,
+                "tasks": tasks,
+            }
             for worker, tasks in zip(self._workers, self._tasks, strict=True)
-        )
-        assignment = Assignment(self._version, self.name, tuple(workers))
+        ]
+        assignment = {"version": self._version, "topology": self.name, "workers": workers}
         with ThreadPoolExecutor(len(self._workers)) as pool:
             list(pool.map(lambda worker: worker.follow(assignment), self._workers))
 

@@ -9,6 +9,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,7 +20,6 @@ from tuplewire.processes.child import Child, Command, LaunchError
 from tuplewire.processes.supervisor import Supervisor
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port, split_host_port
-from tuplewire_service.worker.assignment import Assignment
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
 from tuplewire_topology.coordination.termination import ProcessFailedError, to_report
@@ -93,7 +93,7 @@ class WorkerProcess:
         self._command = command
         self._host, self._port = split_host_port(listen)
         self._settings = settings
-        self._assignment: Assignment | None = None
+        self._assignment: Mapping[str, Any] | None = None
         self._channel: Channel
         self._lock = threading.RLock()
         self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
@@ -135,7 +135,7 @@ class WorkerProcess:
             code = child.wait(self._settings.stop_seconds)
             raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
 
-    def follow(self, assignment: Assignment) -> None:
+    def follow(self, assignment: Mapping[str, Any]) -> None:
         """Have it run what an assignment gives to it, and watch it from the first one on."""
         first = self._assignment is None
         with self._lock:
@@ -146,7 +146,7 @@ class WorkerProcess:
 
     def _follow(self) -> None:
         if self._assignment is not None:
-            self.tell("assign", self._assignment.to_json())
+            self.tell("assign", self._assignment)
             self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
 
     def switch(self, *, active: bool) -> None:
