@@ -119,7 +119,7 @@ class FailInTurn(Double):
             eventually(self.waits.exists)
             raise LookupError("the cause")
         self.waits.touch()
-        eventually(lambda: not any("receive " in each.name for each in threading.enumerate()))
+        eventually(lambda: not any("executor numbers" in each.name for each in threading.enumerate()))
         raise LookupError("what it led to")
 
 
