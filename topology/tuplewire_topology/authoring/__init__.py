@@ -1,1 +1,1 @@
-"""What a topology is written with."""
+"""The classes that programs use to write a topology."""

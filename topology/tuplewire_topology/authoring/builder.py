@@ -1,4 +1,8 @@
-"""Building a topology in a program. Source: Storm's `TopologyBuilder`, `InputDeclarer` and their like."""
+"""Builds a topology from spouts and bolts, and validates it at the end.
+
+Used by programs that define a topology. Owns the declarations until create_topology(). Not thread-safe.
+Source: Storm's `TopologyBuilder`, `InputDeclarer`. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _Declarer = TypeVar("_Declarer", bound="ComponentDeclarer")
 
 
 class TopologyBuilder:
-    """Collects spouts and bolts, and what each bolt subscribes to.
+    """Collects spouts, bolts, and the streams that each bolt subscribes to.
 
     ::
 
@@ -36,8 +40,8 @@ class TopologyBuilder:
         builder.set_bolt("count", Count(), 4).fields_grouping("split", "word")
         topology = builder.create_topology()
 
-    The object that is set is a template: each task runs a copy. A bolt may name a component that is set
-    later, since everything is checked at the end.
+    Each task runs a copy of the given object. A bolt may name a component that is added later, because
+    names are checked in create_topology().
     """
 
     def __init__(self) -> None:
@@ -45,31 +49,31 @@ class TopologyBuilder:
         self._worker_hooks: list[WorkerHook] = []
 
     def set_spout(self, name: str, spout: Spout, parallelism: int = 1) -> ComponentDeclarer:
-        """Add a spout under an id of its own, with so many executors; TopologyError for what is no spout."""
+        """Add a spout with `parallelism` executors. Raises TopologyError for a used id, or another type."""
         if not isinstance(spout, Spout):
             raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is no Spout")
         return self._add(ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism))
 
     def set_bolt(self, name: str, bolt: Bolt | BasicBolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt under an id of its own, with so many executors; TopologyError for what is no bolt."""
+        """Add a bolt with `parallelism` executors. Raises TopologyError for a used id, or another type."""
         if isinstance(bolt, BasicBolt):
-            bolt = BasicBoltExecutor(bolt)
+            bolt = BasicBoltExecutor(bolt)  # executors run only Bolts
         if not isinstance(bolt, Bolt):
             raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, which is no Bolt")
         declarer = BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism)
-        if isinstance(bolt, WindowedBolt):
+        if isinstance(bolt, WindowedBolt):  # ticks close its windows by time, and the last tick all windows
             declarer.add_configuration(TICK_KEY, tick_seconds_of(bolt, f"bolt {name!r}"))
         return self._add(declarer)
 
     def create_topology(self) -> Topology:
-        """Return the topology; TopologyError for what does not hold together, naming it."""
+        """Return the topology. Raises TopologyError, with the name at fault, if it is not valid."""
         components = [declarer.component for declarer in self._declarers.values()]
         for component in components:
             check_reserved(component)
         return Topology(components, self._worker_hooks)
 
     def add_worker_hook(self, hook: WorkerHook) -> None:
-        """Have each worker run a hook at its start and end; TopologyError for what is no WorkerHook."""
+        """Run a hook at the start and end of each worker. Raises TopologyError for another type."""
         if not isinstance(hook, WorkerHook):
             raise TopologyError(f"a worker hook is of type {type(hook).__name__}, which is no WorkerHook")
         self._worker_hooks.append(hook)
@@ -83,32 +87,25 @@ class TopologyBuilder:
 
 
 class ComponentDeclarer:
-    """Says more of a component that was added to a builder; each call returns the declarer.
-
-    component: what was declared so far.
-    """
+    """Configures one component of a builder. `component` is the current state; methods return self."""
 
     def __init__(self, kind: ComponentKind, name: str, template: Spout | Bolt, parallelism: int) -> None:
         streams = streams_of(template.outputs, f"{kind} {name!r}")
         self.component = Component(name, kind, streams, (), parallelism, parallelism, {}, template)
 
     def set_num_tasks(self, count: int) -> Self:
-        """Have so many tasks, divided among the executors; one for each executor if not set."""
+        """Set the number of tasks, which the executors share. The default is one for each executor."""
         self.component = replace(self.component, n_tasks=count)
         return self
 
     def add_configuration(self, key: str, value: Any) -> Self:
-        """Give the component a setting of its own."""
+        """Add a setting for this component only."""
         self.component = replace(self.component, configuration={**self.component.configuration, key: value})
         return self
 
 
 class BoltDeclarer(ComponentDeclarer):
-    """Says what a bolt subscribes to; each call returns the declarer.
-
-    Every grouping names a component and, unless it is "default", one of its streams. `grouping.py` says what
-    the groupings do.
-    """
+    """Adds the subscriptions of a bolt. Methods return self. Algorithms: tuplewire/grouping/grouping.py."""
 
     def shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
         """Spread the tuples evenly over the tasks."""
@@ -117,9 +114,9 @@ class BoltDeclarer(ComponentDeclarer):
     def fields_grouping(
         self, component: str, fields: str | Sequence[str], stream: str = DEFAULT_STREAM
     ) -> Self:
-        """Send tuples with equal values in a field, or in all of several, to one task.
+        """Send tuples with equal values in one field, or in all of several fields, to the same task.
 
-        The values are str, bytes, numbers or None: what has the same form in every process.
+        The values must be str, bytes, numbers or None, which have the same form in every process.
         """
         return self._subscribe(component, stream, GroupingType.FIELDS, fields)
 
@@ -128,35 +125,35 @@ class BoltDeclarer(ComponentDeclarer):
         return self._subscribe(component, stream, GroupingType.ALL)
 
     def global_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
-        """Send every tuple to the task of the lowest id."""
+        """Send every tuple to the task with the lowest id."""
         return self._subscribe(component, stream, GroupingType.GLOBAL)
 
     def direct_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
-        """Get the tuples that the emitter names the task of, on a stream declared direct."""
+        """Send each tuple to the task that its emitter names. The stream must be declared as direct."""
         return self._subscribe(component, stream, GroupingType.DIRECT)
 
     def local_or_shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
-        """Spread the tuples over the tasks in the sender's worker, or over all where it has none."""
+        """Spread the tuples over the tasks in the sender's worker, or over all if it does not have any."""
         return self._subscribe(component, stream, GroupingType.LOCAL_OR_SHUFFLE)
 
     def partial_key_grouping(
         self, component: str, fields: str | Sequence[str], stream: str = DEFAULT_STREAM
     ) -> Self:
-        """Send tuples with equal values to one of two tasks, whichever was sent less so far."""
+        """Send tuples with equal values to one of two tasks: the one with fewer tuples so far."""
         return self._subscribe(component, stream, GroupingType.PARTIAL_KEY, fields)
 
     def load_aware_shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
-        """Spread the tuples over near tasks, with less for those that report more load than others."""
+        """Spread the tuples over nearby tasks, with fewer for tasks that report a higher load."""
         return self._subscribe(component, stream, GroupingType.LOAD_AWARE_SHUFFLE)
 
     def none_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
-        """Not care; as the shuffle grouping."""
+        """Leave the choice to Tuplewire, which uses the shuffle grouping."""
         return self._subscribe(component, stream, GroupingType.NONE)
 
     def custom_grouping(
         self, component: str, grouping: CustomStreamGrouping, stream: str = DEFAULT_STREAM
     ) -> Self:
-        """Have a grouping of one's own choose; TopologyError for what is no CustomStreamGrouping."""
+        """Choose tasks by a custom grouping. Raises TopologyError for an object of another type."""
         if not isinstance(grouping, CustomStreamGrouping):
             raise TopologyError(
                 f"the custom grouping of {self.component.id!r} is of type {type(grouping).__name__}, "

@@ -1,7 +1,7 @@
-"""Collectors: what spouts and bolts emit through. Source: Storm's `OutputCollector` and its relatives.
+"""Collectors, with which spouts and bolts emit tuples. Source: Storm's `OutputCollector` and its relatives.
 
-A collector checks what is emitted and keeps it, in order, until the executor takes it all at once: so what a
-task emits in one go travels together. It does no I/O; acks, fails and errors go to the executor's callbacks.
+Used by executors, one collector per task. Owns the emitted tuples, checked and in order, until the executor
+takes them as one batch. Does no I/O. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ _TEXT = (str, bytes)
 
 @dataclass(slots=True)
 class Emitted:
-    """Tuples that a task emitted one after the other on one stream.
-
-    task: the one that gets them, on a direct stream; None where the groupings decide.
-    """
+    """Consecutive tuples of a task on one stream. `task` is the target on a direct stream, else None."""
 
     source: TupleSource
     task: int | None
@@ -31,7 +28,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """One stream of a task. direct: the tasks that may be named on it; None where none may."""
+    """One stream of a task. `direct` has the permitted targets of a direct stream, and is None otherwise."""
 
     source: TupleSource
     n_fields: int
@@ -39,7 +36,7 @@ class _Port:
 
 
 class Outbox:
-    """What one task has emitted and nobody has taken yet, in order; used from the task's thread alone."""
+    """The tuples that a task emitted and its executor has not taken, in order. Not thread-safe."""
 
     def __init__(self, topology: Topology, task: int) -> None:
         self.task = task
@@ -56,7 +53,7 @@ class Outbox:
         self.serialize: Callable[[Tuple], bytes] | None = None
         """The serializer, if topology.testing.always.try.serialize is set: used to detect changed values."""
         self.observe: Callable[[str, Tuple], None] | None = None
-        """Called with each tuple and its stream, where tracing is on."""
+        """Called with each stream name and tuple if tracing is on."""
         self._as_emitted: list[tuple[Tuple, bytes | None]] = []
 
     def __len__(self) -> int:
@@ -65,13 +62,11 @@ class Outbox:
     def put(
         self, stream: str, values: Sequence[Any], message_id: MessageId = UNANCHORED, task: int | None = None
     ) -> None:
-        """Add a tuple; MessageError when the stream, the number of values or the task does not fit.
-
-        task: the one that gets it, on a direct stream.
-        """
+        """Add a tuple. Raises MessageError if the stream, the number of values or the task does not match."""
         port = self._ports.get(stream)
         if port is None or isinstance(values, _TEXT) or len(values) != port.n_fields:
             raise self._misfit(port, stream, values)
+        # A direct stream needs a task that subscribes to it; any other stream must not name a task.
         if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
             raise self._misdirected(port, task)
         message = Tuple(values, port.source, message_id)
@@ -81,16 +76,16 @@ class Outbox:
             self._as_emitted.append((message, self._form(message)))
         last = self._last
         if last is not None and last.source is port.source and last.task == task:
-            last.tuples.append(message)
+            last.tuples.append(message)  # one run is routed by one call of a grouping
         else:
             self._last = Emitted(port.source, task, [message])
             self._emitted.append(self._last)
         self._count += 1
 
     def take(self) -> list[Emitted]:
-        """Return everything that was put since the last time, in order, and forget it.
+        """Remove and return all tuples, in order.
 
-        Raises MessageError in strict mode if a value has changed since emit.
+        Raises MessageError if `serialize` is set and a value has changed since emit.
         """
         as_emitted, self._as_emitted = self._as_emitted, []
         for message, form in as_emitted:
@@ -103,8 +98,8 @@ class Outbox:
         return emitted
 
     def _form(self, message: Tuple) -> bytes | None:
-        """Return a tuple as bytes, or None if it cannot be serialized; the transfer reports that."""
-        assert self.serialize is not None  # noqa: S101 - its callers have looked
+        """Return a tuple as bytes, or None if it cannot be serialized, which the transfer reports later."""
+        assert self.serialize is not None  # noqa: S101 - callers check this
         try:
             return self.serialize(message)
         except MessageError:
@@ -134,24 +129,24 @@ class Outbox:
 
 
 class _Collector:
-    """errors: told of what a spout or bolt reports."""
+    """Passes each reported error to the callback `errors`."""
 
     def __init__(self, outbox: Outbox, errors: Callable[[Exception], object]) -> None:
         self._outbox = outbox
         self.put = outbox.put
-        """Adds a tuple with the message id that it is to have; for the collectors of this module."""
+        """Adds a tuple with a given message id. For the collectors of this module."""
         self._errors = errors
 
     def report_error(self, error: Exception) -> None:
-        """Tell of an error that the spout or bolt goes on after."""
+        """Report an error after which the spout or bolt continues."""
         self._errors(error)
 
 
 class SpoutOutputCollector(_Collector):
-    """What a spout emits through. Source: Storm's `SpoutOutputCollector`.
+    """Emits the tuples of a spout. Source: Storm's `SpoutOutputCollector`.
 
-    wake: has the spout asked for tuples now. Call it, from any thread, when a spout that was exhausted, or
-    that waits, has something to emit.
+    Call wake(), from any thread, when an exhausted or waiting spout has tuples again. Its executor then
+    calls next_tuple() without further delay.
     """
 
     def __init__(
@@ -163,16 +158,16 @@ class SpoutOutputCollector(_Collector):
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
         """Emit a tuple on one of the spout's streams. Do not change its values afterwards.
 
-        message_id: what the spout's ack() or fail() is called with once its fate is known; None when the
-        spout does not want to know. It travels with the tuple and all that is anchored to it.
-        Raises MessageError when the values do not fit the stream.
+        `message_id` is the argument of the later ack() or fail(). With None, neither is called. Without
+        acker tasks, the id is sent with the tuple and all tuples anchored to it. Raises MessageError if the
+        values do not match the stream.
         """
         self._outbox.put(stream, values, self._root(message_id))
 
     def emit_direct(
         self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None
     ) -> None:
-        """Emit a tuple to one task that subscribes to a direct stream; MessageError for another."""
+        """Emit a tuple to one subscriber of a direct stream. Raises MessageError for another task."""
         self._outbox.put(stream, values, self._root(message_id), task)
 
     def _root(self, message_id: Any) -> MessageId:
@@ -180,10 +175,7 @@ class SpoutOutputCollector(_Collector):
 
 
 class OutputCollector(_Collector):
-    """What a bolt emits, acks and fails through. Source: Storm's `OutputCollector`.
-
-    acked, failed: told of each tuple, once the bolt is done with it.
-    """
+    """Emits, acks and fails the tuples of a bolt. Source: Storm's `OutputCollector`."""
 
     def __init__(
         self,
@@ -201,8 +193,8 @@ class OutputCollector(_Collector):
     ) -> None:
         """Emit a tuple on one of the bolt's streams. Do not change its values afterwards.
 
-        anchors: the tuples that it comes from; it carries the message ids of all of them.
-        Raises MessageError when the values do not fit the stream.
+        `anchors` are the input tuples that it results from; it carries their message ids. Raises
+        MessageError if the values do not match the stream.
         """
         self._outbox.put(stream, values, _message_id(anchors))
 
@@ -214,20 +206,20 @@ class OutputCollector(_Collector):
         stream: str = DEFAULT_STREAM,
         anchors: Tuple | Iterable[Tuple] = (),
     ) -> None:
-        """Emit a tuple to one task that subscribes to a direct stream; MessageError for another."""
+        """Emit a tuple to one subscriber of a direct stream. Raises MessageError for another task."""
         self._outbox.put(stream, values, _message_id(anchors), task)
 
     def ack(self, message: Tuple) -> None:
-        """Say that a tuple is processed."""
+        """Mark an input tuple as processed."""
         self._acked(message)
 
     def fail(self, message: Tuple) -> None:
-        """Say that a tuple could not be processed."""
+        """Mark an input tuple as failed."""
         self._failed(message)
 
 
 class BasicOutputCollector:
-    """What a BasicBolt emits through: everything is anchored to one tuple. Source: Storm's of that name."""
+    """Emits the tuples of a BasicBolt, all anchored to its input. Source: Storm's `BasicOutputCollector`."""
 
     def __init__(self, collector: OutputCollector, anchor: Tuple) -> None:
         self._collector = collector
@@ -235,23 +227,20 @@ class BasicOutputCollector:
         self._message_id = anchor.message_id
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple on one of the bolt's streams; MessageError when the values do not fit it.
-
-        Do not change its values afterwards.
-        """
+        """Emit a tuple, unchanged afterwards. Raises MessageError for a mismatch with the stream."""
         self._put(stream, values, self._message_id)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple to one task that subscribes to a direct stream; MessageError for another."""
+        """Emit a tuple to one subscriber of a direct stream. Raises MessageError for another task."""
         self._put(stream, values, self._message_id, task)
 
     def report_error(self, error: Exception) -> None:
-        """Tell of an error that the bolt goes on after."""
+        """Report an error after which the bolt continues."""
         self._collector.report_error(error)
 
 
 def _message_id(anchors: Tuple | Iterable[Tuple]) -> MessageId:
-    """Return the message ids of all anchors, each once."""
+    """Return the message ids of all anchors, without duplicates."""
     if isinstance(anchors, Tuple):
         return anchors.message_id
     return tuple(dict.fromkeys(root for anchor in anchors for root in anchor.message_id))

@@ -1,4 +1,9 @@
-"""Spouts and bolts: what a topology's user writes. Source: Storm's `ISpout`, `IBolt`, `IBasicBolt`."""
+"""Base classes of spouts and bolts, which users implement, and errors of tasks.
+
+Used by programs that define a topology, and by executors, which call one task's methods from one thread.
+Owns the context of a task. Not thread-safe. Source: Storm's `ISpout`, `IBolt`, `IBasicBolt`.
+Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +22,11 @@ from tuplewire_topology.authoring.user_metrics import BUCKETS, CounterMetric, Hi
 
 @dataclass(frozen=True, slots=True)
 class TopologyContext:
-    """One task's place in a topology; `topology` answers what else there is to ask.
+    """The place of one task in a topology, its metrics, and the resources of its worker.
 
-    topology_id: the name under which the topology runs. worker_port: the one that its worker listens on; 0
-    where it has none. worker_tasks: those of its worker when the task was opened. metrics: what the tasks of
-    its process have registered. resources: see resource(). hooks: the task's; see add_task_hook().
-
-    What a task registers is in `/metrics` as `tuplewire_user_NAME`, by component and task.
+    `topology_id` is the name under which the topology runs. `worker_port` is the port of the worker, or 0 if
+    the worker does not listen. `worker_tasks` were the worker's tasks when this task was opened. `metrics`
+    is shared by all tasks of the process. The series are `tuplewire_user_NAME{component,task}` in `/metrics`.
     """
 
     topology_id: str
@@ -37,23 +40,23 @@ class TopologyContext:
 
     @property
     def component(self) -> Component:
-        """The component that the task is one of."""
+        """The component of the task."""
         return self.topology.component_of(self.task)
 
     @property
     def component_tasks(self) -> range:
-        """All tasks of that component."""
+        """All tasks of the component."""
         return self.topology.tasks_of(self.component.id)
 
     @property
     def task_index(self) -> int:
-        """Which of them this is, from 0."""
+        """The index of the task in component_tasks, from 0."""
         return self.component_tasks.index(self.task)
 
     def resource(self, name: str) -> Any:
-        """Return what a worker hook has put under a name; TopologyError where there is none.
+        """Return a resource that a worker hook added. Raises TopologyError for an unknown name.
 
-        Source: Storm's `getResource`, and `getSharedExecutor`, which is a resource here.
+        Source: Storm's `getResource` and `getSharedExecutor`.
         """
         if name not in self.resources:
             known = ", ".join(map(repr, self.resources)) or "none"
@@ -61,113 +64,112 @@ class TopologyContext:
         return self.resources[name]
 
     def add_task_hook(self, hook: TaskHook) -> None:
-        """Have a hook observe the task; to be called in open() or prepare(). Source: `addTaskHook`."""
+        """Add an observer of the task. Call this in open() or prepare(). Source: `addTaskHook`."""
         self.hooks.append(hook)
 
     def register_counter(self, name: str) -> CounterMetric:
-        """Return the task's counter of a name; the same one each time.
+        """Return the task's counter with this name, which is created by the first call.
 
-        Raises TopologyError for a name of another kind of metric. Source: Storm's `registerCounter`, and
-        `registerMeter`, whose rate is Prometheus' work.
+        Raises TopologyError if the name is not valid, or belongs to another kind of metric. Source: Storm's
+        `registerCounter` and `registerMeter`; Prometheus computes the rate.
         """
         return self.metrics.counter(self.task, name)
 
     def register_gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Have a function read whenever somebody looks at the metrics, from another thread.
+        """Add a gauge. `read` is called from another thread each time the metrics are collected.
 
-        A value that cannot be read is left out. Raises as register_counter. Source: Storm's `registerGauge`.
+        The sample is omitted if `read` fails. Raises as register_counter. Source: Storm's `registerGauge`.
         """
         self.metrics.gauge(self.task, name, read)
 
     def register_histogram(self, name: str, buckets: Iterable[float] = BUCKETS) -> HistogramMetric:
-        """Return the task's histogram of a name; the same one each time.
+        """Return the task's histogram with this name, which is created by the first call.
 
-        buckets: upper bounds; the default suits seconds. Raises as register_counter. Source: Storm's
-        `registerHistogram`, and `registerTimer`, which is one of seconds.
+        `buckets` are upper bounds; the default is for seconds. Raises as register_counter, and for bounds
+        that are not finite and increasing. Source: Storm's `registerHistogram` and `registerTimer`.
         """
         return self.metrics.histogram(self.task, name, buckets)
 
 
 class FailedError(TuplewireError):
-    """Raised by a BasicBolt to fail the tuple that it was given. Source: Storm's `FailedException`."""
+    """Raised by a BasicBolt to fail its input tuple. Source: Storm's `FailedException`."""
 
 
 class Spout(ABC):
-    """A source of tuples. Each task runs a copy of the object that the topology was built with.
+    """A source of tuples. Each task runs a copy of the object that was given to the builder.
 
-    Everything is called from one thread. What does not copy (a file, a connection) is made in open().
+    All methods are called from one thread. Create objects that cannot be copied, such as files, in open().
     """
 
     outputs: Sequence[str] | Sequence[Stream] = ()
-    """What it emits: the fields of the stream "default", or several Streams."""
+    """The output: fields of the stream "default", or several Streams."""
 
     collector: SpoutOutputCollector
     context: TopologyContext
 
     def open(
         self,
-        conf: Mapping[str, Any],  # noqa: ARG002 - for those who override
+        conf: Mapping[str, Any],  # noqa: ARG002 - for subclasses
         context: TopologyContext,
         collector: SpoutOutputCollector,
     ) -> None:
-        """Get ready; by default keeps context and collector as attributes.
+        """Prepare the task. The default sets the attributes context and collector.
 
-        conf: the topology's settings, with the component's own.
+        `conf` has the topology's settings, overridden by the component's settings.
         """
         self.context = context
         self.collector = collector
 
     @abstractmethod
     def next_tuple(self) -> None:
-        """Emit what there is, one tuple or a few, and return; do not wait for more to come."""
+        """Emit the next tuple or a few, if any, and return without waiting for more."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no more to come; a topology ends when that holds for all spouts.
+        """True if the spout has no further tuples. A topology ends once all its spouts are exhausted.
 
-        next_tuple() is then called no longer, unless a tuple fails or the collector's wake() is called.
-
-        Source: Storm's `CompletableSpout`.
+        While it is True, next_tuple() is not called. It may become False again, for example in fail(), or
+        before the collector's wake() is called. Source: Storm's `CompletableSpout`.
         """
         return False
 
     def ack(self, message_id: Any) -> None:
-        """Learn that the tuple emitted with this message id, and all that descends from it, is processed."""
+        """Process the success of a tuple emitted with this id, and of all its descendants."""
 
     def fail(self, message_id: Any) -> None:
-        """Learn that it is not, and will not be."""
+        """Process the failure of a tuple emitted with this id, or of one of its descendants."""
 
     def activate(self) -> None:
-        """Learn that next_tuple() is going to be called; a spout begins so."""
+        """Prepare for calls of next_tuple(). Also called before the first one."""
 
     def deactivate(self) -> None:
-        """Learn that next_tuple() is not called for the time being."""
+        """Prepare for a pause, in which next_tuple() is not called."""
 
     def close(self) -> None:
-        """Let go of what open() took."""
+        """Release the resources of open()."""
 
 
 class Bolt(ABC):
-    """A consumer of tuples, which may emit others. Each task runs a copy of the topology's object.
+    """A consumer of tuples, which may emit others. Each task runs a copy of the given object.
 
-    Everything is called from one thread. What does not copy (a file, a connection) is made in prepare().
+    All methods are called from one thread. Create objects that cannot be copied, such as files, in prepare().
     """
 
     outputs: Sequence[str] | Sequence[Stream] = ()
-    """What it emits: the fields of the stream "default", or several Streams."""
+    """The output: fields of the stream "default", or several Streams."""
 
     collector: OutputCollector
     context: TopologyContext
 
     def prepare(
         self,
-        conf: Mapping[str, Any],  # noqa: ARG002 - for those who override
+        conf: Mapping[str, Any],  # noqa: ARG002 - for subclasses
         context: TopologyContext,
         collector: OutputCollector,
     ) -> None:
-        """Get ready; by default keeps context and collector as attributes.
+        """Prepare the task. The default sets the attributes context and collector.
 
-        conf: the topology's settings, with the component's own.
+        `conf` has the topology's settings, overridden by the component's settings.
         """
         self.context = context
         self.collector = collector
@@ -177,28 +179,28 @@ class Bolt(ABC):
         """Process a tuple, and ack or fail it, now or later."""
 
     def cleanup(self) -> None:
-        """Let go of what prepare() took."""
+        """Release the resources of prepare()."""
 
 
 class BasicBolt(ABC):
-    """A bolt that need not ack: a tuple is acked once processed, and what is emitted is anchored to it."""
+    """A bolt with automatic acks after execute(). Emitted tuples are anchored to the input tuple."""
 
     outputs: Sequence[str] | Sequence[Stream] = ()
-    """What it emits: the fields of the stream "default", or several Streams."""
+    """The output: fields of the stream "default", or several Streams."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
-        """Get ready; by default nothing happens. conf: the topology's settings, with the component's own."""
+        """Prepare the task. `conf` has the topology's settings, overridden by the component's."""
 
     @abstractmethod
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Process a tuple; FailedError fails it, and what another error does is the executor's policy."""
+        """Process a tuple. FailedError fails it; `topology.error.policy` handles other errors."""
 
     def cleanup(self) -> None:
-        """Let go of what prepare() took."""
+        """Release the resources of prepare()."""
 
 
 class BasicBoltExecutor(Bolt):
-    """Runs a BasicBolt as the Bolt that it is short for; FailedError fails a tuple. Source: Storm's."""
+    """Adapts a BasicBolt to Bolt. Source: Storm's `BasicBoltExecutor`."""
 
     def __init__(self, bolt: BasicBolt) -> None:
         self.bolt = bolt
@@ -212,7 +214,7 @@ class BasicBoltExecutor(Bolt):
         try:
             self.bolt.execute(message, BasicOutputCollector(self.collector, message))
         except FailedError:
-            self.collector.fail(message)
+            self.collector.fail(message)  # expected: not an error, and not retried
         else:
             self.collector.ack(message)
 
@@ -221,7 +223,7 @@ class BasicBoltExecutor(Bolt):
 
 
 def streams_of(outputs: Any, what: str) -> tuple[Stream, ...]:
-    """Return the streams that a component's `outputs` declare; TopologyError, naming it, for what is none."""
+    """Return the declared streams. Raises TopologyError, with the name `what`, for invalid outputs."""
     if isinstance(outputs, list | tuple):
         if not outputs or all(isinstance(output, Stream) for output in outputs):
             return tuple(outputs)
@@ -233,9 +235,9 @@ def streams_of(outputs: Any, what: str) -> tuple[Stream, ...]:
 
 
 class TaskError(TuplewireError):
-    """A spout, bolt or grouping has raised, or reported, an error, which is the cause of this one.
+    """An error that a spout, bolt or grouping raised or reported, which is its cause.
 
-    component, task: where. tuple: what was being processed; None where nothing was.
+    `tuple` is the tuple that was being processed, or None.
     """
 
     def __init__(self, component: str, task: int, error: BaseException, message: Tuple | None = None) -> None:
@@ -249,10 +251,7 @@ class TaskError(TuplewireError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A tuple that could not be processed or sent, and why.
-
-    tries: how often the bolt was given it; 0: it could not be sent.
-    """
+    """A tuple that could not be processed or sent. `tries` counts the bolt's attempts; 0: not sent."""
 
     tuple: Tuple
     error: TaskError
@@ -260,6 +259,6 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """What was raised, in a line."""
+        """The type and message of the error, as text."""
         cause = self.error.__cause__
         return f"{type(cause).__name__}: {cause}"

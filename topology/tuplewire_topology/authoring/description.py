@@ -1,7 +1,7 @@
-"""What a topology is made of, as data: components, streams, inputs, tasks. Source: Storm's `StormTopology`.
+"""A topology as validated data: components, streams, inputs, and the ids of tasks and executors.
 
-It does not travel, as the user's own spouts and bolts do not: every process that runs some of them builds the
-same topology from the same program.
+Used by the builder, clusters and executors. All processes need the same topology. Owns the task ids.
+Thread-safe. Source: Storm's `StormTopology`. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tuplewire_topology.authoring.tuples import (
 
 FIRST_TASK = 1
 SYSTEM_PREFIX = "__"
-"""Names that begin so are Storm's and ours; no component or stream of a user's may."""
+"""Prefix of reserved names. Components and streams of users must not have it."""
 ACKER_COMPONENT = "__acker"
 _SYSTEM_NAMES = frozenset({ACKER_COMPONENT, INIT_STREAM, ACK_STREAM, FAIL_STREAM})
 
@@ -41,7 +41,7 @@ class ComponentKind(StrEnum):
 
 
 class GroupingType(StrEnum):
-    """How a stream's tuples are divided among the tasks of a bolt; `grouping.py` says what each does."""
+    """The distribution of a stream over a bolt's tasks. Algorithms: tuplewire/grouping/grouping.py."""
 
     SHUFFLE = "shuffle"
     FIELDS = "fields"
@@ -56,14 +56,14 @@ class GroupingType(StrEnum):
 
 
 KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
-"""The groupings that look at fields."""
+"""The groupings that use the values of fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A bolt's subscription to a stream. Source: Storm's `GlobalStreamId` with its `Grouping`.
+    """A bolt's subscription to a stream. `custom` is the user's CustomStreamGrouping.
 
-    fields: those that the grouping looks at. custom: the user's object.
+    Source: Storm's `GlobalStreamId` with its `Grouping`.
     """
 
     component: str
@@ -78,10 +78,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A spout or a bolt, and how many there are of it. Source: Storm's `ComponentCommon`.
+    """A spout or bolt. `parallelism` executors share its `n_tasks` tasks. Source: Storm's `ComponentCommon`.
 
-    parallelism: its executors. n_tasks: its tasks, divided among the executors. configuration: settings of
-    its own, by their keys. template: the user's object, of which each task gets a copy.
+    `configuration` overrides the topology's settings, by key. Each task runs a copy of `template`.
     """
 
     id: str
@@ -94,7 +93,7 @@ class Component:
     template: Any = field(default=None, compare=False, repr=False)
 
     def stream(self, name: str) -> Stream:
-        """Return one of its streams; TopologyError for another."""
+        """Return a declared stream. Raises TopologyError for an unknown name."""
         for stream in self.streams:
             if stream.name == name:
                 return stream
@@ -103,18 +102,18 @@ class Component:
 
 
 class Topology:
-    """A validated graph of components, with task ids: a contiguous range for each component.
+    """A validated graph of components, which may have cycles. Task ids form one range per component.
 
-    Ids start at 1, and are given in the order of the components' ids, the acker's last. So they depend on
-    the topology alone, and not on the order in which a program builds it. Raises TopologyError for a
-    component, stream or field that is named and not there, and for what does not fit together. Cycles are
-    allowed.
+    Ids start at 1 and follow the order of the components' ids, with the acker last. They do not depend on the
+    order of construction. Raises TopologyError for an unknown component, stream or field, and for components
+    that are not valid or do not fit together.
     """
 
     def __init__(self, components: Iterable[Component], worker_hooks: Iterable[Any] = ()) -> None:
         self.worker_hooks = list(worker_hooks)
-        """The user's WorkerHooks, of which each worker gets a copy."""
+        """The user's WorkerHooks. Each worker runs copies of them."""
         self.components: dict[str, Component] = {}
+        # Sorted, so that all processes give the same ids to tasks; the acker does not shift the other ids.
         for component in sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id)):
             if component.id in self.components:
                 raise TopologyError(f"two components have the id {component.id!r}")
@@ -175,14 +174,14 @@ class Topology:
         return range(self._starts[0], self._starts[-1])
 
     def component(self, component: str) -> Component:
-        """Return a component by its id; TopologyError for another."""
+        """Return a component by id. Raises TopologyError for an unknown id."""
         if component not in self.components:
             known = ", ".join(map(repr, self.components))
             raise TopologyError(f"{component!r} is no component; known are {known}")
         return self.components[component]
 
     def tasks_of(self, component: str) -> range:
-        """Return the ids of a component's tasks; TopologyError when there is no such component."""
+        """Return the ids of a component's tasks. Raises TopologyError for an unknown component."""
         start = self._starts[self._ids.index(self.component(component).id)]
         return range(start, start + self.components[component].n_tasks)
 
@@ -193,7 +192,7 @@ class Topology:
         return frozenset(task for name in spouts for task in self.tasks_of(name))
 
     def component_of(self, task: int) -> Component:
-        """Return the component that a task is one of; TopologyError when the task is none."""
+        """Return the component of a task. Raises TopologyError for an unknown task."""
         if task not in self.tasks:
             raise TopologyError(
                 f"task {task} is none of this topology's, {self.tasks[0]} to {self.tasks[-1]}"
@@ -201,13 +200,13 @@ class Topology:
         return self.components[self._ids[bisect_right(self._starts, task) - 1]]
 
     def executors_of(self, component: str) -> list[range]:
-        """Return the tasks of each executor of a component; the numbers of tasks differ by one at most."""
+        """Return the tasks of each executor of a component. Executors differ by at most one task."""
         tasks, count = self.tasks_of(component), self.components[component].parallelism
         ends = [len(tasks) * number // count for number in range(count + 1)]
         return [tasks[begin:end] for begin, end in pairwise(ends)]
 
     def targets_of(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[str, Input]]:
-        """Return the bolts that subscribe to a stream, and how; TopologyError for an unknown stream."""
+        """Return a stream's subscribers and their inputs. Raises TopologyError for an unknown stream."""
         self.component(component).stream(stream)
         return [
             (bolt.id, subscription)
@@ -217,9 +216,9 @@ class Topology:
         ]
 
     def tick_levels(self, conf: Mapping[str, Any]) -> list[list[str]]:
-        """Return the bolts that get ticks, in levels: what one emits goes to later levels, or in a cycle.
+        """Return the bolts with ticks, in levels: a bolt precedes all bolts downstream, except in a cycle.
 
-        The bolts of a cycle are in one level. conf: the topology's settings, by Storm's keys.
+        All bolts of a cycle are in the same level. `conf` has the topology's settings, by Storm's keys.
         """
         levels: dict[int, list[str]] = {}
         for name, bolt in self.components.items():
@@ -229,7 +228,7 @@ class Topology:
         return [levels[depth] for depth in sorted(levels)]
 
     def _upstream(self, component: str) -> set[str]:
-        """Return a component and all that leads to it: a later one has more, those of a cycle the same."""
+        """Return a component and all its ancestors. The set grows downstream, but not within a cycle."""
         found: set[str] = set()
         left = [component]
         while left:
@@ -240,13 +239,13 @@ class Topology:
         return found
 
     def source(self, task: int, stream: str) -> TupleSource:
-        """Return what tuples of a task's stream come from; TopologyError for an unknown task or stream."""
+        """Return the source of a task's stream. Raises TopologyError for an unknown task or stream."""
         component = self.component_of(task)
         return TupleSource(component.id, task, component.stream(stream))
 
 
 def check_reserved(component: Component, but: Collection[str] = ()) -> None:
-    """Raise TopologyError for a component, or a stream of one, that has a name of the system's."""
+    """Raise TopologyError if the id or a stream has a reserved name that is not in `but`."""
     for name in (component.id, *(stream.name for stream in component.streams)):
         if name.startswith(SYSTEM_PREFIX) and name not in but:
             raise TopologyError(
@@ -256,7 +255,7 @@ def check_reserved(component: Component, but: Collection[str] = ()) -> None:
 
 
 def _check_component(component: Component) -> None:
-    """Raise TopologyError for what is wrong with a component, whatever the others are."""
+    """Raise TopologyError for a component that is not valid on its own."""
     check_name(component.id, "a component's id")
     what = f"{component.kind} {component.id!r}"
     names = [stream.name for stream in component.streams]
@@ -271,7 +270,7 @@ def _check_component(component: Component) -> None:
             f"{what} has {component.parallelism} executors for {component.n_tasks} task(s); "
             "every executor runs at least one"
         )
-    if component.kind is ComponentKind.SPOUT:
+    if component.kind is ComponentKind.SPOUT:  # acks from acker tasks are a spout's only inputs
         for subscription in component.inputs:
             if subscription.component != ACKER_COMPONENT:
                 raise TopologyError(f"{what} subscribes to {subscription}; only bolts do")
@@ -288,10 +287,7 @@ def _check_component(component: Component) -> None:
 
 
 def shares_of(topology: Topology, workers: int) -> list[list[int]]:
-    """Deal the executors out to workers in turn, of which there are no more than executors.
-
-    Source: Storm's `EvenScheduler`.
-    """
+    """Return the tasks of each worker, at most one per executor. Source: Storm's `EvenScheduler`."""
     executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
     shares: list[list[int]] = [[] for _ in range(min(workers, len(executors)))]
     for number, tasks in enumerate(executors):

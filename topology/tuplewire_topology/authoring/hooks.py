@@ -1,7 +1,7 @@
-"""Hooks: the user's code around the spouts and bolts of a worker, and resources that tasks share.
+"""Hooks that observe workers and tasks, and resources that the tasks of a worker share.
 
-Used by topologies, through TopologyBuilder.add_worker_hook() and TopologyContext.add_task_hook().
-Source: Storm's `IWorkerHook`, `WorkerUserContext`, `ITaskHook`.
+Used by programs through TopologyBuilder.add_worker_hook() and TopologyContext.add_task_hook(). Owns
+hooks and resources. Not thread-safe. Source: Storm's `IWorkerHook`, `WorkerUserContext`, `ITaskHook`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ logger = event_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """The worker of a hook.
+    """The worker that runs a hook.
 
     Attributes:
         topology_id: The name under which the topology runs.
         topology: The topology.
-        tasks: The tasks of the worker at its start.
+        tasks: The tasks of the worker when it starts.
         resources: Values by name, for the tasks of the worker; see TopologyContext.resource().
     """
 
@@ -37,38 +37,38 @@ class WorkerContext:
 
 
 class WorkerHook:
-    """Code for the start and the end of each worker. Each worker has a copy of the hook.
+    """A base class for code that runs when a worker starts and ends. Each worker runs a copy.
 
     Source: Storm's `BaseWorkerHook`.
     """
 
     def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
-        """Start, before any task is opened; an error ends the worker. Put resources into the context here."""
+        """Add resources to the context, before any task is opened. An error ends the worker."""
 
     def shutdown(self) -> None:
-        """End, after all tasks are closed. Not called if the process is killed."""
+        """Release resources, after all tasks are closed. Not called if the process is killed."""
 
 
 class TaskHook:
-    """Code that observes one task, in its executor's thread. It gets tuples in columns, as executors do.
+    """A base class for observers of one task. Called in the executor's thread, with batches of tuples.
 
     An error ends the executor. Source: Storm's `BaseTaskHook`.
     """
 
     def emitted(self, tuples: Sequence[Tuple]) -> None:
-        """Observe tuples that the task has emitted on one stream, before they are sent."""
+        """Observe tuples that the task emitted on one stream, before they are sent."""
 
     def executed(self, tuples: Sequence[Tuple], seconds: float) -> None:
-        """Observe tuples that a bolt has executed, and the time that this took."""
+        """Observe tuples that a bolt executed in `seconds`."""
 
     def acked(self, message: Any) -> None:
-        """Observe a tuple that a bolt has acked, or the message id of a spout's tuple that is processed."""
+        """Observe a tuple that a bolt acked, or the message id of a spout's processed tuple."""
 
     def failed(self, message: Any) -> None:
-        """Observe a tuple that a bolt has failed, or the message id of a spout's tuple that has failed."""
+        """Observe a tuple that a bolt failed, or the message id of a spout's failed tuple."""
 
     def cleanup(self) -> None:
-        """End, after the spout or bolt is closed."""
+        """Release resources, after the spout or bolt is closed."""
 
 
 class WorkerHooks:
@@ -81,11 +81,11 @@ class WorkerHooks:
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        """What they have put into the context."""
+        """The resources that the hooks added to the context."""
         return self._context.resources
 
     def start(self) -> None:
-        """Start all. Raises TopologyError if one raises an error."""
+        """Start all hooks. Raises TopologyError if a hook fails."""
         for hook in deepcopy(self._context.topology.worker_hooks):
             try:
                 hook.start(self._conf, self._context)
@@ -94,7 +94,7 @@ class WorkerHooks:
             self._started.append(hook)
 
     def shutdown(self) -> None:
-        """End those that have started, the last one first; an error is logged."""
+        """End the started hooks in reverse order, and log their errors."""
         while self._started:
             try:
                 self._started.pop().shutdown()

@@ -1,4 +1,7 @@
-"""The settings of a running topology, by Storm's keys. Source: Storm's `Config`."""
+"""The settings of a running topology, by Storm's keys. Source: Storm's `Config`.
+
+Used by executors, builders and clusters. Thread-safe. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,33 @@ from tuplewire.settings.settings import (
 from tuplewire_topology.authoring.user_metrics import MOST_SERIES
 
 LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
-"""Those that only whoever starts processes reads."""
+"""Keys that only a launcher of processes reads."""
 TICK_KEY = "topology.tick.tuple.freq.secs"
 _WORKER_KEYS = ("topology.name",)
-"""Those that only a worker reads."""
+"""Keys that only a worker reads."""
 
 
 class ErrorPolicy(StrEnum):
-    """What happens when a spout or bolt raises."""
+    """The reaction to an exception of a spout or bolt."""
 
     FAIL = "fail"
     """The worker fails."""
     SKIP = "skip"
-    """The tuple is failed, the error counted and told, and the task goes on."""
+    """The tuple fails, the error is counted and reported, and the task continues."""
     DEAD_LETTER = "dead_letter"
-    """The tuple goes with its error to the worker's dead-letter task, or to who runs it, and is processed.
+    """The worker's dead-letter task, or the program, gets the tuple and its error. The tuple is acked.
 
-    Where nobody takes it, as skip.
+    If neither accepts the tuple, the effect is that of SKIP.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySettings(Settings):
-    """What the executors of a topology go by; a component's own configuration comes before the topology's.
+    """The settings of a topology's executors. A component's configuration overrides the topology's.
 
-    Each field says what it does, and has Storm's key; that of the error policy is ours, since Storm has none:
-    there the worker fails. Times are in seconds here, and as the key says in a configuration. Keys that
-    begin with neither `topology.` nor `tuplewire.` are the user's own, for spouts and bolts to read.
-
-    session: how the sessions between its workers behave.
+    Fields have Storm's keys, except `metrics_series` and the error settings. Times are in
+    seconds here, and in the key's unit in a configuration. Other keys that begin with neither `topology.`
+    nor `tuplewire.` are for the user's spouts and bolts. `session` is for sessions between the workers.
     """
 
     REFUSED = ("topology.",)
@@ -138,5 +139,5 @@ class TopologySettings(Settings):
 
     @property
     def ackers(self) -> int:
-        """How many acker tasks follow tuples between processes."""
+        """The number of acker tasks if the topology runs in several processes."""
         return self.workers if self.acker_executors is None else self.acker_executors

@@ -1,6 +1,8 @@
-"""Streams with declared fields, and the tuples that tasks emit on them.
+"""Streams with declared fields, the tuples of tasks, and Tuplewire's own tuples: ticks, acks and fails.
 
-Source: Storm's `StreamInfo`, `Fields`, `Tuple`, `TupleImpl`, `MessageId`.
+Used by all parts of a topology. Owns no state. Not thread-safe: the emitting executor may change a tuple's
+`message_id` and `trace` until it sends the tuple. Source: Storm's `StreamInfo`, `Fields`, `TupleImpl`,
+`MessageId`. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ from typing import Any, TypeAlias
 from tuplewire.errors import TopologyError
 
 DEFAULT_STREAM = "default"
-"""The stream of an emit that names none."""
+"""The stream of emits and subscriptions without a stream name."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Stream:
-    """A stream that a component declares: its fields, in order, and its name.
+    """A declared stream with ordered fields. With `direct`, the emitter selects each tuple's target task.
 
-    direct: its emitter names the task that gets each tuple (`emit_direct`).
-    Raises TopologyError for a name that is no text, or empty, or for a field twice.
+    Raises TopologyError for a duplicate field, and for a name that is not a string or is empty.
     """
 
     fields: tuple[str, ...]
@@ -40,7 +41,7 @@ class Stream:
         object.__setattr__(self, "direct", direct)
 
     def positions(self, fields: Iterable[str]) -> tuple[int, ...]:
-        """Return where fields are among the values of a tuple; TopologyError for one that is not declared."""
+        """Return the positions of fields in a tuple. Raises TopologyError for an undeclared field."""
         found = []
         for field in fields:
             if field not in self.fields:
@@ -53,18 +54,17 @@ class Stream:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name; TopologyError for what is no text, or empty."""
+    """Return a name. Raises TopologyError if it is not a string, or is empty."""
     if not isinstance(name, str) or not name:
         raise TopologyError(f"{what} is text of at least one character, not {name!r}")
     return name
 
 
 MessageId: TypeAlias = tuple[tuple[int, Any], ...]
-"""What a tuple descends from: (task of the spout, the message id that it gave) for each of its roots.
+"""The roots of a tuple: pairs of (spout's task, spout's message id). Empty for an untracked tuple.
 
-Empty for a tuple that nobody waits for. A bolt hands it on by anchoring what it emits. Where acker tasks
-follow tuples it is (task of the acker, 16 bytes: the root's id and the tuple's own) for each root; the
-executor gives it before the tuple is on its way.
+Anchors pass the roots from a bolt's input to its output. With acker tasks, a pair is (acker's task, 16 bytes:
+ids of the root and the tuple), which the executor sets before it sends the tuple.
 """
 
 UNANCHORED: MessageId = ()
@@ -78,9 +78,9 @@ FAIL_STREAM = "__ack_fail"
 
 
 class TupleSource:
-    """Who emitted a tuple, and on which stream; one object for all tuples of a task's stream.
+    """The task and stream of a tuple. All tuples of a task's stream share one object.
 
-    key: the same as text, which no other task and stream of a topology have. positions: of the fields.
+    `key` is the source as text, unique in a topology. `positions` maps fields to positions.
     """
 
     __slots__ = ("component", "key", "positions", "stream", "task")
@@ -97,10 +97,10 @@ class TupleSource:
 
 
 class Tuple:
-    """Values in the order of their stream's fields; never changed once made.
+    """Immutable values in the order of their stream's fields.
 
-    `tuple["word"]` and `tuple[0]` are one value, `word, count = tuple` takes all. Two tuples are equal only
-    when they are one object, as Storm's are; to compare what they carry, compare `values`.
+    Read one value by `tuple["word"]` or `tuple[0]`, and all values by `word, count = tuple`. Equality is
+    identity, as in Storm; to compare contents, compare `values`.
     """
 
     __slots__ = ("message_id", "source", "trace", "values")
@@ -112,21 +112,21 @@ class Tuple:
         self.source = source
         self.message_id = message_id
         self.trace: tuple[bytes, int] | None = None
-        """Where it belongs to a trace: the context of what has emitted it, and when, in ns since 1970."""
+        """In a trace: the emitter's context, and the time of the emit in ns since 1970."""
 
     @property
     def source_component(self) -> str:
-        """The id of the component that emitted it."""
+        """The id of the emitting component."""
         return self.source.component
 
     @property
     def source_task(self) -> int:
-        """The task that emitted it."""
+        """The emitting task."""
         return self.source.task
 
     @property
     def source_stream(self) -> str:
-        """The name of the stream that it was emitted on."""
+        """The name of the stream."""
         return self.source.stream.name
 
     @property
@@ -136,12 +136,12 @@ class Tuple:
 
     @property
     def is_tick(self) -> bool:
-        """Whether it only says that time has passed, and comes from no component of the topology."""
+        """True for a tick, which an executor's timer emits, not a component."""
         return self.source.stream.name == TICK_STREAM and self.source.component == SYSTEM_COMPONENT
 
     @property
     def is_last_tick(self) -> bool:
-        """Whether it is the tick that a bolt gets when its topology is over; its rate_secs is 0."""
+        """True for a bolt's last tick, at the end of the topology. Its rate_secs is 0."""
         return self.is_tick and not self.values[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Tuple:
 def _shown(value: Any) -> str:
     try:
         return reprlib.repr(value)
-    except ValueError:  # an int of more digits than Python prints
+    except ValueError:  # an int with more digits than Python prints
         return f"<{type(value).__name__}>"
 
 
@@ -179,7 +179,7 @@ _TICK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
 
 
 def tick(seconds: float) -> Tuple:
-    """Return the tuple that tells a bolt how often it gets one, in seconds; 0: this is the last."""
+    """Return a tick tuple. `seconds` is the interval between ticks, or 0 for the last tick."""
     return Tuple([seconds], _TICK_SOURCE)
 
 
@@ -188,7 +188,7 @@ _FAIL_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=FAIL
 
 
 def fate(message_id: Any, *, processed: bool) -> Tuple:
-    """Return the tuple that tells a spout what has become of one of its own."""
+    """Return the tuple that reports the outcome of a spout's tuple to the spout."""
     return Tuple([message_id], _ACK_SOURCE if processed else _FAIL_SOURCE)
 
 
@@ -196,7 +196,7 @@ def fate(message_id: Any, *, processed: bool) -> Tuple:
 class AddressedTuples:
     """Tuples for one task, in order. Source: Storm's `AddressedTuple`, as a column.
 
-    done: called by the executor, in its thread, once all of them are processed; None: nobody asks.
+    The executor calls `done`, if any, in its own thread after processing all tuples.
     """
 
     task: int

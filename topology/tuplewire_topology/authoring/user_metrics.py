@@ -1,7 +1,8 @@
-"""What spouts and bolts count by names of their own, told beside a worker's metrics.
+"""Metrics that spouts and bolts register, exported with the worker's metrics.
 
-Source: Storm's `registerCounter`, `registerGauge` and `registerHistogram` of `TopologyContext`, whose names
-stand for metrics of Dropwizard's library there, and for Prometheus' here.
+Used by TopologyContext, and by executors for their statistics. Owns the metrics of one process. Thread-safe.
+Source: Storm's `registerCounter`, `registerGauge` and `registerHistogram`. Kinds are Prometheus', not
+Dropwizard's as in Storm. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from tuplewire.text.log_rate import LogRate
 logger = event_logger(__name__)
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of a histogram that names none: they suit seconds."""
+"""Default upper bounds of a histogram, for values in seconds."""
 MOST_SERIES = 1000
 _MOST_LEFT_OUT = 10_000
-"""Of a task so many are remembered, and counted."""
+"""The maximum number of omitted metrics that are counted for each task."""
 _MOST_NAME = 100
 _OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
 
 
 class MetricKind(StrEnum):
-    """What a metric is."""
+    """The kinds of metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -39,7 +40,7 @@ class MetricKind(StrEnum):
 
 
 class UserSample(NamedTuple):
-    """A metric of a task, as it is. Of a histogram, value is the sum, and counts has one for each bucket."""
+    """A snapshot of a task's metric. A histogram has its sum as `value`, and one count per bucket."""
 
     task: int
     name: str
@@ -50,20 +51,20 @@ class UserSample(NamedTuple):
 
 
 class CounterMetric:
-    """A number that grows; for the thread of its task. Source: Dropwizard's `Counter` and `Meter`."""
+    """A counter. Call only from the task's thread. Source: Dropwizard's `Counter` and `Meter`."""
 
     def __init__(self) -> None:
         self.value: float = 0
 
     def inc(self, by: float = 1) -> None:
-        """Add to it; ValueError for less than 0."""
+        """Add to the counter. Raises ValueError for a negative number."""
         if by < 0:
             raise ValueError(f"a counter only grows, and {by!r} is less than 0: use a gauge")
         self.value += by
 
 
 class HistogramMetric:
-    """How often values lie below each bound; for the thread of its task. Source: Dropwizard's `Histogram`."""
+    """A histogram. Call only from the task's thread. Source: Dropwizard's `Histogram`."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -83,13 +84,13 @@ class _Registered(NamedTuple):
 
 
 class UserMetrics:
-    """Those of one process, bounded in series: first come, first kept. Thread-safe.
+    """The registered metrics of one process. Thread-safe.
 
-    What is registered beyond the bound works, and is not told; how many these are, is.
+    Metrics registered beyond the limit of series work but are not exported. Their number is exported.
     """
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
-        """Begin without any."""
+        """Create an empty registry."""
         self._most = most_series
         self._lock = threading.Lock()
         self._series = 0
@@ -99,24 +100,24 @@ class UserMetrics:
         self._log_rate = LogRate()
 
     def counter(self, task: int, name: str) -> CounterMetric:
-        """Return a task's counter of a name, the same each time; TopologyError as register says."""
+        """Return a task's counter, the same one at each call. Raises as _register."""
         found = self._register(task, name, MetricKind.COUNTER, CounterMetric, 1)
-        assert isinstance(found, CounterMetric)  # noqa: S101 - it is of its kind
+        assert isinstance(found, CounterMetric)  # noqa: S101 - _check compared the kind
         return found
 
     def histogram(self, task: int, name: str, buckets: Iterable[float]) -> HistogramMetric:
-        """Return a task's histogram of a name, the same each time; TopologyError as register says."""
+        """Return a task's histogram, the same one at each call. Raises as _register."""
         bounds = tuple(map(float, buckets))
         growing = all(before < after for before, after in pairwise(bounds))
         if not (bounds and growing and all(map(math.isfinite, bounds))):
             raise TopologyError(f"the buckets of {name!r} are finite bounds that grow, not {bounds!r}")
         series = len(bounds) + len(_OF_HISTOGRAMS)
         found = self._register(task, name, MetricKind.HISTOGRAM, lambda: HistogramMetric(bounds), series)
-        assert isinstance(found, HistogramMetric)  # noqa: S101 - it is of its kind
+        assert isinstance(found, HistogramMetric)  # noqa: S101 - _check compared the kind
         return found
 
     def gauge(self, task: int, name: str, read: Callable[[], float]) -> None:
-        """Have a task's gauge read whenever somebody looks, from any thread; it replaces one of its name."""
+        """Add a task's gauge, or replace it. samples() calls `read`, from any thread. Raises as _register."""
         if not callable(read):
             raise TopologyError(f"the gauge {name!r} needs a function that returns its value, not {read!r}")
         self._register(task, name, MetricKind.GAUGE, lambda: read, 1, anew=True)
@@ -131,7 +132,7 @@ class UserMetrics:
         *,
         anew: bool = False,
     ) -> Any:
-        """Return the metric; TopologyError for a name that is none, or that means another kind."""
+        """Return the metric. Raises TopologyError for an invalid name, or one of another kind."""
         told = _told(name)
         with self._lock:
             self._check(name, told, kind)
@@ -140,6 +141,7 @@ class UserMetrics:
             if known is not None and not anew:
                 return known.metric
             metric = make()
+            # A replaced gauge adds no series. An omitted metric is not stored, but its task can use it.
             left_out = known is None and self._series + series > self._most
             if left_out:
                 self._leave_out(task, told)
@@ -154,6 +156,7 @@ class UserMetrics:
         return metric
 
     def _check(self, name: str, told: str, kind: MetricKind) -> None:
+        # A histogram x is exported as x_bucket, x_sum and x_count, so these names must be free.
         parts = [told + end for end in _OF_HISTOGRAMS] if kind is MetricKind.HISTOGRAM else []
         whole = [told.removesuffix(end) for end in _OF_HISTOGRAMS if told.endswith(end)]
         taken = next((each for each in parts if each in self._kinds), None) or next(
@@ -173,19 +176,19 @@ class UserMetrics:
             left_out.add(told)
 
     def forget(self, tasks: Iterable[int]) -> None:
-        """Tell no more of tasks that are not here any more."""
+        """Remove the metrics of tasks that have left the process."""
         with self._lock:
             for task in tasks:
                 self._series -= sum(each.series for each in self._tasks.pop(task, {}).values())
                 self._left_out.pop(task, None)
 
     def left_out(self, tasks: Iterable[int]) -> int:
-        """Return how many metrics of some tasks are not told."""
+        """Return the number of the tasks' metrics that are not exported."""
         with self._lock:
             return sum(len(self._left_out.get(task, ())) for task in tasks)
 
     def samples(self, tasks: Iterable[int]) -> Sequence[UserSample]:
-        """Return what some tasks have registered; a gauge that raises is left out, and logged."""
+        """Return snapshots of the tasks' metrics. A gauge that raises is omitted, and logged."""
         with self._lock:
             registered = [(task, dict(self._tasks.get(task, {}))) for task in tasks]
         found = []
@@ -209,7 +212,7 @@ class UserMetrics:
             return float(read())
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise
+                raise  # Ctrl+C is for the program, not an error of the gauge
             if self._log_rate.due((task, name)):
                 extra = {"task": task, "metric": name, "reason": f"{type(error).__name__}: {error}"}
                 logger.warning("metric.failed", extra=extra)
@@ -217,10 +220,10 @@ class UserMetrics:
 
 
 def _told(name: str) -> str:
-    """Return how a name is told: letters, digits and `_`; TopologyError for what is none."""
+    """Return the exported form of a name. Raises TopologyError for an invalid name."""
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
         raise TopologyError(f"a metric's name is text of 1 to {_MOST_NAME} characters, not {name!r:.200}")
-    told = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")
+    told = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")  # exporters add this suffix
     if not told.strip("_"):
         raise TopologyError(f"a metric's name has a letter or a digit, and {name!r} has none")
     return told

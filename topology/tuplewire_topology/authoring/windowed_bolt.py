@@ -1,4 +1,4 @@
-"""WindowedBolt: a bolt that works on windows of tuples. Source: Storm's `BaseWindowedBolt`."""
+"""A base class of bolts that process windows of tuples. Source: Storm's `BaseWindowedBolt`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.windows import CountWindows, TimeWindows, TupleWindow, Window
 
 _ONLY_THE_LAST = 86_400.0
-"""How often a bolt gets a tick that needs only the last one, in seconds."""
+"""The tick interval, in seconds, of bolts that need only the last tick."""
 
 
 class WindowedBolt(Bolt):
-    """A bolt that gets a window of tuples at a time. `window` says which.
+    """A bolt that processes one window of tuples at a time, as the attribute `window` defines.
 
     ::
 
@@ -29,12 +29,12 @@ class WindowedBolt(Bolt):
                 for word, count in Counter(each["word"] for each in window).most_common(3):
                     self.collector.emit([word, count])
 
-    A tuple is acked once it is in a window: what a window holds dies with its worker. When a topology ends,
-    what is left comes as a last window, which may be shorter.
+    A tuple is acked when it enters a window, so the contents of windows are lost if the worker fails. At the
+    end of the topology, the remaining tuples are processed in last windows, which may be incomplete.
 
-    With `timestamp` a window is due when every stream that the bolt reads has come to its end, and `lag`
-    seconds more. A tuple of a time that is over by then is late: its values go to the stream `late`, which
-    has the fields of the bolt's input, or nowhere. `late_tuples` counts them.
+    With `timestamp`, a window is due when all input streams have reached its end plus `lag` seconds. A tuple
+    that is at least `lag` seconds behind all streams is late, and counted in `late_tuples`. Its values are
+    emitted on the stream `late`, which needs the fields of the input, or dropped if `late` is None.
     """
 
     window: Window
@@ -53,7 +53,7 @@ class WindowedBolt(Bolt):
         """Process a window."""
 
     def execute(self, message: Tuple) -> None:
-        if message.is_tick:
+        if message.is_tick:  # without a message id, so it needs no ack
             self._give(self._tick(last=message.is_last_tick))
             return
         if self.window.by_count:
@@ -70,7 +70,7 @@ class WindowedBolt(Bolt):
         if last:
             return self._times.rest()
         if self.window.timestamp is not None:
-            return ()
+            return ()  # time is the tuples' own, not the clock's
         self._now += self.window.every
         return self._times.advance(self._now)
 
@@ -84,7 +84,7 @@ class WindowedBolt(Bolt):
             return
         stream = (message.source_component, message.source_stream)
         self._latest[stream] = max(at, self._latest.get(stream, at))
-        if self._latest.keys() >= self._streams:
+        if self._latest.keys() >= self._streams:  # the slowest stream decides
             self._give(self._times.advance(min(self._latest.values()) - self.window.lag))
 
     def _give(self, windows: Iterable[TupleWindow]) -> None:
@@ -93,7 +93,7 @@ class WindowedBolt(Bolt):
 
 
 def tick_seconds_of(bolt: WindowedBolt, what: str) -> float:
-    """Return how often a bolt needs a tick; TopologyError, naming it, for one without windows."""
+    """Return the bolt's tick interval in seconds. Raises TopologyError if `window` is not set."""
     window = getattr(bolt, "window", None)
     if not isinstance(window, Window):
         raise TopologyError(f"{what} is a WindowedBolt without windows: set window = Window.count(...) in it")

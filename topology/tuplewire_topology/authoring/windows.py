@@ -1,5 +1,6 @@
-"""Windows over tuples, by count and by time: when each is due, and which tuples it has.
+"""Windows of tuples by count and by time: their due times and contents.
 
+Used by WindowedBolt. Owns the tuples of open windows. Not thread-safe. Design: docs/design/topologies.md.
 Source: Storm's `WindowManager` with its trigger and eviction policies, and `TupleWindow`.
 """
 
@@ -19,15 +20,15 @@ from tuplewire_topology.authoring.tuples import Tuple
 
 _MOST_SECONDS = 1e15
 _MOST_WINDOWS = 2.0**51
-"""From 0 to the time of a tuple: beyond, one window's end would be the same number as the next one's."""
+"""Between 0 and a tuple's time. Beyond this, the ends of two windows would be the same float."""
 
 
 @dataclass(frozen=True, slots=True)
 class TupleWindow:
-    """The tuples of one window, in order: of arrival, or of their time.
+    """The tuples of one window, in order of arrival or of their times.
 
-    new, expired: those that have come, and gone, since the window before. start, end: its time, in seconds;
-    it has what is later than start and not later than end. None for windows by count.
+    `new` and `expired` are the tuples that have entered and left since the previous window. A window by time
+    has the tuples with start < time <= end, in seconds. Both are None for windows by count.
     """
 
     tuples: Sequence[Tuple]
@@ -45,11 +46,11 @@ class TupleWindow:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which windows a bolt works on; made by count() or seconds().
+    """The definition of a bolt's windows. Create one by count() or seconds().
 
-    length: tuples, or seconds. every: a window is due after so many more; it tumbles where that is the
-    length. timestamp: the field that has a tuple's time, or what returns it, in seconds since 1970; None: the
-    time at which it arrives. lag: how many seconds a tuple may be behind. late: the stream for later ones.
+    `length` and `every` are tuples or seconds between windows' ends; equal values give tumbling windows.
+    `timestamp` is the field or function with a tuple's time, in seconds since 1970; None is the arrival time.
+    `lag` is the permitted delay in seconds, and `late` the stream for tuples with a longer delay.
     """
 
     length: float
@@ -61,7 +62,7 @@ class Window:
 
     @classmethod
     def count(cls, length: int, every: int | None = None) -> Self:
-        """Return windows of so many tuples, one after so many more; None: after as many.
+        """Return windows of `length` tuples, one after each `every` tuples (None: `length`).
 
         Raises TopologyError unless 0 < every <= length.
         """
@@ -77,10 +78,10 @@ class Window:
         lag: float = 0.0,
         late: str | None = None,
     ) -> Self:
-        """Return windows of so many seconds, one after so many more; None: after as many.
+        """Return windows of `length` seconds, one after each `every` seconds (None: `length`).
 
-        Raises TopologyError unless 0 < every <= length, and for a negative lag. Where tuples have no time of
-        their own, also for a length that is no multiple of every, and for a lag or late tuples.
+        Raises TopologyError unless 0 < every <= length and lag >= 0. Without a timestamp, `length` must be a
+        multiple of `every`, and `lag` and `late` are not permitted.
         """
         return cls(length, length if every is None else every, False, timestamp, lag, late)
 
@@ -102,7 +103,7 @@ class Window:
 
 
 class CountWindows:
-    """Windows by count, as tuples arrive."""
+    """Windows by count, in order of arrival. Not thread-safe."""
 
     def __init__(self, window: Window) -> None:
         self._length, self._every = int(window.length), int(window.every)
@@ -111,7 +112,7 @@ class CountWindows:
         self._expired: list[Tuple] = []
 
     def add(self, message: Tuple) -> Iterator[TupleWindow]:
-        """Take a tuple in; give the window that it makes due."""
+        """Add a tuple, and yield the window that is then due, if any."""
         self._held.append(message)
         self._new.append(message)
         if len(self._held) > self._length:
@@ -120,7 +121,7 @@ class CountWindows:
             yield from self.rest()
 
     def rest(self) -> Iterator[TupleWindow]:
-        """Give what is left as a window, if anything is new: there will be no more."""
+        """Yield a window with the remaining tuples, if any is new."""
         if self._new:
             new, self._new = self._new, []
             expired, self._expired = self._expired, []
@@ -133,9 +134,9 @@ class _Timed(NamedTuple):
 
 
 class TimeWindows:
-    """Windows by time. Their ends are multiples of `every`, as in Storm.
+    """Windows by time. Their ends are multiples of `every`, as in Storm. Not thread-safe.
 
-    passed: the time up to which all windows were given; a tuple of then, or before, is late.
+    All windows up to the time `passed` were yielded. A tuple with this time, or an earlier one, is late.
     """
 
     def __init__(self, window: Window) -> None:
@@ -144,13 +145,13 @@ class TimeWindows:
         self._held: list[_Timed] = []
         self._expired: list[Tuple] = []
         self._end = -math.inf
-        """Of the last window."""
+        """The end of the last window."""
         self.passed = -math.inf
 
     def add(self, message: Tuple, at: Any) -> bool:
-        """Take a tuple in; False if it is late. MessageError for what is no time."""
+        """Add a tuple; return False if it is late. Raises MessageError for an invalid time."""
         number: Any = at if isinstance(at, Real) else math.nan
-        if not -self._most <= number <= self._most:  # NaN is not, either
+        if not -self._most <= number <= self._most:  # also refuses NaN
             raise MessageError(
                 f"the time of a tuple in a window is a number of seconds, at most {self._most:g}, and not "
                 f"{str(at)[:100]}: convert it from a datetime or another unit"
@@ -163,8 +164,9 @@ class TimeWindows:
         return True
 
     def advance(self, now: float) -> Iterator[TupleWindow]:
-        """Give, in order, the windows that end by this time; those without tuples are left out."""
+        """Yield, in order, the windows that end by this time, except empty windows."""
         while self._held:
+            # Skip over windows without tuples, however long the gap.
             end = max(self._end + self._every, math.ceil(self._held[0].at / self._every) * self._every)
             if end > now:
                 break
@@ -181,6 +183,6 @@ class TimeWindows:
         self.passed = max(self.passed, now)
 
     def rest(self) -> Iterator[TupleWindow]:
-        """Give every window up to the one in which the last tuple is new: there will be no more."""
+        """Yield all windows up to the first one with the last tuple."""
         if self._held and self._held[-1].at > self._end:
             yield from self.advance(math.ceil(self._held[-1].at / self._every) * self._every)
