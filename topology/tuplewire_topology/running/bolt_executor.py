@@ -1,4 +1,9 @@
-"""The executors of bolts and of acker tasks. Source: Storm's `BoltExecutor`, and `Acker`, a bolt there."""
+"""The executors of bolts and of acker tasks.
+
+Used by executor_worker.py. Owns the bolts, their unacked tuples, and the acker's trees. Not thread-safe: all
+methods run on the executor's thread. Source: Storm's `BoltExecutor`, and `Acker`, which is a bolt in Storm.
+Design: docs/design/acking.md.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +27,9 @@ from tuplewire_topology.running.tuple_observer import TaskObserver
 
 @dataclass(slots=True, eq=False)
 class BoltTask(Task):
-    """A task of a bolt.
+    """A task of a bolt. `execute` calls the bolt, within a span if the tuple is traced.
 
-    execute: what executes a tuple, in a span where that is traced.
-    open: tuples that descend from a spout's, and are neither acked nor failed yet; with the time since when,
-    for those that are timed, else 0.
+    `open` has the tracked tuples that are neither acked nor failed, with their start time, or 0 if not timed.
     """
 
     bolt: Bolt = field(kw_only=True)
@@ -35,15 +38,12 @@ class BoltTask(Task):
 
 
 class BoltExecutor(Executor[BoltTask]):
-    """Has bolts execute what arrives, column by column; waits on its queue while there is nothing.
-
-    What a bolt emits for a column goes out after it, and at the latest after so many tuples.
-    """
+    """Executes bolts, one column at a time. Sends emitted tuples after each column, or every BATCH tuples."""
 
     def held(self, gone: Collection[int]) -> Counter[Root]:
-        """Return how many tuples of each root are neither acked nor failed; while nothing is executed.
+        """Return the number of unacked tuples of each root. Call this only while nothing is executed.
 
-        gone: tasks of spouts; what descends from theirs counts no more.
+        Tuples that descend from a tuple of the spout tasks `gone` are forgotten.
         """
         held: Counter[Root] = Counter()
         for task in self._tasks.values():
@@ -86,13 +86,13 @@ class BoltExecutor(Executor[BoltTask]):
         pulse.enter(task.id, Doing.EXECUTE)
         timed = began
         for message in column.tuples:
-            if self._stopping:
+            if self._stopping:  # without _finished(), so the column's sender gets no acknowledgement
                 self.tally.column = None
                 return
             pulse.calls += 1
             if message.message_id:
                 task.open[message] = timed
-                timed = 0.0
+                timed = 0.0  # only the first tracked tuple is timed: a clock per tuple would be slow
             try:
                 execute(message)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -109,10 +109,9 @@ class BoltExecutor(Executor[BoltTask]):
         self._finished(column)
 
     def _try_again(self, task: BoltTask, message: Tuple, error: Exception) -> None:
-        """Give the bolt a tuple as often as the settings say; then do as the policy says.
+        """Retry a tuple up to `error_tries` calls, then apply the error policy.
 
-        A tuple that it has acked or failed itself is not given again. What it has emitted goes out each time.
-        A dead letter is processed, as far as spouts hear: they would emit it again. Any other has failed.
+        A tuple that the bolt has acked or failed is not retried. Tuples emitted by each call are sent.
         """
         tries = 1
         followed = message in task.open
@@ -126,7 +125,7 @@ class BoltExecutor(Executor[BoltTask]):
         buried = False
         try:
             buried = self._raised(task.id, error, message, tries)
-        finally:
+        finally:  # a dead letter is acked, or its spout would emit it again; any other tuple fails
             self._failed(task, message, buried=buried)
         return None
 
@@ -151,16 +150,13 @@ class BoltExecutor(Executor[BoltTask]):
 
 @dataclass(slots=True, eq=False)
 class AckerTask(Task):
-    """A task of the acker, and the trees that it follows."""
+    """A task of the acker, with the tuple trees that it tracks."""
 
     trees: Trees = field(default_factory=Trees)
 
 
 class AckerExecutor(Executor[AckerTask]):
-    """Takes in what other executors tell, and tells spouts what has become of their tuples.
-
-    What is malformed is counted as an error, and logged.
-    """
+    """Applies the reports of other executors to its trees, and sends the outcomes to spouts."""
 
     def _open(self, task: int) -> AckerTask:
         return AckerTask(*self._parts(task))
@@ -176,7 +172,7 @@ class AckerExecutor(Executor[AckerTask]):
             try:
                 for spout, root, processed in task.trees.take(message):
                     roots[spout, ACK_STREAM if processed else FAIL_STREAM].append(root)
-            except MalformedTupleError as error:
+            except MalformedTupleError as error:  # counted and logged: it may come from another process
                 self._told(task.id, error, message)
         topology = self._surroundings.topology
         columns = [

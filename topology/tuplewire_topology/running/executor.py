@@ -1,4 +1,9 @@
-"""Executors: a thread that runs some tasks of one component, whichever it is. Source: Storm's `Executor`."""
+"""Executors: a thread that runs some tasks of one component, fed by one receive queue.
+
+Used by executor_worker.py. Owns the thread, its queue and its tasks. Spouts and bolts run on this thread;
+gauges of users also on threads that read metrics. The methods for the worker are thread-safe.
+Design: docs/design/acking.md. Source: Storm's `Executor`.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +37,26 @@ if TYPE_CHECKING:
 logger = event_logger(__name__)
 
 BATCH = 1024
-"""Tuples that are taken from the queue at once, or emitted by a task, before what was emitted goes out."""
+"""The number of queued or emitted tuples after which an executor sends the emitted ones."""
 
 Undeliverable = Callable[[Tuple, Exception], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What an executor has of the process that it runs in; it calls everything in its own thread.
+    """Services of the process that an executor uses. All callbacks run on the executor's thread.
 
-    transfer: sends columns on their way, waiting for room; calls back for each tuple that has no form.
-    failed: told of the error that ends an executor. error: told of every error that is raised or reported.
-    dead_letter: gets the tuples that are given up, where the policy says so; returns False for one that has
-    no place.
-    track: returns what follows a task's tuples; None where nobody does: a spout's tuple then counts as
-    processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
-    emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
-    received: gets every column, with its component, before it is executed; None where nobody looks.
-    ready: whether spouts may be asked for their first tuples. context: returns that of a task. tracing: makes
-    spans; None where it is off. serialize: see Outbox. metrics: what tasks register.
+    Attributes:
+        transfer: Sends columns, waiting for free space; calls back for tuples that it cannot serialize.
+        failed: Called with the error that ends an executor.
+        error: Called with each error that a task raises or reports.
+        dead_letter: Accepts tuples dropped by the error policy; returns False if it cannot store one.
+        track: Returns the tracker of a task's tuples. Without one, a spout's tuple is acked once it is sent,
+            as in Storm without ackers.
+        emitted: Called with emitted tuples before they are sent.
+        received: Called with each column of a bolt before it is executed.
+        ready: Returns True once spouts may emit their first tuples.
+        serialize: See Outbox.
     """
 
     topology: Topology
@@ -74,7 +80,7 @@ class Surroundings:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """What every task of an executor has; acked, failed: ids of tuples, for the acker to hear at the end."""
+    """State of any task. The next flush reports the message IDs in `acked` and `failed` to the acker."""
 
     id: int
     outbox: Outbox
@@ -94,10 +100,7 @@ TaskKind = TypeVar("TaskKind", bound=Task)
 
 
 class Executor(ABC, Generic[TaskKind]):
-    """Runs tasks of one component in a thread of its own, fed by one receive queue.
-
-    tally: what it has done. pulse: what it is doing. opening, closing: what the user's code is called for.
-    """
+    """Runs tasks of one component on its own thread. `tally` has its totals, `pulse` its current activity."""
 
     opening = Doing.PREPARE
     closing = Doing.CLEANUP
@@ -116,7 +119,7 @@ class Executor(ABC, Generic[TaskKind]):
         self._refresh_due = self._rotation_due = False
         self._stopping = self._finishing = self._abandoned = False
         self.opened = threading.Event()
-        """Set once all tasks are open, or one has failed to."""
+        """Set once all tasks are open, or one could not be opened."""
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -126,41 +129,41 @@ class Executor(ABC, Generic[TaskKind]):
     # --- for its worker, from any thread ------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin: open or prepare the tasks, then run them."""
+        """Open or prepare the tasks, then run them, on a new thread."""
         self.thread.start()
 
     def refresh(self) -> None:
-        """Have the groupings look again at loads and distances, before the next tuples go out."""
+        """Have the groupings read loads and distances again before the next send."""
         self._refresh_due = True
 
     def rotate(self) -> None:
-        """Have half of the time pass that what a spout has emitted may take; what is older has failed."""
+        """Advance the message timeout by half of its length, and fail tuples that exceed it."""
         self._rotation_due = True
         self.queue.wake()
 
     def stop(self) -> None:
-        """Ask it to end after the tuple that it is at; what is queued then is left. Does not wait."""
+        """Request the end after the current tuple; queued tuples are not processed. Does not wait."""
         self._stopping = True
         self.queue.close()
 
     def finish(self) -> None:
-        """Ask it to end once its queue is empty. Does not wait."""
+        """Request the end once the queue is empty. Does not wait."""
         self._finishing = True
         self.queue.wake()
 
     def abandon(self) -> None:
-        """End it as if its process were killed: nothing more goes out, and spouts and bolts are not told."""
+        """End like a killed process: send nothing more, and do not close spouts and bolts."""
         self._abandoned = True
         self.stop()
 
     def join(self, timeout: float) -> bool:
-        """Wait until it has ended; False when the time is over first."""
-        if self.thread.ident is not None:
+        """Wait for the end of the thread; return False after `timeout` seconds."""
+        if self.thread.ident is not None:  # join() raises for a thread that was never started
             self.thread.join(timeout)
         return not self.thread.is_alive()
 
     def look_at_load(self) -> float:
-        """Return the load of now, from 0 to 1; to be called once a second or so. See ExecutorLoad."""
+        """Return the current load, 0 to 1; call this about once a second. See ExecutorLoad."""
         at_work = self.tally.at_work(self.pulse)
         executed = sum(at_work.executed_by.values())
         queue = self.queue.statistics()
@@ -169,11 +172,11 @@ class Executor(ABC, Generic[TaskKind]):
 
     @property
     def pending(self) -> int:
-        """Tuples of its spouts that are on the way; bolts have none."""
+        """The number of tuples of its spouts in flight; 0 for bolts."""
         return 0
 
     def statistics(self, *, registered: bool = True) -> ExecutorStatistics:
-        """Return a snapshot. registered: with the metrics of tasks; their gauges are the user's code."""
+        """Return a snapshot. `registered` includes metrics of tasks, which may call gauges of the user."""
         metrics = self._surroundings.metrics
         return ExecutorStatistics(
             self.component.id,
@@ -203,13 +206,13 @@ class Executor(ABC, Generic[TaskKind]):
         except TaskError as error:
             self._surroundings.failed(error)
         except ClosedError:
-            # The executor of a task that this one sends to has ended, and whoever ended it knows why.
+            # An executor that this one sends to has stopped; its owner reports the cause.
             logger.info("executor.cut_off", extra={"component": self.component.id, "tasks": str(self.tasks)})
-        except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect of ours
+        except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
             self._surroundings.failed(self._told(self.pulse.task, error))
         finally:
             self.queue.close()
-            self.opened.set()
+            self.opened.set()  # the starter must not wait for tasks that could not be opened
             if not self._abandoned:
                 self._close_all()
             self.pulse.doing = Doing.ENDED
@@ -224,7 +227,7 @@ class Executor(ABC, Generic[TaskKind]):
                 self._surroundings.failed(self._told(task.id, error))
 
     def _always(self, task: int, call: Callable[[], Any]) -> Any:
-        """Call the user's code; what that raises ends the executor, whatever the policy."""
+        """Call user code; an error from it ends the executor under every policy."""
         try:
             return call()
         except Exception as error:
@@ -232,24 +235,24 @@ class Executor(ABC, Generic[TaskKind]):
 
     @abstractmethod
     def _open(self, task: int) -> TaskKind:
-        """Return a task whose spout or bolt is ready."""
+        """Return a task with its spout or bolt open."""
 
     def _turn(self) -> None:
-        """Do a batch of work, or wait for some."""
+        """Process a batch, or wait for tuples."""
         self.pulse.doing = Doing.WAITING
         for column in self.queue.consume(BATCH, self._patience()):
             self._take(column)
-        if self._rotation_due:
+        if self._rotation_due:  # requested by a timer, done here: trees and pending tuples have no lock
             self._rotation_due = False
             self._rotate()
 
     def _patience(self) -> float | None:
-        """Return how long to wait for something, in seconds; None: there is nothing to do without."""
+        """Return the seconds to wait for tuples, or None to wait without limit."""
         return None
 
     @abstractmethod
     def _take(self, column: AddressedTuples) -> None:
-        """Deal with what has arrived, and call _finished() with it."""
+        """Process a column, and then call _finished() with it."""
 
     def _finished(self, column: AddressedTuples) -> None:
         if column.done is not None:
@@ -257,13 +260,13 @@ class Executor(ABC, Generic[TaskKind]):
         self._surroundings.idle.executed(len(column.tuples))
 
     def _rotate(self) -> None:
-        """Give up what is too old; bolts know of nothing."""
+        """Drop tracked tuples that exceed the timeout; bolts track none."""
 
     def _close(self, task: TaskKind) -> None:
-        """Have a task's spout or bolt let go of what it holds; acker tasks hold nothing."""
+        """Let a task's spout or bolt release its resources; acker tasks have none."""
 
     def _parts(self, task: int) -> tuple[int, Outbox, Outgoing, TupleTracker | None]:
-        """Return what every task has."""
+        """Return the arguments that all kinds of Task share."""
         around = self._surroundings
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
         outbox = Outbox(around.topology, task)
@@ -273,7 +276,7 @@ class Executor(ABC, Generic[TaskKind]):
     # --- errors -----------------------------------------------------------------------------------------
 
     def _told(self, task: int, error: BaseException, message: Tuple | None = None) -> TaskError:
-        """Count, log and tell an error."""
+        """Count, log and report an error."""
         told = TaskError(self.component.id, task, error, message)
         self.tally.errors += 1
         logger.warning("task.error", extra={"reason": str(told)})
@@ -281,25 +284,22 @@ class Executor(ABC, Generic[TaskKind]):
         return told
 
     def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> bool:
-        """Deal with an error as the policy says: raises TaskError when the worker is to fail by it.
+        """Apply the error policy; raise TaskError if the worker must fail.
 
-        tries: how often a bolt was given the message. Returns whether the message is a dead letter now.
+        Returns True if `message` is now a dead letter. `tries` is the number of calls of execute() with it.
         """
         told = self._told(task, error, message)
         policy = self.settings.error_policy
         if policy is ErrorPolicy.FAIL:
             raise told from error
-        if policy is not ErrorPolicy.DEAD_LETTER or message is None:
+        if policy is not ErrorPolicy.DEAD_LETTER or message is None:  # next_tuple() raises without a tuple
             return False
         return self._surroundings.dead_letter(DeadLetter(message, told, tries)) is not False
 
     # --- what tasks emit ----------------------------------------------------------------------------------
 
     def _flush(self, task: TaskKind) -> list[Emitted]:
-        """Send on what a task has emitted, and return it; tell the acker what is acked and failed.
-
-        The acker hears of every copy before that is on its way. What cannot be sent has failed.
-        """
+        """Send and return the tuples that a task has emitted; report acked and failed tuples to the acker."""
         if self._abandoned:
             raise ClosedError("this executor's worker was killed")
         if self._refresh_due:
@@ -319,6 +319,7 @@ class Executor(ABC, Generic[TaskKind]):
                 self._always(task.id, partial(task.observe, methodcaller("emitted", run.tuples)))
             self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
+        # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
         columns += self._tell_acker(task, began, columns, lost)
         if runs and self._surroundings.emitted is not None:
             self._surroundings.emitted(runs)
@@ -329,7 +330,7 @@ class Executor(ABC, Generic[TaskKind]):
         return runs
 
     def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
-        """Send columns on their way, waiting for room."""
+        """Send columns, waiting for free space, and measure the time."""
         pulse = self.pulse
         doing, began = pulse.doing, pulse.clock()
         pulse.doing = Doing.SENDING
@@ -340,13 +341,13 @@ class Executor(ABC, Generic[TaskKind]):
         self.tally.sending_seconds += pulse.clock() - began
 
     def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:
-        """Return what goes to each task; a tuple at which a grouping raises is lost, and no other."""
+        """Return the columns of a run; add tuples to `lost` if a grouping raises an error for them."""
         if run.task is not None:
             return [AddressedTuples(run.task, run.tuples)]
         try:
             routes = task.outgoing.route(run.source.stream.name, run.tuples)
         except Exception as error:  # noqa: BLE001 - a grouping may be the user's code
-            if len(run.tuples) > 1:
+            if len(run.tuples) > 1:  # only the tuple that caused the error may fail
                 singles = [Emitted(run.source, None, [message]) for message in run.tuples]
                 return [column for single in singles for column in self._columns(task, single, lost)]
             lost += run.tuples
@@ -369,7 +370,7 @@ class Executor(ABC, Generic[TaskKind]):
         return task.tracker.tell(News(task.id, began, columns, lost, acked, failed))
 
     def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
-        """Have what was emitted followed; return the keys of what spouts have emitted."""
+        """Start to track emitted tuples; return the tracker's keys for tuples of spouts."""
         if task.tracker is not None:
             task.tracker.derive(runs)
         return []

@@ -1,5 +1,7 @@
-"""The executors of one process: started, fed, watched and ended together. Source: Storm's `Worker`.
+"""The executors of one process: starts, connects, monitors, moves and ends them. Source: Storm's `Worker`.
 
+Used by clusters/ and spark/. Owns the executors, the transfer, the ticks and the heartbeat. Not thread-safe:
+one thread at a time changes it; statistics and states can be read from any thread.
 Design: docs/design/topologies.md.
 """
 
@@ -42,15 +44,15 @@ _OPEN_SECONDS = 60.0
 class ExecutorWorker:
     """Runs the executors of some tasks of a topology.
 
-    tasks: those that run here, whole executors; by default all. conf: settings by Storm's keys, and the
-    user's own. link: to other processes; not needed where all tasks are here. timer: by default one that goes
-    with the clock. acker, idle: shared by the workers of one process. Tuples are followed by the topology's
-    acker tasks (with_ackers); where it has none by `acker`, without a link by one that is made here, and else
-    by nobody. error, dead_letter: told of every error, and given every tuple that is given up, for which it
-    returns False if that has no place; called in executors' threads. emitted, received: get everything that
-    components emit, and that bolts are given, to look at in a test. state_file: where the worker says that it
-    is alive, as JSON, at each heartbeat; removed when it has ended in good order. port: that of the worker,
-    for its tasks to know.
+    Args:
+        tasks: The tasks of whole executors; by default all.
+        conf: Settings by Storm's keys, and the user's own.
+        link: Connects other processes with tasks of the topology.
+        acker: Tracks tuples if the topology has no acker tasks (with_ackers); shared by the workers of a
+            process, like `idle`. If both it and `link` are missing, the worker creates one.
+        error, dead_letter, emitted, received: See Surroundings.
+        state_file: Gets each heartbeat as JSON; removed after a clean end.
+        port: The worker's port, for the contexts of its tasks.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class ExecutorWorker:
             size_metrics=self.settings.size_metrics,
             traced=spans is not None,
         )
-        if acker is None and link is None and not has_ackers:
+        if acker is None and link is None and not has_ackers:  # with a link, trees may span processes
             acker = Acker(self.transfer.tell)
         self._surroundings = Surroundings(
             topology=topology,
@@ -131,7 +133,7 @@ class ExecutorWorker:
         self._ticks = Ticks(self._timer, self.idle, self.transfer.tell)
 
     def _executors_of(self, wanted: frozenset[int]) -> Iterator[range]:
-        """Yield the tasks of each executor that is wanted; TopologyError where only some of its tasks are."""
+        """Yield the tasks of each wanted executor; TopologyError if only some of its tasks are wanted."""
         topology = self._surroundings.topology
         for tasks in (each for name in topology.components for each in topology.executors_of(name)):
             here = wanted.intersection(tasks)
@@ -146,7 +148,7 @@ class ExecutorWorker:
         component = self._surroundings.topology.component_of(tasks[0])
         kind: type[Executor[Any]] = SpoutExecutor if component.kind is ComponentKind.SPOUT else BoltExecutor
         executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._surroundings)
-        self.executors = [*self.executors, executor]
+        self.executors = [*self.executors, executor]  # a new list: other threads iterate over the old one
         self._queues.update(dict.fromkeys(tasks, executor.queue))
         return executor
 
@@ -163,10 +165,7 @@ class ExecutorWorker:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self, timeout: float = _OPEN_SECONDS) -> None:
-        """Say that it is alive, open every task, then take in what arrives; spouts wait for activate().
-
-        Raises the TaskError of one that cannot be opened, and TimeoutError when that takes too long.
-        """
+        """Open all tasks, then receive tuples; spouts wait for activate(). Raises TaskError, TimeoutError."""
         self._heartbeats.beat()
         self._hooks.start()
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
@@ -189,37 +188,37 @@ class ExecutorWorker:
             period = self.settings.message_timeout_seconds / PARTS
             if self._has_ackers and period and not isinstance(executor, BoltExecutor):
                 self._recurring.append(self._timer.every(period, executor.rotate))
-        if self._link is not None:
+        if self._link is not None:  # after all tasks are open, because the queues fill from now on
             self._link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
 
     def activate(self) -> None:
-        """Have the spouts asked for tuples, once the link is ready."""
+        """Start to request tuples from the spouts, once the link is connected."""
         for spout in self.spouts:
             spout.activate()
 
     def deactivate(self) -> None:
-        """Have them asked no longer; what is on the way goes on."""
+        """Stop requesting tuples from the spouts; tuples in flight are still processed."""
         for spout in self.spouts:
             spout.deactivate()
 
     def tick(self, bolts: Iterable[str]) -> None:
-        """Give these bolts' tasks here a tick now: the last one, when the topology is over."""
+        """Send the final tick to the tasks of these bolts, at the end of the topology."""
         topology = self._surroundings.topology
         self._ticks.give_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def finished(self, epoch: int = 0) -> bool:
-        """Whether every spout is inactive, or was exhausted in a round of this epoch or later."""
+        """Return True if every spout is inactive, or was exhausted in a round of this epoch or later."""
         return all(spout.finished(epoch) for spout in self.spouts)
 
     def new_epoch(self) -> int:
-        """Begin to wait: have exhausted spouts looked at again; returns the epoch for finished()."""
+        """Start a wait: check exhausted spouts again, and return the epoch for finished()."""
         epoch = self.idle.new_epoch()
         for spout in self.spouts:
             spout.queue.wake()
         return epoch
 
     def wait_idle(self, timeout: float) -> bool:
-        """Wait until nothing is left to do here, or it has failed; False when the time is over first."""
+        """Wait until the worker is idle or has failed; return False after `timeout` seconds."""
         with self.idle.moved:
             epoch = self.new_epoch()
             return self.idle.moved.wait_for(
@@ -227,22 +226,21 @@ class ExecutorWorker:
             )
 
     def report(self) -> ProcessReport:
-        """Return what this process has to say to who asks whether the topology is over."""
+        """Return the state of this process, for the detection of the topology's end."""
         at_rest, sent, taken = self.idle.traffic(self.finished)
         lost = 0 if self._link is None else self._link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + lost, failure)
 
     def check(self) -> None:
-        """Raise the error by which the worker has failed, if it has."""
+        """Raise the worker's failure, if it has failed."""
         if self.failure is not None:
             raise self.failure
 
     def close(self, timeout: float = 10.0) -> None:
-        """Deactivate the spouts, let the rest finish for at most so many seconds, and end everything.
+        """Deactivate the spouts, wait up to `timeout` seconds until idle, then end executors and link.
 
-        What the link has accepted by then is seen off last. Raises TimeoutError, naming it, for an executor
-        that does not end, which then holds its thread. Does nothing the second time.
+        Raises TimeoutError if an executor does not end; it then keeps its thread. Idempotent.
         """
         with self._lock:
             if self._closed:
@@ -254,11 +252,11 @@ class ExecutorWorker:
         self._end_timer()
         for executor in self.executors:
             executor.stop()
-        deadline = max(deadline, time.monotonic() + 1.0)
+        deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
         stuck = self._still_running(deadline)
         if self._link is not None:
             self._link.close(max(1.0, deadline - time.monotonic()))
-            stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
+            stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.shutdown()
         self._heartbeats.beat()
         tracing.flush()
@@ -275,10 +273,9 @@ class ExecutorWorker:
             cancel()
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
-        """End at once, as a process that is killed: nothing more goes out, and nobody is told.
+        """End like a killed process: send nothing more. The caller closes the link.
 
-        Returns the executors that are still in the user's code after so many seconds; they end after it. The
-        link is left to whoever made it.
+        Returns the executors that are still in user code after `timeout` seconds; they end after that call.
         """
         with self._lock:
             self._closed = True
@@ -293,17 +290,17 @@ class ExecutorWorker:
     # --- moves ------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Deactivate the spouts, and keep ticks back, so that what is on the way comes to an end."""
+        """Deactivate the spouts, and hold ticks back, until all tuples in flight are processed."""
         self.idle.paused = True
         self.deactivate()
 
     def resume(self) -> None:
-        """Let the ticks come that are late, each once; spouts are left as they are."""
+        """Send the ticks that were held back, once per task; spouts do not change."""
         self.idle.paused = False
         self._ticks.catch_up()
 
     def follow(self, wanted: frozenset[int], timeout: float) -> None:
-        """Remove the executors of tasks that are not wanted, and add those that are missing."""
+        """Remove the executors of tasks that are not wanted, and add the missing ones."""
         for executor in self.executors:
             if wanted.isdisjoint(executor.tasks):
                 self.remove(executor.tasks, timeout)
@@ -312,18 +309,15 @@ class ExecutorWorker:
                 self.add(tasks, timeout)
 
     def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
-        """Run an executor more. Raises as start() does."""
+        """Add and start an executor. Raises the errors of start()."""
         self.tasks |= frozenset(tasks)
         self._open([self._make(tasks)], timeout)
 
     def remove(self, tasks: range, timeout: float) -> None:
-        """End an executor once it has processed what it has; TimeoutError if it does not end in time.
-
-        What others here emit to its tasks from now on goes over the link.
-        """
+        """End an executor once it has emptied its queue; TimeoutError if it does not end in time."""
         executor = next(each for each in self.executors if each.tasks == tasks)
         self._ticks.remove(tasks)
-        for task in tasks:
+        for task in tasks:  # from now on, other executors here send to these tasks over the link
             del self._queues[task]
         executor.finish()
         if not executor.join(timeout):
@@ -336,9 +330,9 @@ class ExecutorWorker:
         self.check()
 
     def _failed(self, error: TuplewireError) -> None:
-        """Note an error that ends the worker, and stop every executor."""
+        """Record the error that ends the worker, and stop every executor."""
         with self._lock:
-            if self.failure is None:
+            if self.failure is None:  # the first error is the cause; others may follow from it
                 self.failure = error
         for executor in self.executors:
             executor.stop()
@@ -352,11 +346,11 @@ class ExecutorWorker:
     # --- its parts --------------------------------------------------------------------------------------
 
     def loads(self) -> dict[int, float]:
-        """Return the load, from 0 to 1, of every task that is heard of."""
+        """Return the known loads by task, 0 to 1."""
         return {**({} if self._host is None else self._host.loads()), **self._own_loads}
 
     def _refresh(self) -> None:
-        if self._closed:
+        if self._closed:  # a shared timer may call this once more
             return
         loads = ((each.tasks, each.look_at_load()) for each in self.executors)
         self._own_loads = {task: load for tasks, load in loads for task in tasks}
@@ -374,23 +368,23 @@ class ExecutorWorker:
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
-        """What the worker and its executors were doing at the last heartbeat; for a status service."""
+        """The last heartbeat: the activity of the worker and its executors."""
         return self._heartbeats.last
 
     @property
     def not_ready(self) -> str:
-        """Why it does not do its work now, in one line; empty when it does. For a readiness probe."""
+        """The reason, in one line, why the worker is not ready, for a readiness probe; empty if it is."""
         return self._heartbeats.not_ready
 
     @property
     def busy(self) -> bool:
-        """Whether a drain must wait: it has tuples, or sent messages that the worker has not accepted."""
-        if self.failure is not None:
+        """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
+        if self.failure is not None:  # its tuples are never processed
             return False
         return not self.idle.empty or (self._link is not None and self._link.pending > 0)
 
     def disconnect(self) -> None:
-        """See AttachedProgram: executors that wait for free space end."""
+        """Close the link, which ends executors that wait for free space. See AttachedProgram."""
         if self._link is not None:
             self._link.abort()
 

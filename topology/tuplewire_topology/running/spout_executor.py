@@ -1,4 +1,9 @@
-"""The executor of spouts. Source: Storm's `SpoutExecutor`."""
+"""The executor of spouts: requests tuples from them, and reports the outcomes of their tuples.
+
+Used by executor_worker.py. Owns the spouts and their pending tuples. Not thread-safe, except for methods
+marked "Thread-safe": the others run on the executor's thread. Source: Storm's `SpoutExecutor`.
+Design: docs/design/acking.md.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +28,31 @@ from tuplewire_topology.running.statistics import Doing
 from tuplewire_topology.running.tuple_observer import TaskObserver
 
 _ROUND_SECONDS = 0.001
-"""How long a task may go on emitting before what it has emitted goes out."""
+"""The time after which a task stops emitting, so that its tuples are sent."""
 
 _READY_SECONDS = 0.01
-"""How soon it looks again whether it may become active."""
+"""The interval at which the executor checks `ready` before it becomes active."""
 
 _BUSY = -1
 
 Pending = tuple[Any, TupleSource, float]
-"""The message id of a tuple on the way, its stream, and when it was emitted, by the pulse's clock."""
+"""The message ID of a tuple in flight, its stream, and the time of its emission, by the pulse's clock."""
 
 
 @dataclass(slots=True, eq=False)
 class SpoutTask(Task):
-    """A task of a spout. pending: what it has on the way, by the tracker's keys."""
+    """A task of a spout. `pending` has its tuples in flight, by the tracker's keys."""
 
     spout: Spout = field(kw_only=True)
     pending: RotatingMap[Any, Pending] = field(default_factory=RotatingMap)
 
 
 class SpoutExecutor(Executor[SpoutTask]):
-    """Asks spouts for tuples while it is active, and tells them what has become of theirs.
+    """Requests tuples from spouts while it is active, and passes the outcomes of their tuples to them.
 
-    Backpressure: transfer waits for room, and a task with as many tuples on the way as it may have is not
-    asked. Where no task can be asked, and while inactive, it waits on its queue; where none has anything, it
-    looks again after the time that the settings say. It becomes active once its surroundings are ready.
+    Backpressure: the transfer waits for free space, and a task that has reached `max_spout_pending` is not
+    called. If no task can be called, the executor waits on its queue; if none emits, it polls again after
+    `spout_wait_seconds`. It becomes active once its surroundings are ready.
     """
 
     opening = Doing.OPEN
@@ -60,31 +65,30 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._emitted = False
         self._askable = False
         self._finished_in = _BUSY
-        """The epoch of the last round, if every task was exhausted in it."""
+        """The epoch of the last round if every task was exhausted in it, else _BUSY."""
         self._expires = bool(
             ACKER_COMPONENT in surroundings.topology.components and self.settings.message_timeout_seconds
         )
 
     @property
     def pending(self) -> int:
-        """Tuples with a message id that are on the way."""
+        """The number of tuples in flight that have a message ID."""
         return sum(len(task.pending) for task in list(self._tasks.values()))
 
     def activate(self) -> None:
-        """Have the spouts asked for tuples. From any thread."""
+        """Start to request tuples from the spouts. Thread-safe."""
         self._wanted = True
         self.queue.wake()
 
     def deactivate(self) -> None:
-        """Have them asked no longer. From any thread."""
+        """Stop requesting tuples from the spouts. Thread-safe."""
         self._wanted = False
         self.queue.wake()
 
     def finished(self, epoch: int = 0) -> bool:
-        """Whether it is inactive, or every task was exhausted in a round of this epoch or later.
+        """Return True if it is inactive, or if a round of this epoch or later found every task done.
 
-        From any thread. An exhausted task that waits for the fate of tuples may emit again, where they fail
-        after some time.
+        Thread-safe. See _done().
         """
         if not self._wanted:
             return not self._active
@@ -105,6 +109,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _turn(self) -> None:
         super()._turn()
+        # Only the start waits for the connections to other workers; the end does not.
         if self._active != self._wanted and (self._active or self._surroundings.ready()):
             self._switch()
         if self._active and not self._stopping:
@@ -127,7 +132,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._surroundings.idle.changed()
 
     def _take(self, column: AddressedTuples) -> None:
-        """Tell a spout what has become of its tuples."""
+        """Pass outcomes to the spout."""
         task = self._tasks[column.task]
         now = self.pulse.clock()
         self.pulse.task = task.id
@@ -140,13 +145,13 @@ class SpoutExecutor(Executor[SpoutTask]):
             processed = fate.source_stream == ACK_STREAM
             for key in keys:
                 pending = task.pending.pop(key)
-                if pending is not None:
+                if pending is not None:  # otherwise it has failed by its timeout
                     self._tell_one(task, pending, now, processed=processed)
         self._go_on(task)
         self._finished(column)
 
     def _go_on(self, task: SpoutTask) -> None:
-        """Send on what a spout has emitted when it was told; it may have something again."""
+        """Send tuples that a spout emitted when it got outcomes; the spout may have more tuples now."""
         self._finished_in = _BUSY
         self._send(task)
 
@@ -170,7 +175,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             self._raised(task.id, error)
 
     def _rotate(self) -> None:
-        """Tell spouts that what took too long has failed."""
+        """Fail tuples that exceed the message timeout."""
         for task in self._tasks.values():
             expired = task.pending.rotate()
             self.pulse.task = task.id
@@ -180,14 +185,14 @@ class SpoutExecutor(Executor[SpoutTask]):
                 self._go_on(task)
 
     def _round(self) -> None:
-        """Ask each task that may be asked, for a moment."""
+        """Request tuples from each task that may emit, for a short time each."""
         epoch = self._surroundings.idle.epoch
         self._emitted = self._askable = False
         for task in self._tasks.values():
             self._askable |= self._ask(task)
             if len(task.outbox):
                 self._emitted = True
-                self._finished_in = _BUSY  # before what it has emitted can be done with
+                self._finished_in = _BUSY  # before the send, after which the tuples may be processed any time
                 self._send(task)
         finished = not self._emitted and all(map(self._done, self._tasks.values()))
         before, self._finished_in = self._finished_in, epoch if finished else _BUSY
@@ -195,11 +200,11 @@ class SpoutExecutor(Executor[SpoutTask]):
             self._surroundings.idle.changed()
 
     def _done(self, task: SpoutTask) -> bool:
-        """Whether a task will not emit by itself: it is exhausted, and no tuple of its can fail by time."""
+        """Return True if a task is exhausted, and no pending tuple can time out and be emitted again."""
         return task.spout.exhausted and not (self._expires and len(task.pending))
 
     def _ask(self, task: SpoutTask) -> bool:
-        """Have a task emit until it has nothing more, its bound or a moment is over; False if it may not."""
+        """Let a task emit until it has no tuples, or reaches a limit; return False if it may not emit."""
         deadline = time.monotonic() + _ROUND_SECONDS
         bound = self.settings.max_spout_pending or sys.maxsize
         outbox, pulse = task.outbox, self.pulse
@@ -218,7 +223,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         return asked
 
     def _send(self, task: SpoutTask) -> None:
-        """Send on what a task has emitted; where nobody follows it, it counts as processed with that."""
+        """Send the tuples that a task has emitted; without a tracker they are then acked."""
         runs = self._flush(task)
         if task.tracker is None:
             for run in runs:
