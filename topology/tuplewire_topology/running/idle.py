@@ -1,7 +1,7 @@
-"""What a process of a topology knows of its own work: tuples on the way, its state, and its failure.
+"""The state of one process of a topology: its count of tuples in progress, its report, and its failure.
 
-Used by executors, and by whoever coordinates the processes of a topology. Thread-safe.
-Design: docs/design/topologies.md (end of a topology).
+Used by executors, transfers and ticks, which count tuples, and by code that waits for the end of a topology.
+Thread-safe. Design: docs/design/acking.md (the end of a topology).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Self
 
 
 class IdleWatch:
-    """Counts the tuples that are in a queue of a worker, or being executed there; thread-safe.
+    """Counts the tuples in the queues and executors of a worker. Thread-safe.
 
-    A worker is idle when there are none, and every spout is inactive or exhausted.
+    A worker is idle if there are none, and every spout is inactive or exhausted.
 
-    moved: notified of every change that may matter; the watches of several workers may share it. While it is
-    held, none of them counts anything. epoch: the number of times that somebody began to wait. begun:
-    everything that was ever counted: whoever reads the same twice knows that nothing was added. paused: to be
-    set, from any thread, where nothing is to enter from outside.
+    Attributes:
+        moved: Notified of each relevant change. Several watches can share it; all of them count under it.
+        epoch: Number of waits that were started.
+        begun: Sum of all counts so far. Two equal readings show that no tuple was added in between.
+        paused: Set this, on any thread, to reject ticks and other input from outside.
     """
 
     def __init__(self, moved: threading.Condition | None = None) -> None:
@@ -35,11 +36,11 @@ class IdleWatch:
 
     @property
     def empty(self) -> bool:
-        """Whether there are no tuples now."""
+        """True if there are no tuples now."""
         return not self._present
 
     def new_epoch(self) -> int:
-        """Begin to wait: return the number that spouts are to be asked in."""
+        """Start a wait: return the epoch in which spouts must be called again."""
         self.epoch += 1
         return self.epoch
 
@@ -50,14 +51,14 @@ class IdleWatch:
             self.begun += tuples
 
     def executed(self, tuples: int) -> None:
-        """Take them off again, after what they have led to was counted."""
+        """Subtract executed tuples, after the tuples that they caused were counted."""
         with self.moved:
             self._present -= tuples
             if not self._present:
                 self.moved.notify_all()
 
     def enter(self) -> bool:
-        """Count one thing that comes from outside, as a tick does; False, and nothing, while paused."""
+        """Count one input from outside, such as a tick; while paused, return False and count nothing."""
         with self.moved:
             if not self.paused:
                 self.sent(1)
@@ -65,13 +66,13 @@ class IdleWatch:
             return False
 
     def handed(self, tuples: int) -> None:
-        """Count what goes to other processes, before it does."""
+        """Count tuples for other processes, before they are sent."""
         with self.moved:
             self._handed += tuples
             self.begun += tuples
 
     def taken(self, tuples: int, *, lost: bool = False) -> None:
-        """Count what comes from other processes; lost: there is nothing of it to execute."""
+        """Count tuples from other processes; `lost` ones are received, but not executed."""
         with self.moved:
             self._taken += tuples
             self.begun += tuples
@@ -79,38 +80,40 @@ class IdleWatch:
                 self._present += tuples
 
     def traffic(self, finished: Callable[[], bool]) -> tuple[bool, int, int]:
-        """Return whether nothing is left to do here, what went to other processes, and what came from them.
+        """Return, for one moment, whether the process is at rest, its tuples sent, and its tuples received.
 
-        All three are of one moment. finished: whether every spout is inactive or exhausted.
+        `finished` returns True if every spout is inactive or exhausted.
         """
         with self.moved:
             return self._present == 0 and finished(), self._handed, self._taken
 
     def changed(self) -> None:
-        """Have those who wait look again, as a spout has come to rest, or something has failed."""
+        """Notify waiting threads that a spout has become inactive or exhausted, or that something failed."""
         with self.moved:
             self.moved.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error by which a process has failed, as text. traceback: with that of the user's code."""
+    """The error of a failed process, as text. `traceback` includes the user's code."""
 
     summary: str
     traceback: str
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Describe an error, with its causes."""
+        """Return an error as text, with its causes."""
         return cls(str(error), "".join(traceback.format_exception(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What one process says of itself, all at one moment.
+    """The state of one process at one moment.
 
-    at_rest: no tuple is queued or being executed there, and its spouts are exhausted, or inactive. sent:
-    tuples handed to the link so far. taken: those taken from it, and those that will never arrive.
+    Attributes:
+        at_rest: True if no tuple is queued or executed, and all spouts are exhausted or inactive.
+        sent: Number of tuples passed to the link so far.
+        taken: Number received from it, plus the tuples that it lost.
     """
 
     at_rest: bool

@@ -85,7 +85,7 @@ class Link:
         self.worker = worker
         self._client = client
         self._spouts = spouts
-        client.traced = False  # its tuples have spans of their own
+        client.traced = False  # tuples have their own spans
         self._first_task = first_task
         self._closed = False
         self._subscriptions: dict[range, Callable[[], None]] = {}
@@ -105,7 +105,7 @@ class Link:
     ) -> None:
         groups = self._shifted([group], -self._first_task)
         try:
-            if groups[0].task in self._spouts:
+            if groups[0].task in self._spouts:  # outcomes: see the class
                 receive(groups, lambda _: None)
                 acknowledge()
             else:
@@ -157,7 +157,7 @@ class Link:
 
     @property
     def not_connected(self) -> str:
-        """Which required connections are missing; empty if there are all, or if they are not known."""
+        """The missing required connections, as text; empty if none is missing, or the worker is not here."""
         return "" if self.worker is None else self.worker.not_connected()
 
     @property

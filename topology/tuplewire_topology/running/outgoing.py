@@ -1,6 +1,7 @@
-"""Where a task's tuples go: the bolts that subscribe to each of its streams, and their groupings.
+"""The routes of a task's tuples: the bolts that subscribe to each of its streams, and their groupings.
 
-Source: Storm's `GrouperFactory`, and what its `Task` knows of its outgoing tasks.
+Used by executor.py. Owns the groupings of the task. Not thread-safe: called on the executor's thread.
+Design: docs/design/topologies.md (routing in columns). Source: Storm's `GrouperFactory` and `Task`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _values = attrgetter("values")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One bolt that subscribes to a stream, and the grouping by which it does."""
+    """A bolt that subscribes to a stream, with the grouping of its subscription."""
 
     component: str
     subscription: Input
@@ -43,9 +44,9 @@ class Target:
     grouping: Grouping
 
     def route(self, tuples: Sequence[Tuple]) -> Mapping[int, Sequence[int]]:
-        """Return which tuples of the stream each task of the bolt gets, as their positions, in order.
+        """Return, by task of the bolt, the positions of its tuples, in order.
 
-        Raises TopologyError where a field that decides holds what cannot, or a custom grouping chooses wrong.
+        Raises TopologyError if a key field has an invalid value, or a custom grouping an invalid result.
         """
         try:
             return self.grouping.route(self._keys(tuples))
@@ -62,7 +63,7 @@ class Target:
 
 
 def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
-    """Return the tasks of other workers that some of these send to; tasks of no component send nowhere.
+    """Return the tasks elsewhere that the tasks `here` send to; unknown tasks are ignored.
 
     Source: Storm's `workerOutboundTasks`.
     """
@@ -76,10 +77,7 @@ def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
 
 
 class Outgoing:
-    """Everything that one task may send to.
-
-    locality, loads: as in GroupingContext; they may know of more tasks than these.
-    """
+    """The targets of one task. `locality` and `loads` may include more tasks; see GroupingContext."""
 
     def __init__(
         self,
@@ -93,31 +91,28 @@ class Outgoing:
         for stream in source.streams:
             targets = self._targets[stream.name] = []
             for bolt, subscription in topology.targets_of(source.id, stream.name):
-                if subscription.grouping is not GroupingType.DIRECT:
+                if subscription.grouping is not GroupingType.DIRECT:  # the emitter names the task
                     context = GroupingContext(topology.tasks_of(bolt), task, locality, loads)
                     targets.append(Target(bolt, subscription, stream, _make(subscription, context, stream)))
 
     def route(self, stream: str, tuples: Sequence[Tuple]) -> dict[int, Sequence[int]]:
-        """Return which tuples of a stream each task gets, as their positions, in order.
-
-        A direct stream has none: its emitter has named the task. Raises TopologyError as Target.route does.
-        """
+        """Return, by task, the positions of its tuples, in order; empty for a direct stream. See Target."""
         positions: dict[int, Sequence[int]] = {}
         for target in self._targets[stream]:
             positions.update(target.route(tuples))
         return positions
 
     def refresh(self) -> None:
-        """Have every grouping look again at loads and distances; to be called about once a second."""
+        """Have every grouping read loads and distances again. Call this about once a second."""
         for targets in self._targets.values():
             for target in targets:
                 target.grouping.refresh()
 
 
 def _make(subscription: Input, context: GroupingContext, stream: Stream) -> Grouping:
-    if subscription.grouping is not GroupingType.CUSTOM:  # nor direct: its emitter routes that
+    if subscription.grouping is not GroupingType.CUSTOM:  # nor DIRECT; see Outgoing
         return _GROUPINGS[subscription.grouping](context)
-    chooser = deepcopy(subscription.custom)
+    chooser = deepcopy(subscription.custom)  # each task has its own state
     chooser.prepare(context, stream)
     return Custom(context, chooser)
 

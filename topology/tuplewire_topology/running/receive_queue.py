@@ -1,7 +1,7 @@
-"""The receive queue of an executor: bounded, filled and emptied in batches. Source: Storm's `JCQueue`.
+"""The receive queue of an executor: bounded in tuples, filled and emptied in columns, each of one task.
 
-It holds columns, each the tuples of one task, and counts tuples. Whoever waits, for tuples or for room, waits
-on a condition and uses no CPU.
+Used by executor.py, which consumes, and by tuple_transfer.py, which publishes. Threads wait on a condition,
+without using CPU. Thread-safe. Design: docs/design/acking.md. Source: Storm's `JCQueue`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _WINDOW_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """A snapshot of a queue; all but the times are in tuples. Source: Storm's `JCQueue.QueueMetrics`.
+    """A snapshot of a queue. Source: Storm's `JCQueue.QueueMetrics`.
 
-    population: in the queue. overflow: those of them that are over the capacity. arrived: so far.
-    arrival_rate: per second, over the last ten. sojourn_seconds: how long a tuple waits, by Little's law; 0
-    while none arrives.
+    Attributes:
+        population: Tuples in the queue.
+        arrived: Tuples so far.
+        arrival_rate: Tuples per second, over the last ten seconds.
     """
 
     population: int
@@ -34,7 +35,7 @@ class QueueStatistics:
 
     @property
     def fill(self) -> float:
-        """How full the queue is, from 0 to 1."""
+        """The used share of the capacity, 0 to 1."""
         return min(1.0, self.population / self.capacity)
 
     @property
@@ -44,12 +45,12 @@ class QueueStatistics:
 
     @property
     def sojourn_seconds(self) -> float:
-        """How long a tuple waits, on average."""
+        """The average wait of a tuple, by Little's law; 0 if no tuples arrive."""
         return self.population / self.arrival_rate if self.arrival_rate else 0.0
 
 
 class RateTracker:
-    """Counts per second over the last ten full seconds, or since the start. Source: Storm's `RateTracker`."""
+    """The rate over the last ten full seconds, or since the start. Source: Storm's `RateTracker`."""
 
     def __init__(self, now: float) -> None:
         self._started = now
@@ -57,7 +58,7 @@ class RateTracker:
         self._buckets = deque([0] * (_WINDOW_SECONDS + 1), _WINDOW_SECONDS + 1)
 
     def count(self, amount: int, now: float) -> None:
-        """Count so many at a time in seconds, which never goes back."""
+        """Count `amount` at the monotonic time `now`, in seconds."""
         self._turn(now)
         self._buckets[-1] += amount
 
@@ -76,10 +77,7 @@ class RateTracker:
 
 
 class ReceiveQueue:
-    """A bounded queue with any number of publishers and one consumer; thread-safe.
-
-    capacity: tuples. clock: seconds that never go back.
-    """
+    """A queue for `capacity` tuples, with any number of publishers and one consumer. Thread-safe."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         if capacity < 1:
@@ -90,18 +88,18 @@ class ReceiveQueue:
         self._filled = threading.Condition(self._lock)
         self._emptied = threading.Condition(self._lock)
         self._columns: deque[AddressedTuples] = deque()
-        self._population = 0
+        self._population = 0  # in tuples
         self._arrived = 0
         self._rate = RateTracker(clock())
         self._awake = False
         self._closed = False
-        self._waiting = 0
+        self._waiting = 0  # publishers that wait for free space
 
     def publish(self, column: AddressedTuples) -> None:
-        """Add tuples, waiting for room as long as it takes; they enter in parts as room comes.
+        """Add tuples, waiting for free space without limit. They are added in parts, as space becomes free.
 
-        Raises ClosedError when the queue is closed, now or meanwhile; what has entered by then stays. A
-        column with `done` enters by publish_to_overflow only.
+        Raises ClosedError if the queue is closed before the last part; parts already added stay. A column
+        with `done` must use publish_to_overflow.
         """
         tuples = column.tuples
         with self._lock:
@@ -114,10 +112,9 @@ class ReceiveQueue:
                 tuples = tuples[room:]
 
     def publish_to_overflow(self, column: AddressedTuples) -> None:
-        """Add tuples at once, over the capacity where need be; ClosedError when the queue is closed.
+        """Add tuples immediately, even over the capacity; ClosedError if the queue is closed.
 
-        For those who must not wait, and whose tuples something else bounds: a sender's credit, or the number
-        of tuples that a spout has pending.
+        For callers that must not wait, with another bound: a sender's credit, or a spout's pending tuples.
         """
         with self._lock:
             self._add(column)
@@ -133,10 +130,9 @@ class ReceiveQueue:
         self._filled.notify()
 
     def consume(self, limit: int, timeout: float | None = None) -> list[AddressedTuples]:
-        """Take columns, in order, until there are `limit` tuples or no more; the last one is taken whole.
+        """Remove and return whole columns, in order, until they have `limit` tuples or the queue is empty.
 
-        Waits for the first, at most so many seconds (None: without end); empty when there is none by then,
-        after wake(), or when the queue is closed and empty.
+        Waits up to `timeout` seconds for the first (None: no limit), or until wake() or close().
         """
         with self._lock:
             self._filled.wait_for(lambda: self._columns or self._awake or self._closed, timeout)
@@ -153,20 +149,20 @@ class ReceiveQueue:
             return taken
 
     def wake(self) -> None:
-        """End the consumer's wait, or its next one, whether there is anything or not."""
+        """End the consumer's current or next wait, even without tuples."""
         with self._lock:
             self._awake = True
             self._filled.notify()
 
     def close(self) -> None:
-        """Take nothing more, and end every wait; what is queued can still be consumed."""
+        """Reject more tuples, and end every wait; queued tuples can still be consumed."""
         with self._lock:
             self._closed = True
             self._filled.notify_all()
             self._emptied.notify_all()
 
     def close_if_unused(self) -> bool:
-        """Close it unless something is queued, or waits for room; return whether it is closed."""
+        """Close the queue unless tuples are queued or wait for free space; return True if it is closed."""
         with self._lock:
             if not self._columns and not self._waiting:
                 self._closed = True
@@ -180,6 +176,6 @@ class ReceiveQueue:
 
     @property
     def load(self) -> float:
-        """How full the queue is, from 0 to 1."""
+        """The used share of the capacity, 0 to 1."""
         with self._lock:
             return min(1.0, self._population / self.capacity)

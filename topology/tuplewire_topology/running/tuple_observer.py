@@ -1,7 +1,7 @@
 """The spans of tuples: `emit` at a spout, `execute` at bolts.
 
-A tuple that belongs to a trace carries the context of what has emitted it. Within a process that is an
-attribute; between processes it is a header of its message.
+A traced tuple carries the context of its emitter: in an attribute within a process, and in a header of its
+message between processes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class TaskObserver:
-    """Makes the spans of a task. A spout's tuples begin traces, a bolt's belong to the trace of its input."""
+    """Creates the spans of a task. A spout's tuples start traces; a bolt's tuples join its input's trace."""
 
     def __init__(self, tracing: Tracing, component: Component, task: int) -> None:
         self._tracing = tracing
         self._component = component
         self._task = task
         self._context: TraceParent | None = None
-        """Of what the task does now."""
+        """The context of the span in progress."""
 
     def emitted(self, stream: str, message: Tuple) -> None:
-        """Give a tuple its context, where it belongs to a trace."""
+        """Set the context of a tuple if it belongs to a trace."""
         context = self._context
         if self._component.kind is ComponentKind.SPOUT and self._tracing.samples():
             about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
@@ -41,7 +41,7 @@ class TaskObserver:
             message.trace = context, time.time_ns()
 
     def around(self, execute: Callable[[Tuple], None]) -> Callable[[Tuple], None]:
-        """Return a function that executes a tuple, in a span of its own if it belongs to a trace."""
+        """Return a function that executes a tuple, within its own span if the tuple is traced."""
 
         def execute_observed(message: Tuple) -> None:
             if message.trace is None:
@@ -65,16 +65,16 @@ class TaskObserver:
 
 
 def with_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
-    """Return the messages of tuples with their contexts as headers."""
+    """Return the messages of these tuples, with their contexts as headers."""
     entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
     # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
     return with_headers(group, entries) if any(entries) and len(group) == len(entries) else group
 
 
 def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
-    """Give tuples the contexts that their messages have."""
+    """Set the contexts of tuples from the headers of their messages."""
     encoded = group.encoded_headers() if MARK in group.header_data else None
-    if encoded is None or len(encoded) != len(tuples):
+    if encoded is None or len(encoded) != len(tuples):  # malformed messages have no tuple
         return
     for message, headers in zip(tuples, encoded, strict=True):
         if (context := context_of(headers)) is not None:

@@ -1,7 +1,7 @@
-"""What executors send, and what arrives for them. Source: Storm's `WorkerTransfer` and `transferLocal`.
+"""The transfer of tuples between executors, within a process by reference, else serialized over the link.
 
-Tuples for tasks of this process pass by reference. Others are serialized, each once, whichever number of
-tasks it goes to.
+Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks.
+Thread-safe. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and `transferLocal`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ logger = event_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Sends columns to queues of this process or over the link, and queues what comes back; thread-safe.
+    """Sends columns to local queues or over the link, and queues received tuples. Thread-safe.
 
-    queues: by task; those of this process. link: None where there are no others. always_serialize: also
-    within the process. `idle` counts what goes out and comes in. ackers: the acker tasks whose message ids
-    tuples carry; None where there are none. size_metrics: whether to count bytes for each pair of tasks.
-    traced: whether tracing is on. malformed: how many messages were no tuples; they are logged, and what
-    comes with them is not held up.
+    Attributes:
+        queues: The local queues by task; the owner adds and removes entries.
+        always_serialize: Serialize also within the process.
+        ackers: The acker tasks that may appear in message IDs, if the topology has acker tasks.
+        size_metrics: Count received bytes for each pair of tasks.
+        malformed: Number of received messages that were not tuples. They are logged and skipped.
     """
 
     queues: Mapping[int, ReceiveQueue]
@@ -53,11 +54,9 @@ class Transfer:
     _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
-        """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
+        """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
 
-        A column holds tuples of one source. An executor does not wait for room in its own queue, as nobody
-        else could make it, nor the acker in a spout's, which may be waiting for the acker. Raises ClosedError
-        when a task's executor has ended.
+        The tuples of a column have one source. Raises ClosedError if a target executor has stopped.
         """
         known: dict[Tuple, bytes] = {}
         remote: list[TaskGroup] = []
@@ -70,6 +69,8 @@ class Transfer:
                 payloads = self._payloads(column, known, undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
             self.idle.sent(len(column.tuples))
+            # Never wait for the own queue, which only this thread empties, nor as the acker, because a spout
+            # may be waiting for it (docs/design/acking.md).
             if column.tuples and (
                 queue is self.queues.get(column.tuples[0].source_task)
                 or column.tuples[0].source_component == ACKER_COMPONENT
@@ -81,10 +82,10 @@ class Transfer:
                 except ClosedError:
                     if self.queues.get(column.task) is queue:
                         raise
-                    self.idle.executed(len(column.tuples))  # its executor has left: nobody here does
+                    self.idle.executed(len(column.tuples))  # removed here: send to the new worker
                     remote += self._group(column, known, undeliverable)
         if remote:
-            self.idle.handed(sum(map(len, remote)))
+            self.idle.handed(sum(map(len, remote)))  # before the send: no receiver may count them first
             if self.link is None:
                 raise MessageError(
                     f"task {remote[0].task} is not in this process, which has no link to others"
@@ -116,15 +117,15 @@ class Transfer:
         return payloads
 
     def tell(self, column: AddressedTuples) -> None:
-        """Queue what no component has emitted, ticks and fates, without waiting."""
+        """Queue ticks and outcomes, which no component has emitted, without waiting."""
         self.idle.sent(len(column.tuples))
         self.queues[column.task].publish_to_overflow(column)
 
     def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
-        """Queue what comes from outside without waiting; its sender's credit bounds it.
+        """Queue tuples from other processes without waiting; the credit of their senders bounds them.
 
-        `done` is called for each group once its tuples are processed. Raises ClosedError where the executor
-        of a task has ended. Source: Storm's `DeserializingConnectionCallback`.
+        Calls `done` for each group once its tuples are processed. Raises ClosedError if the executor of a
+        task has stopped. Source: Storm's `DeserializingConnectionCallback`.
         """
         for group in groups:
             if self.size_metrics:
@@ -136,11 +137,11 @@ class Transfer:
                     raise ClosedError(f"task {group.task} has no executor here any more")
                 self.idle.taken(len(tuples))
                 queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
-            else:
+            else:  # no readable tuple: without an acknowledgement it would be delivered again
                 done(group)
 
     def _tuples(self, group: TaskGroup) -> list[Tuple]:
-        """Return what can be read of a group."""
+        """Return the readable tuples of a group; count and log the others."""
         tuples = []
         for payload in group.payloads():
             try:
@@ -160,20 +161,17 @@ class Transfer:
         logger.warning(
             "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
         )
-        self.idle.taken(1, lost=True)
+        self.idle.taken(1, lost=True)  # its sender has counted it, and the sums must be equal at the end
 
     def sizes(self) -> dict[tuple[int | None, int], int]:
-        """Return the payload bytes that came from each source task of other processes to each task here."""
+        """Return the received payload bytes by source task in other processes and by local task."""
         with self._lock:
             return dict(self._sizes)
 
     def with_sizes(
         self, executors: Sequence[ExecutorStatistics], topology: Topology
     ) -> Sequence[ExecutorStatistics]:
-        """Return the statistics with the bytes that came from each component of other processes.
-
-        Source: Storm's `topology.serialized.message.size.metrics`.
-        """
+        """Return statistics with received bytes. Source: `topology.serialized.message.size.metrics`."""
         if not self.size_metrics:
             return executors
         sizes: defaultdict[int, Counter[str]] = defaultdict(Counter)
