@@ -1,5 +1,7 @@
-"""The heartbeats of a worker and its executors: a file, a snapshot, and a log entry for what is stuck.
+"""The heartbeats of a worker and its executors: a state file, a snapshot, and log entries for stuck calls.
 
+Used by executor_worker.py, with a timer that calls beat(). Owns the state file. Not thread-safe, except for
+`last` and `not_ready`. Design: docs/design/topologies.md (executors report their activity).
 Source: Storm's `WorkerState` heartbeats, `LSWorkerHeartbeat` and `LocalState`.
 """
 
@@ -25,11 +27,14 @@ logger = event_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorBeat:
-    """What an executor is doing. Times are in seconds.
+    """The activity of an executor.
 
-    task: the one whose turn it is. doing: see `Doing`. call_seconds: how long it has been within one call of
-    the user's code; 0 when it is in none. turned_seconds: how long ago its loop last began anew. stuck:
-    whether the call takes longer than nimbus.task.timeout.secs.
+    Attributes:
+        task: The task that is running.
+        doing: See `Doing`.
+        call_seconds: Time in the current call of user code; 0 if there is none.
+        turned_seconds: Time since the current turn of its loop started.
+        stuck: True if the call takes longer than nimbus.task.timeout.secs.
     """
 
     component: str
@@ -48,7 +53,7 @@ class ExecutorBeat:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """What a worker is doing. time: of the beat, in seconds since 1970. not_ready: empty when it is ready."""
+    """The state of a worker at `time`, in seconds since 1970. `not_ready` is empty if it is ready."""
 
     time: float
     topology_id: str
@@ -58,7 +63,7 @@ class WorkerHeartbeat:
     executors: Sequence[ExecutorBeat]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that the state file has."""
+        """Return the content of the state file."""
         return {
             "time_secs": round(self.time, 3),
             "topology_id": self.topology_id,
@@ -82,10 +87,9 @@ class WorkerHeartbeat:
 
 @dataclass(slots=True, eq=False)
 class Heartbeats:
-    """Beats for a worker; beat() is to be called every worker.heartbeat.frequency.secs.
+    """The heartbeats of a worker. Call beat() every worker.heartbeat.frequency.secs.
 
-    executors: those that run now. problem: why the worker is not ready, besides what is stuck; or empty.
-    file: replaced as a whole at each beat; None: there is none.
+    `problem` returns a reason why the worker is not ready, other than a stuck call, or an empty string.
     """
 
     topology_id: str
@@ -101,10 +105,7 @@ class Heartbeats:
         self.last = self._take()
 
     def beat(self) -> None:
-        """Look at every executor, log what has become stuck since, and write the file.
-
-        A file that cannot be written is logged; the worker goes on.
-        """
+        """Check every executor, log newly stuck ones, and replace the file. A failed write is only logged."""
         self.last = self._take()
         if self.file is not None:
             try:
@@ -113,21 +114,21 @@ class Heartbeats:
                 logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 
     def end(self) -> None:
-        """Remove the file: its worker has ended in good order."""
+        """Remove the file after a clean end of the worker."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
     @property
     def not_ready(self) -> str:
-        """Why the worker is not ready now; what is stuck is what was so at the last beat."""
+        """The current reason why the worker is not ready, with the calls that were stuck at the last beat."""
         return _joined(self.problem(), self.last.executors)
 
     def _take(self) -> WorkerHeartbeat:
-        watches = self._watches  # those of executors that are gone are forgotten
+        watches = self._watches  # the new dict drops executors that were removed
         self._watches = {each: watches.get(each) or CallWatch(each.pulse) for each in self.executors()}
         beats = {each: _beat(each, watch.look()) for each, watch in self._watches.items()}
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
-        for each in stuck - self._stuck:
+        for each in stuck - self._stuck:  # not again at each beat
             _log_stuck(each, beats[each])
         for each in self._stuck & beats.keys() - stuck:
             logger.info("executor.moves_again", extra={"component": each.component.id})
@@ -160,7 +161,7 @@ def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorBeat:
 
 
 def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
-    frame = sys._current_frames().get(executor.thread.ident or -1)
+    frame = sys._current_frames().get(executor.thread.ident or -1)  # shows the place in the user's code
     stack = "" if frame is None else "".join(traceback.format_stack(frame))
     logger.warning(
         "executor.stuck",
@@ -175,12 +176,12 @@ def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
 
 
 def from_beat(beat: ExecutorBeat) -> list[Any]:
-    """Return what an executor is doing as values."""
+    """Return a beat as values for a message; to_beat() is the inverse."""
     component, tasks, *others = astuple(beat)
     return [component, [tasks.start, tasks.stop], *others]
 
 
 def to_beat(values: Sequence[Any]) -> ExecutorBeat:
-    """Return what from_beat was given."""
+    """Return the beat that was passed to from_beat()."""
     component, tasks, *others = values
     return ExecutorBeat(component, range(*tasks), *others)

@@ -1,8 +1,9 @@
-"""What an executor is doing, and has done: counts by stream, and times.
+"""The statistics of an executor: counts by stream, times, and its current activity.
 
-Source: Storm's `BoltExecutorStats`, `SpoutExecutorStats`. An executor's thread adds to a Tally, once for a
-column where it can, and to a Pulse at every step; others read them without a lock. Storm's heartbeats say
-that the process lives; a pulse says that a thread does.
+Used by executors, heartbeats and status pages. Thread-safe: an executor's thread writes its Tally, mostly
+once per column, and its Pulse at each step, and other threads read them without a lock.
+Storm's heartbeats show that a process is alive; a pulse shows that a thread makes progress.
+Design: docs/design/topologies.md. Source: Storm's `BoltExecutorStats` and `SpoutExecutorStats`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tuplewire_topology.running.receive_queue import QueueStatistics
 
 
 class Doing(StrEnum):
-    """Where a thread is; the user's code has the names of its methods."""
+    """The activity of a thread. In user code, it has the name of the method."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -40,15 +41,14 @@ class Doing(StrEnum):
 
 
 OURS = frozenset([Doing.STARTING, Doing.WAITING, Doing.SENDING, Doing.ENDED])
-"""What is not the user's code."""
+"""The activities outside user code."""
 
 
 @dataclass(slots=True)
 class Pulse:
-    """What an executor's thread is doing, written by itself; an addition per tuple.
+    """The current activity of an executor's thread, which writes it. Costs one addition per tuple.
 
-    task: whose turn it is. calls: how often the user's code was called. turned: when the loop last began
-    anew, in seconds of the clock.
+    `calls` counts calls of user code. `turned` is the start of the current loop turn, by `clock`, in seconds.
     """
 
     task: int
@@ -61,20 +61,20 @@ class Pulse:
         self.turn()
 
     def turn(self) -> None:
-        """Begin the loop anew."""
+        """Record the start of a loop turn."""
         self.turned = self.clock()
 
     def enter(self, task: int, doing: Doing) -> None:
-        """Begin to call the user's code for a task."""
+        """Record the start of a call of user code for a task."""
         self.task = task
         self.doing = doing
         self.calls += 1
 
 
 class CallWatch:
-    """Tells from looks at a pulse, every second or so, for how long it has been within one call.
+    """Measures the current call of user code from samples of a pulse, taken about once a second.
 
-    What it says is too little by the time between two looks at most.
+    The result is too short by at most the time between two samples.
     """
 
     def __init__(self, pulse: Pulse) -> None:
@@ -83,7 +83,7 @@ class CallWatch:
         self._since = pulse.clock()
 
     def look(self) -> float:
-        """Return for how many seconds one call of the user's code has been going on; 0 when none is."""
+        """Return the seconds since the current call of user code was first seen; 0 if there is none."""
         pulse = self._pulse
         now, seen = pulse.clock(), (pulse.calls, pulse.doing)
         if seen != self._seen or seen[1] in OURS:
@@ -92,14 +92,14 @@ class CallWatch:
 
 
 StreamId = tuple[str, str]
-"""The component that emitted, and the name of its stream. Source: Storm's `GlobalStreamId`."""
+"""A component and the name of one of its streams. Source: Storm's `GlobalStreamId`."""
 
 _source = attrgetter("source")
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How often something was timed, and the sum, in seconds."""
+    """The number of measurements, and their sum in seconds."""
 
     count: int = 0
     seconds: float = 0.0
@@ -107,14 +107,17 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What an executor has done so far, in tuples.
+    """The totals of an executor, in tuples.
 
-    emitted_by: by its own streams. transferred_by: copies of them, one for each task that gets one.
-    executed_by, acked_by, failed_by: by who emitted the tuple; for a spout these are told to it, by its own
-    streams. errors: raised or reported. execute: in a bolt's execute(), each column timed as a whole.
-    process: from a bolt's execute() of a tuple until it is acked, for one anchored tuple of each column.
-    complete: from a spout's emit until it hears that the tuple is processed. sending_seconds: until what was
-    emitted had found room.
+    Attributes:
+        emitted_by: By its own streams.
+        transferred_by: Copies of emitted tuples, one for each target task.
+        executed_by, acked_by, failed_by: By source stream; the outcomes of a spout's tuples by its streams.
+        execute: Time in a bolt's execute(), measured per column.
+        process: From a bolt's execute() of a tuple until the ack, for one tracked tuple of each column.
+        complete: From the emit of a spout's tuple until its ack.
+        errors: Errors that tasks raised or reported.
+        sending_seconds: Time to send emitted tuples, with the wait for free space.
     """
 
     emitted_by: Mapping[str, int]
@@ -130,35 +133,35 @@ class Counts:
 
     @property
     def emitted(self) -> int:
-        """Tuples emitted, on all streams."""
+        """Tuples emitted on all streams."""
         return sum(self.emitted_by.values())
 
     @property
     def transferred(self) -> int:
-        """Copies of them."""
+        """Copies of emitted tuples, for all target tasks."""
         return sum(self.transferred_by.values())
 
     @property
     def executed(self) -> int:
-        """Tuples executed, of all sources."""
+        """Tuples executed, from all sources."""
         return sum(self.executed_by.values())
 
     @property
     def acked(self) -> int:
-        """Tuples acked, of all sources."""
+        """Tuples acked, from all sources."""
         return sum(self.acked_by.values())
 
     @property
     def failed(self) -> int:
-        """Tuples failed, of all sources."""
+        """Tuples failed, from all sources."""
         return sum(self.failed_by.values())
 
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """What Counts says, with the column that is under way; may go back by a moment when that ends.
+    """Totals that include the column in progress. They may decrease slightly when the column ends.
 
-    busy_seconds: in a bolt's execute(). sending_seconds: until what was emitted had found room.
+    `busy_seconds` is the time in a bolt's execute().
     """
 
     busy_seconds: float = 0.0
@@ -170,9 +173,11 @@ class AtWork:
 class ExecutorStatistics:
     """A snapshot of an executor.
 
-    pending: tuples of its spouts that are on the way. at_work: see AtWork. metrics: what its tasks have
-    registered. left_out: how many of these are not told. received_bytes: payload bytes from other processes,
-    by the component that sent them, where they are counted.
+    Attributes:
+        pending: Number of its spout tuples in flight.
+        metrics: Metrics that its tasks have registered.
+        left_out: Number of registered metrics that are not exported.
+        received_bytes: Payload bytes from other processes by sending component, if they are counted.
     """
 
     component: str
@@ -187,7 +192,7 @@ class ExecutorStatistics:
 
 
 class ColumnAtWork(NamedTuple):
-    """Tuples that a bolt executes now. began, sending_seconds, calls: of clock, tally and pulse before it."""
+    """The column that a bolt executes, and the readings of clock, tally and pulse at its start."""
 
     began: float
     sending_seconds: float
@@ -197,7 +202,7 @@ class ColumnAtWork(NamedTuple):
 
 
 class Tally:
-    """Counts as they grow; written by one thread, and read by any."""
+    """The current totals. One thread writes, any thread reads."""
 
     def __init__(self) -> None:
         self.emitted: Counter[str] = Counter()
@@ -206,7 +211,7 @@ class Tally:
         self.acked: Counter[TupleSource] = Counter()
         self.failed: Counter[TupleSource] = Counter()
         self.just_acked: list[TupleSource] = []
-        """Where what was acked since count_acked() had come from; for the executor to append to."""
+        """The sources of tuples acked since the last count_acked(); the executor appends to it."""
         self.errors = 0
         self.execute_seconds = 0.0
         self.process_count = 0
@@ -215,34 +220,34 @@ class Tally:
         self.complete_seconds = 0.0
         self.sending_seconds = 0.0
         self.column: ColumnAtWork | None = None
-        """The one that is executed now."""
+        """The column in progress."""
         self.sends_since: float | None = None
 
     def count_executed(self, tuples: Sequence[Tuple]) -> None:
-        """Count a column."""
+        """Count the tuples of an executed column."""
         _count(self.executed, list(map(_source, tuples)))
 
     def count_acked(self) -> None:
-        """Count what was acked since the last time."""
+        """Count the tuples in `just_acked`."""
         if self.just_acked:
             _count(self.acked, self.just_acked)
             self.just_acked = []
 
     def at_work(self, pulse: Pulse) -> AtWork:
-        """Return the counts with what is under way, by the pulse of the same thread."""
+        """Return the totals with the column in progress; `pulse` must be of the same thread."""
         busy, executed, column = self.execute_seconds, _by_stream(self.executed), self.column
         sending, since = self.sending_seconds, self.sends_since
-        now = pulse.clock()
+        now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:
             sending += max(0.0, now - since)
         if column is not None:
             busy += max(0.0, now - column.began - max(0.0, sending - column.sending_seconds))
-            done = min(column.length, max(0, pulse.calls - column.calls - 1))
+            done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter() counts a call
             executed[column.source.component, column.source.stream.name] += done
         return AtWork(busy, sending, executed)
 
     def snapshot(self) -> Counts:
-        """Return the counts of now."""
+        """Return the current totals."""
         executed = _by_stream(self.executed)
         return Counts(
             emitted_by=self.emitted.copy(),
@@ -259,10 +264,10 @@ class Tally:
 
 
 class ExecutorLoad:
-    """How long a tuple that arrives now is going to wait: the tuples before it, times the time of each.
+    """The load of an executor: the expected wait of a new tuple.
 
-    That is what a sender that has a choice wants to know. How full the queue is says little of it: 2,000
-    tuples are 6 % of a queue, and may take 12 s. See docs/design/topologies.md.
+    The wait is the number of tuples before it, times the recent time per tuple. The fill of the queue is not
+    enough: 2,000 tuples are 6 % of a queue, and may take 12 s. Design: docs/design/topologies.md.
     """
 
     def __init__(self) -> None:
@@ -271,17 +276,17 @@ class ExecutorLoad:
         self._per_tuple = 0.0
 
     def look(self, arrived: int, executed: int, seconds: float) -> float:
-        """Return a wait of w seconds as w / (1 + w), by the counts so far and the seconds that they took."""
+        """Return a wait of w seconds as w / (1 + w). The arguments are totals; `seconds` is busy time."""
         tuples, spent = executed - self._executed, max(0.0, seconds - self._seconds)
         self._executed, self._seconds = executed, seconds
-        latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)
+        latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # else one took it all
         self._per_tuple = (self._per_tuple + latest) / 2 if self._per_tuple else latest
         wait = max(0, arrived - executed) * self._per_tuple
         return wait / (1.0 + wait)
 
 
 def _count(counts: Counter[TupleSource], sources: list[TupleSource]) -> None:
-    """Count sources, which are one and the same nearly always."""
+    """Count sources. They are nearly always equal, and then cost one addition."""
     if sources.count(sources[0]) == len(sources):
         counts[sources[0]] += len(sources)
     else:
@@ -289,15 +294,15 @@ def _count(counts: Counter[TupleSource], sources: list[TupleSource]) -> None:
 
 
 def _by_stream(counts: Counter[TupleSource]) -> Counter[StreamId]:
-    """Add up what the tasks of a component have emitted."""
+    """Add up the counts of all tasks of a component."""
     streams: Counter[StreamId] = Counter()
-    for source, count in list(counts.items()):
+    for source, count in list(counts.items()):  # a copy: the executor's thread may add a key
         streams[source.component, source.stream.name] += count
     return streams
 
 
 def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
-    """Return a snapshot of an executor as values."""
+    """Return a snapshot as values for a message; to_statistics() is the inverse."""
     counts = statistics.counts
     return [
         statistics.component,
@@ -322,7 +327,7 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
 
 
 def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
-    """Return the snapshot that from_statistics was given."""
+    """Return the snapshot that was passed to from_statistics()."""
     component, tasks, own, sources, latencies, others, queue, pending, at_work, metrics, more = values
     by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
     counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)

@@ -1,5 +1,7 @@
-"""What recurs in a worker: ticks, loads.
+"""Timers, and the ticks of a worker's tasks.
 
+Used by executor_worker.py, also for heartbeats, loads and timeouts, and by local clusters. Owns the thread of
+SystemTimer. Timers are thread-safe; only one thread at a time may change Ticks.
 Source: Storm's `StormTimer`, `Time` with its simulated time, and `Executor.setupTicks`.
 """
 
@@ -19,11 +21,11 @@ from tuplewire_topology.running.idle import IdleWatch
 
 Action = Callable[[], None]
 Cancel = Callable[[], None]
-"""Has an action be called no more; it may be being called just then."""
+"""Stops future calls of an action. A call may still be running."""
 
 
 class Timer(ABC):
-    """Calls actions every so often: in the order of time, and else of their adding. Thread-safe."""
+    """Calls actions periodically, in order of time, and then of addition. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -33,12 +35,12 @@ class Timer(ABC):
 
     @abstractmethod
     def _now(self) -> float:
-        """Return the time, in seconds."""
+        """Return the time in seconds."""
 
     def every(self, period: float, action: Action) -> Cancel:
-        """Call an action every so many seconds, first after one period; it must not wait for anything.
+        """Call an action every `period` seconds, first after one period. The action must not block.
 
-        Raises ConfigError for a period that is not over 0.
+        Raises ConfigError unless `period` is greater than 0.
         """
         if not period > 0:
             raise ConfigError(f"what recurs does so every so many seconds, more than 0, not {period}")
@@ -54,7 +56,7 @@ class Timer(ABC):
             heapq.heapify(self._heap)
 
     def _pop(self, now: float) -> Action | None:
-        """Return the next action that is due by now; it is due again one period after it was."""
+        """Return the next action due by now, and schedule it one period after its due time."""
         if not self._heap or self._heap[0][0] > now:
             return None
         due, order, period, action = self._heap[0]
@@ -62,16 +64,16 @@ class Timer(ABC):
         return action
 
     def close(self) -> None:
-        """Call nothing more; does nothing the second time."""
+        """Stop all calls. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
 
 class SystemTimer(Timer):
-    """Goes with the clock, in a thread of its own. What is late is made up for once, not for each period.
+    """A timer on the system clock, with its own thread. A late action is called once for all missed periods.
 
-    failed: told what an action raises; the timer then ends.
+    `failed` is called with an error that an action raises; the timer then ends.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
@@ -88,15 +90,15 @@ class SystemTimer(Timer):
             while (due := self._due()) is not None:
                 for action in due:
                     action()
-        except BaseException as error:  # noqa: BLE001 - whatever an action raises, its owner must hear of it
+        except BaseException as error:  # noqa: BLE001 - the owner must get every error of an action
             self._failed(error)
 
     def _due(self) -> list[Action] | None:
-        """Wait for what is due, and return each action once; None when closed."""
+        """Wait until actions are due, and return each of them once; None after close()."""
         with self._changed:
             while not self._closed:
                 now = self._now()
-                due: dict[Action, None] = {}
+                due: dict[Action, None] = {}  # an ordered set: an action may be due several times
                 while (action := self._pop(now)) is not None:
                     due[action] = None
                 if due:
@@ -105,14 +107,14 @@ class SystemTimer(Timer):
             return None
 
     def close(self) -> None:
-        """See Timer; also waits for the action that is being called, unless that is what closes it."""
+        """See Timer. Also waits for a running action, unless that action is the caller."""
         super().close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
 
 class SimulatedTimer(Timer):
-    """Time goes on only when told to: for tests of a topology. Source: Storm's `Time.SimulatedTime`."""
+    """A timer for tests, which advances only by advance(). Source: Storm's `Time.SimulatedTime`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ class SimulatedTimer(Timer):
         return self._time
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass, and call here, in the order of time, everything that is due in them."""
+        """Advance the time, and call the actions that are due, in order of time, on this thread."""
         with self._changed:
             end = self._time + seconds
         while (action := self._next(end)) is not None:
@@ -138,9 +140,9 @@ class SimulatedTimer(Timer):
 
 
 class Ticks:
-    """The ticks of a worker's tasks. While its watch is paused they are kept back.
+    """The ticks of a worker's tasks. They are held back while the idle watch is paused.
 
-    tell: puts a column into the queue of its task; ClosedError when the executor has ended.
+    `tell` queues a column for its task, and raises ClosedError if the executor has stopped.
     """
 
     def __init__(self, timer: Timer, idle: IdleWatch, tell: Callable[[AddressedTuples], None]) -> None:
@@ -149,39 +151,39 @@ class Ticks:
         self._tell = tell
         self._ticks: dict[int, Cancel] = {}
         self._waiting: set[int] = set()
-        """The tasks that have not come to their last tick yet; they get no other then."""
+        """Tasks that have not processed their last tick. They get no other tick until then."""
         self._late: dict[int, AddressedTuples] = {}
-        """The ticks that were kept back, by task."""
+        """The ticks that were held back, by task."""
 
     def add(self, task: int, seconds: float) -> None:
-        """Give a task a tick every so many seconds."""
+        """Send a task a tick every `seconds`."""
         self._waiting.discard(task)
         self._late.pop(task, None)
         column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
         self._ticks[task] = self._timer.every(seconds, partial(self._give, column))
 
     def give_last(self, tasks: Iterable[int]) -> None:
-        """Give those of these tasks that get ticks the one that says that all is over."""
+        """Send the final tick to each of these tasks that gets ticks."""
         for task in tasks:
             if task in self._ticks:
-                self._waiting.discard(task)
+                self._waiting.discard(task)  # the final tick is never skipped
                 self._give(AddressedTuples(task, [tick(0)], partial(self._waiting.discard, task)))
 
     def catch_up(self) -> None:
-        """Give those that were kept back, each once."""
+        """Send the ticks that were held back, one per task."""
         late, self._late = self._late, {}
         for task, column in late.items():
             if task in self._ticks:
                 self._give(column)
 
     def remove(self, tasks: Iterable[int]) -> None:
-        """Give these tasks no more; those that have none are left alone."""
+        """Stop the ticks of these tasks; tasks without ticks are ignored."""
         for task in tasks:
             if task in self._ticks:
                 self._ticks.pop(task)()
 
     def close(self) -> None:
-        """Give no more."""
+        """Stop all ticks."""
         self.remove(list(self._ticks))
 
     def _give(self, column: AddressedTuples) -> None:
@@ -194,6 +196,6 @@ class Ticks:
         try:
             self._tell(column)
         except ClosedError:
-            return  # the executor has ended, and needs none
+            return  # the executor has stopped, and needs no ticks
         finally:
-            self._idle.executed(1)
+            self._idle.executed(1)  # the count of enter(); `tell` has counted the queued tick
