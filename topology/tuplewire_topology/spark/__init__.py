@@ -1,4 +1,4 @@
-"""Topologies run by Spark: `run_topology`, `submit_topology`, and `Rows`, a spout for a DataFrame's rows."""
+"""Topologies on Spark: `run_topology`, `submit_topology`, and `Rows`, a spout for the rows of a DataFrame."""
 
 from __future__ import annotations
 

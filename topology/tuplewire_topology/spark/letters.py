@@ -1,7 +1,6 @@
-"""Dead letters of a topology on Spark: rows of its result, as the output of a bolt is.
+"""Dead letters of a topology on Spark. They are rows of its result, like the output of a bolt.
 
-So they are those of one generation, as the result is. A letter in the workers would outlive the attempt that
-wrote it.
+So they are from the same generation as the result. Dead letters at the workers would outlive their attempt.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LETTERS = "__dead_letters"
-"""What they go by among the outputs; no component has such a name."""
+"""The name of the dead letters among the outputs. Components cannot have it: `__` is reserved."""
 
 _MOST_REASON = 1000
 _SOURCE = TupleSource(
@@ -35,11 +34,11 @@ _SOURCE = TupleSource(
 
 
 class GivenUpError(TuplewireError):
-    """A row of a Rows spout has failed as often as it may."""
+    """A row of a Rows spout has failed in its last attempt."""
 
 
 def letters_schema() -> StructType:
-    """Return the columns of dead letters."""
+    """Return the schema of dead letters."""
     from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
     kinds = {"task": IntegerType, "source_task": IntegerType, "tries": IntegerType, "time": TimestampType}
@@ -47,7 +46,7 @@ def letters_schema() -> StructType:
 
 
 def keeps_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
-    """Whether tuples of some component become dead letters."""
+    """Return True if tuples of any component can become dead letters."""
     return any(
         TopologySettings.from_conf({**conf, **component.configuration}).error_policy
         is ErrorPolicy.DEAD_LETTER
@@ -56,7 +55,7 @@ def keeps_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
 
 
 def as_output(letter: DeadLetter) -> Emitted:
-    """Return a dead letter as what a bolt has emitted."""
+    """Return a dead letter as a tuple that a bolt emits."""
     error, message = letter.error, letter.tuple
     values = (
         error.component,
@@ -73,14 +72,14 @@ def as_output(letter: DeadLetter) -> Emitted:
 
 
 def row_letter(message: Tuple, attempts: int) -> DeadLetter:
-    """Return a row that a Rows spout gives up."""
+    """Return the dead letter of a row that failed in its last attempt."""
     error = GivenUpError("bolts have failed the row, or it took too long")
     told = TaskError(message.source_component, message.source_task, error, message)
     return DeadLetter(message, told, attempts)
 
 
 def _as_json(message: Tuple) -> str:
-    """Return the values by field; what JSON does not have is text, as str() writes it."""
+    """Return the values by field as JSON; str() converts values that JSON does not support."""
     try:
         return json.dumps(message.as_dict(), default=str, ensure_ascii=False)
     except Exception:  # noqa: BLE001 - the user's objects may raise anything
@@ -88,5 +87,5 @@ def _as_json(message: Tuple) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text that has a form in UTF-8; in JSON it reads as what it was."""
+    """Escape lone surrogates, which UTF-8 cannot encode. A JSON parser restores them."""
     return text.encode(errors="backslashreplace").decode()

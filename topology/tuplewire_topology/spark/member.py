@@ -1,6 +1,7 @@
-"""One PySpark task of a topology: it joins the others, runs its executors, and hands out what they put out.
+"""One PySpark task of a topology: it joins the other tasks, runs its executors, and yields their output.
 
-It is a task of a barrier stage, so that all of them run at the same time, and are started again together.
+submit.py runs these tasks in a barrier stage, so that Spark starts and repeats all of them together. Owns the
+task's executors and clients. Not thread-safe, except for callbacks. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _WAIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Submitted(Shipped):
-    """A topology that is to run, as it travels to the PySpark tasks; called in each, by mapInArrow.
+    """A topology in the form that Spark sends to the PySpark tasks. mapInArrow calls it in each task.
 
-    run: names this run, so that two on the same workers do not take each other for a restart. n_members: how
-    many PySpark tasks there are. workers: addresses, taken in turn; none: each takes the worker beside it.
-    has_rows: whether the input is for a Rows spout. token: what workers that are started for it ask for.
+    run: names this run, so that workers do not take two runs for restarts of each other. n_members: the
+    number of PySpark tasks. workers: addresses, used in turn; if empty, each task uses its nearest worker.
+    has_rows: True if the input is for a Rows spout. token: required by the workers that the run starts.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Submitted(Shipped):
     token: RunToken = field(default_factory=RunToken)
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run as a PySpark task; yields rows of Output.stage_schema()."""
+        """Run in a PySpark task; yield rows of Output.stage_schema()."""
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
@@ -84,9 +85,9 @@ class Submitted(Shipped):
                 yield from _TopologyMember(self, plan, rank, key).run(rows)
 
     def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int, key: RunKey) -> Plan | None:
-        """Agree with the others, by one message through Spark; None where another says why not.
+        """Exchange addresses with the other tasks, and return the common plan.
 
-        Raises the error for which this one cannot take part.
+        Returns None if another task reports a problem. Raises this task's own problem.
         """
         place, problem, version = None, None, 0
         infos = context.getTaskInfos()
@@ -105,28 +106,28 @@ class Submitted(Shipped):
             problem = error
         own = Joined(context.taskAttemptId(), place, version)
         joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
-        if problem is not None:
+        if problem is not None:  # raised only now, because the other tasks wait for allGather
             raise problem
         if any(each.place is None for each in joined):
             return None
         try:
             return Plan(self.topology, self.run, joined, self.submitter)
         except ConfigError:
-            if rank == 0:
+            if rank == 0:  # all tasks get the same error, and one report is enough
                 raise
             return None
 
     @staticmethod
     def _submitter_version(submitter: Place, key: RunKey) -> int:
-        """Ask the submitter's worker for the version of its assignment: each generation gives it another."""
+        """Return the assignment version of the submitter's worker; each generation increases it."""
         with ControlClient(submitter.peer_address, START_SECONDS, credentials=key.to(submitter)) as control:
             return control.status().assignment_version
 
 
 class _TopologyMember:
-    """What one PySpark task does, once all have joined.
+    """The work of a PySpark task after all tasks have joined.
 
-    Raises UnreachableError or RefusedError where a worker does not take the assignment.
+    Raises UnreachableError or RefusedError if a worker does not accept the assignment.
     """
 
     def __init__(self, submitted: Submitted, plan: Plan, rank: int, key: RunKey) -> None:
@@ -146,9 +147,9 @@ class _TopologyMember:
         self._post = Post(client, submitted.run, mailbox, self._receive, self._inbox.fail)
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the executors until the coordinator, or an error, ends it; the user's error comes out as a row.
+        """Run the executors until the coordinator or an error stops them; yield output, or an error as a row.
 
-        What is raised is for Spark, which then runs the whole stage again.
+        If this raises an exception, Spark runs the whole stage again.
         """
         with self._post, self._reporter():
             coordinator = None
@@ -179,13 +180,13 @@ class _TopologyMember:
         )
 
     def _reporter(self) -> ProgramReporter:
-        """Return what reports the executors here to the worker, for its status and metrics."""
+        """Return a reporter of the executors' state to the worker, for its status and metrics."""
         place = self._plan.places[self._rank]
         control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.to(place))
         return ProgramReporter(control, self._program_report)
 
     def _program_report(self) -> control_pb2.ReportProgramRequest | None:
-        """Return a report of the executors; None before there are any. From any thread."""
+        """Return a report of the executors, or None before they exist. Thread-safe."""
         if self._worker is None:
             return None
         plan, statistics = self._plan, self._worker.statistics()
@@ -206,14 +207,14 @@ class _TopologyMember:
             ]
             for control in controls:
                 control.update_assignment(self._plan.assignment())
-            for control in controls:
+            for control in controls:  # a worker is ready only after it has connected to the others
                 control.wait_ready(START_SECONDS)
 
     def _start(self, rows: Iterator[pa.RecordBatch]) -> None:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if session["overflow"] is Overflow.FAIL:
-            session["overflow"] = Overflow.BLOCK  # executors wait for room, as in every runtime
+            session["overflow"] = Overflow.BLOCK  # executors wait for free space, as in every runtime
         if self._submitted.has_rows:
             conf[ROWS_KEY] = (rows, self._given_up, self._bury)
         topology = self._submitted.topology
@@ -239,9 +240,9 @@ class _TopologyMember:
             self._inbox.put_runs(wanted)
 
     def _bury(self, letter: DeadLetter) -> bool:
-        """Put a dead letter out, waiting for room; in an executor's thread.
+        """Add a dead letter to the output, waiting for free space. Runs in an executor's thread.
 
-        Returns False for what could not be sent: it has failed, and whoever emitted it may do so again.
+        Returns False for a tuple that could not be sent: it has failed, and its spout may emit it again.
         """
         if letter.tries:
             self._inbox.put_runs([as_output(letter)])
@@ -254,7 +255,7 @@ class _TopologyMember:
             self._inbox.put_mail(mail)
 
     def _note(self, error: Exception) -> None:
-        """Note a problem; what has ended the executors is the cause of those that come after it."""
+        """Record the first problem. A failure of the executors comes first, as it causes other problems."""
         cause = self._worker.failure if self._worker is not None else None
         self._problem = self._problem or cause or error
 
@@ -267,7 +268,7 @@ class _TopologyMember:
             self._send(SUBMITTER_TASK, kind, *values)
 
     def _report(self, wave: int) -> None:
-        """Say how far this one is, or by what it has failed."""
+        """Report this task's progress or its failure to the coordinator."""
         emitted = executed = 0
         report = ProcessReport(at_rest=False, sent=0, taken=0)
         if self._worker is not None:
@@ -280,7 +281,7 @@ class _TopologyMember:
         counts = emitted, executed, self._given_up.dead_letters
         self._send(self._plan.mailbox(0), MailKind.REPORT, wave, from_report(report), *counts)
 
-    # --- what happens -------------------------------------------------------------------------------------
+    # --- orders and output --------------------------------------------------------------------------------
 
     def _loop(self, coordinator: Coordinator | None) -> Iterator[pa.RecordBatch]:
         while not self._ends:
@@ -317,7 +318,7 @@ class _TopologyMember:
                 self._worker.tick(mail.values)
             elif mail.kind is MailKind.DEACTIVATE:
                 (output_wanted,) = mail.values
-                if not output_wanted:
+                if not output_wanted:  # a cancelled job: bolts must not wait until Spark reads their output
                     self._inbox.discard()
                 self._worker.deactivate()
 
@@ -330,7 +331,7 @@ class _TopologyMember:
             self._inbox.discard()
 
     def _end(self) -> Iterator[pa.RecordBatch]:
-        """End the executors, and hand out the last rows: what is left, the report, or the failure."""
+        """Close the executors, and yield the last rows: the remaining output, and the report or failure."""
         if self._aborted:
             self._inbox.discard()
         if self._worker is not None:
@@ -338,7 +339,7 @@ class _TopologyMember:
                 self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
                 self._worker.check()
             except (TuplewireError, TimeoutError) as error:
-                if not self._aborted:  # else it is what the failure elsewhere has led to
+                if not self._aborted:  # after an abort, another task reports the cause
                     self._note(error)
         _, runs = self._inbox.take(0.0)
         yield from self._batches(runs)

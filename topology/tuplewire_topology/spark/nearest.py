@@ -1,6 +1,7 @@
-"""The worker beside a PySpark task or its driver: one that is there, or one that is started for the run.
+"""Finds the worker next to a PySpark task or its driver, or starts one that requires the run's own token.
 
-Whatever is started asks everybody for a token that was made for this run alone.
+Used by member.py and submit.py. Owns the started worker and the token's file. Thread-safe.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from tuplewire_topology.spark.plan import Place
 
 _DRAIN_SECONDS = 5.0
 _TLS = "TUPLEWIRE_TLS_"
-"""The variables that hold for a worker that is started, too."""
+"""The prefix of the environment variables that a started worker inherits."""
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
 
 
 @dataclass(frozen=True, slots=True)
 class RunToken:
-    """What the workers that a run starts ask for, and its members show. Travels in Spark's closure.
+    """The token that a run's own workers require from its members. It travels in Spark's closure.
 
     Guarantee: it is in no repr, argument, environment, log or error; only in files of mode 0600.
     """
@@ -45,7 +46,7 @@ class RunToken:
 
     @contextmanager
     def kept(self) -> Iterator[RunKey]:
-        """Write it to a file of this process, which goes with the block."""
+        """Write the token to a file of this process, and delete the file after the block."""
         with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
             file = Path(directory, "token")
             write_private(file, f"run {self.secret}\n".encode(), None)
@@ -54,20 +55,17 @@ class RunToken:
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """Where a process of a run has the run's token."""
+    """The file with the run's token in one process of the run."""
 
     file: Path
 
     def to(self, place: Place) -> Credentials:
-        """Return what to show to a worker: the run's token if the run has started it, else as always.
-
-        TLS is the environment's for both.
-        """
+        """Return a worker's credentials: the environment's, with the run's token if the run started it."""
         return self.to_own() if place.own else Credentials.from_environment()
 
     def to_own(self) -> Credentials:
-        """Return what to show to a worker that the run has started."""
-        # In the clear it is worth something while the run lasts, and on its own workers only.
+        """Return the credentials for a worker that the run started."""
+        # Plaintext is acceptable: the token is valid only during the run, and only at its own workers.
         return replace(Credentials.from_environment(), token_file=str(self.file), allow_plaintext=True)
 
 
@@ -75,12 +73,12 @@ class RunKey:
 def nearest_worker(
     address: str | None, host: str, topology: str, timeout: float, key: RunKey
 ) -> Iterator[Place]:
-    """Find the worker at an address, by default TUPLEWIRE_ADDRESS, or start one, which ends with the block.
+    """Yield the worker at `address` or TUPLEWIRE_ADDRESS; with neither, start one and stop it at the end.
 
-    host: this machine's name for others. topology: of a worker that is started, unless TUPLEWIRE_TOPOLOGY
-    names that of the deployed ones. timeout: for the worker to answer, in seconds. key: what a worker that is
-    started asks for. Raises UnreachableError when none answers, LaunchError when one that is started does not
-    bind, and ConfigError where none can be started.
+    host: this machine's name for other machines. topology: of a started worker, unless TUPLEWIRE_TOPOLOGY is
+    set. timeout: seconds to wait for an answer. key: has the token that a started worker requires. Raises
+    UnreachableError if the worker does not answer, LaunchError if a started one does not bind, and
+    ConfigError if none can be started.
     """
     with ExitStack() as stack:
         address = address or os.environ.get(ADDRESS_VARIABLE)
@@ -94,7 +92,7 @@ def nearest_worker(
         with ControlClient(address, timeout, credentials=credentials) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
-        named, _, port = tcp.rpartition(":")
+        named, _, port = tcp.rpartition(":")  # other workers cannot connect to a wildcard address
         peer = join_host_port(_host_of(address, host), int(port)) if named in _WILDCARDS else tcp
         yield Place(
             address,
@@ -108,13 +106,13 @@ def nearest_worker(
 
 
 def _host_of(address: str, here: str) -> str:
-    """Return the host of a worker that listens on all addresses: where it was reached, or this one."""
+    """Return the host of a worker that listens on all addresses; `here` if its address is local."""
     reached = "" if address.startswith("unix:") else split_host_port(address)[0]
     return here if not reached or is_loopback(reached) else reached
 
 
 def _own_worker(host: str, topology: str, key: RunKey) -> WorkerProcesses:
-    """Return a worker to start."""
+    """Return a worker that is not started yet."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(
             f"there is no worker beside this process ({ADDRESS_VARIABLE} is not set), and none can be "
@@ -123,7 +121,7 @@ def _own_worker(host: str, topology: str, key: RunKey) -> WorkerProcesses:
     return WorkerProcesses(
         1,
         os.environ.get(TOPOLOGY_VARIABLE) or topology,
-        # Without TLS the token crosses the network in the clear, as Spark's own data does by default.
+        # Without TLS, the token crosses the network in plaintext, like Spark's own data by default.
         flags=[
             f"--worker-id={host}-{os.getpid()}",
             f"--listen={host}:0",

@@ -1,4 +1,7 @@
-"""Who runs what, and beside which worker: worked out by every PySpark task alike, from what all have said."""
+"""The assignment of tasks to PySpark tasks and workers. Each PySpark task computes it from the same data.
+
+Used by member.py, nearest.py and running.py. Owns no state. Thread-safe. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from tuplewire.wire import control_pb2
 from tuplewire_topology.authoring.description import Topology, shares_of
 
 SUBMITTER_TASK = MAX_TASK
-"""The task id by which the program that submitted a topology gets its mail."""
+"""The task id of mail to the program that submitted the topology."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker, as a program beside it sees it.
+    """A worker, as a program next to it sees it.
 
     address: for the program. peer_address: for other workers, host:port. version: of its assignment. own:
-    whether the run has started it, so that it asks for the run's token. tls: whether peers reach it by TLS.
+    True if the run started it, so that it requires the run's token. tls: True if its peers use TLS.
     """
 
     address: str
@@ -33,9 +36,9 @@ class Place:
     tls: bool = False
 
     def watch_command(self, token_file: str | None) -> str:
-        """Return the command that shows the cluster live, to type on the machine of the program.
+        """Return the command that shows the cluster live on the program's machine.
 
-        token_file: which has the token to show to this worker.
+        token_file: the file with this worker's token, if it requires one.
         """
         token = f"TUPLEWIRE_TOKEN_FILE={shlex.quote(token_file)} " if token_file else ""
         return f"{token}tuplewire top --web {self.address}"
@@ -43,9 +46,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a PySpark task says of itself when it begins. place: None where it cannot take part.
+    """The message of a PySpark task to the others at its start. place: None if it cannot take part.
 
-    submitter_version: that of the assignment of the submitter's worker, from the first PySpark task.
+    submitter_version: of the assignment of the submitter's worker; only from the first PySpark task.
     """
 
     attempt: int
@@ -53,25 +56,23 @@ class Joined:
     submitter_version: int = 0
 
     def to_text(self) -> str:
-        """Return it as text."""
+        """Return the fields as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what to_text() wrote."""
+        """Parse the result of to_text()."""
         form = json.loads(text)
         return cls(form["attempt"], form["place"] and Place(**form["place"]), form["submitter_version"])
 
 
 class Plan:
-    """Which tasks each PySpark task has, under which ids, and which worker holds them.
+    """The tasks of each PySpark task, their ids at the workers, and their worker.
 
-    generation: the smallest attempt id of all. Spark gives every attempt of a task an id of its own, so that
-    it grows each time that the stage is run; attempt *numbers* repeat. The task ids at the workers are those
-    of the topology, moved to a place that depends on run and generation: what is still on the way to an
-    earlier generation meets nobody.
-
-    places: the worker of each PySpark task. Raises ConfigError where the workers do not fit each other.
+    generation: the smallest attempt id. Attempt ids are unique, so it grows each time that Spark runs the
+    stage; attempt *numbers* repeat. The ids at the workers are the topology's plus an offset, which depends
+    on run and generation. So messages in flight to an earlier generation reach no task. places: the worker of
+    each PySpark task. Raises ConfigError if the workers cannot work together.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Plan:
         self.shares = shares_of(topology, len(joined))
         self._n_tasks = len(topology.tasks)
         width = 1 + self._n_tasks + len(joined)
-        places = MAX_TASK // width
+        places = MAX_TASK // width  # blocks of ids: each generation uses the next one
         self.first_task = (int(run[:8], 16) + self.generation) % places * width
         self.places = [each.place for each in joined if each.place is not None]
         self._submitter = submitter
@@ -99,11 +100,11 @@ class Plan:
         _check_admission(workers)
 
     def mailbox(self, rank: int) -> int:
-        """Return the task id by which a PySpark task gets its mail."""
+        """Return the task id of mail to a PySpark task."""
         return self.first_task + self._n_tasks + 1 + rank
 
     def assignment(self) -> control_pb2.Assignment:
-        """Return which worker holds each task; a worker may be beside several PySpark tasks."""
+        """Return the assignment of tasks to workers. PySpark tasks may share a worker."""
         tasks: dict[tuple[str, str], list[int]] = {}
         for rank, (place, share) in enumerate(zip(self.places, self.shares, strict=True)):
             own = tasks.setdefault((place.worker_id, place.peer_address), [])
@@ -122,9 +123,9 @@ class Plan:
         )
 
     def told(self, rank: int) -> list[tuple[str, Place]]:
-        """Return the workers, and their addresses, that this PySpark task has to tell the assignment.
+        """Return the workers that this PySpark task sends the assignment to, and their addresses.
 
-        Its own is the first. The first PySpark task also tells the submitter's, where that is nobody else's.
+        Its own worker is first. Rank 0 adds the submitter's worker if no PySpark task uses it.
         """
         own = [(self.places[rank].address, self.places[rank])]
         if rank == 0 and self._submitter is not None:
@@ -135,7 +136,7 @@ class Plan:
 
 
 def _check_admission(places: Sequence[Place]) -> None:
-    """Raise ConfigError where workers would refuse each other, for one of them is of the run alone."""
+    """Raise ConfigError if a worker of this run, which requires the run's token, would refuse others."""
     others = [place for place in places if not place.own]
     closed = [place for place in places if place.own and not place.tls]
     if closed and others:

@@ -1,6 +1,7 @@
-"""Rows into a topology on Spark, by a spout, and out of it: rows of bolts, reports, and a failure.
+"""Rows into a topology on Spark, from a spout, and out of it: the bolts' output, reports, and a failure.
 
-A stage has one result, so each bolt's rows are a column of structs there, null where the row is another's.
+A stage has one result. So each bolt has a column of structs, which is null in the rows of other bolts. Used
+by member.py, running.py and submit.py. Owns no state. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 logger = event_logger(__name__)
 
 ROWS_KEY = "tuplewire.spark.rows"
-"""The setting under which a PySpark task hands the spout its batches of rows, a GivenUp, and what takes a
-dead letter."""
+"""The setting that holds the spout's batches of rows, its GivenUp, and the function for a dead letter."""
 REPORT = "report"
 FAILURE = "failure"
 _BEGIN = "A topology has failed. "
@@ -50,11 +50,11 @@ _log_rate = LogRate()
 
 @dataclass(slots=True)
 class GivenUp:
-    """What a Rows spout has given up. rows: how many.
+    """The rows that a Rows spout has dropped after their last attempt. rows: their number.
 
-    examples: the first few of each PySpark task, as text. errors: the first few that its spouts and bolts
-    have raised or reported. A row without an error was failed by a bolt, or took too long. dead_letters: how
-    many rows and other tuples are in TopologyResult.dead_letters.
+    examples: the first few rows of each PySpark task, as text. errors: the first few errors that its spouts
+    and bolts raised or reported. A row without an error was failed by a bolt, or timed out. dead_letters: the
+    number of rows and other tuples in TopologyResult.dead_letters.
     """
 
     rows: int = 0
@@ -63,18 +63,18 @@ class GivenUp:
     dead_letters: int = 0
 
     def add_error(self, error: TaskError) -> None:
-        """Note an error of a spout or bolt."""
+        """Record an error of a spout or bolt."""
         if len(self.errors) < _EXAMPLES:
             self.errors.append(str(error)[:_ERROR_CHARACTERS])
 
 
 class Rows(Spout):
-    """Emits the rows of the DataFrame that run_topology gets; its fields are columns of that, by name.
+    """Emits the rows of run_topology's DataFrame. Its fields are the named columns.
 
-    Each PySpark task has one task of it, which reads the rows that Spark gives to that PySpark task. A row
-    that has failed is emitted again, `attempts` times in all. Then it is given up, logged, and told in the
-    TopologyResult; a row that was only late may be processed all the same. With topology.error.policy
-    `dead_letter` it is a dead letter, too.
+    Each PySpark task runs one task of this spout, which reads the PySpark task's partition. A failed row is
+    emitted again, up to `attempts` times in total. Then it is dropped, logged, and reported in the
+    TopologyResult; with topology.error.policy `dead_letter`, it is also a dead letter. A row that only timed
+    out may still be processed.
     """
 
     def __init__(self, *columns: str, attempts: int = 3) -> None:
@@ -88,7 +88,7 @@ class Rows(Spout):
     def open(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
     ) -> None:
-        """Take the rows over; ConfigError where there are none, outside Spark."""
+        """Take the rows of the PySpark task. Raises ConfigError outside Spark."""
         super().open(conf, context, collector)
         if ROWS_KEY not in conf:
             raise ConfigError(
@@ -106,7 +106,7 @@ class Rows(Spout):
         self.failures: Counter[int] = Counter()
 
     def next_tuple(self) -> None:
-        """Emit a row that has failed, or the next one."""
+        """Emit a failed row again, or else the next row."""
         if self.again:
             number = self.again.pop()
             self.collector.emit(self.on_the_way[number], message_id=number)
@@ -124,16 +124,16 @@ class Rows(Spout):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all rows have been emitted, and none is to be emitted again."""
+        """True if all rows have been emitted, and no failed row waits for its next attempt."""
         return self.ended and not self.again
 
     def ack(self, message_id: Any) -> None:
-        """Forget a row that is processed."""
+        """Forget a processed row."""
         del self.on_the_way[message_id]
         self.failures.pop(message_id, None)
 
     def fail(self, message_id: Any) -> None:
-        """Have a row emitted again that has failed, or give it up."""
+        """Schedule the next attempt of a failed row, or drop the row after the last one."""
         self.failures[message_id] += 1
         if self.failures[message_id] < self.attempts:
             self.again.append(message_id)
@@ -153,7 +153,7 @@ class Rows(Spout):
 
 
 def rows_spout(topology: Topology) -> str | None:
-    """Return the component that emits rows of a DataFrame; TopologyError where there are several."""
+    """Return the id of the Rows spout, if any. Raises TopologyError if there are several."""
     found = [each.id for each in topology.components.values() if isinstance(each.template, Rows)]
     if len(found) > 1:
         raise TopologyError(
@@ -165,9 +165,9 @@ def rows_spout(topology: Topology) -> str | None:
 
 @dataclass(frozen=True)
 class Output:
-    """The bolts whose default stream comes back, and the schema of each; dead letters are one of them.
+    """The bolts that return their default stream, and the schema of each; dead letters count as a bolt.
 
-    texts: the bolts without a schema of the user's: their fields come back as strings.
+    texts: the bolts for which the user gave no schema: their fields are returned as strings.
     """
 
     schemas: Mapping[str, StructType]
@@ -181,11 +181,10 @@ class Output:
         *,
         letters: bool = False,
     ) -> Self:
-        """Check what the user asks for; by default the fields of each bolt that nobody subscribes to.
+        """Check the requested outputs; the default is each bolt without subscribers, as strings.
 
-        letters: whether there may be dead letters.
-
-        Raises TopologyError for an unknown component, or a schema with another number of columns.
+        letters: True to include dead letters. Raises TopologyError for an unknown component, or a schema with
+        a wrong number of columns.
         """
         from pyspark.sql.types import StringType, StructField, StructType
 
@@ -216,26 +215,26 @@ class Output:
         return StructType([*columns, StructField(REPORT, StringType()), StructField(FAILURE, StringType())])
 
     def checked(self, stage: DataFrame) -> DataFrame:
-        """Return the stage's result behind a shuffle, as a job that fails where there is a failure in it.
+        """Return the stage's rows after their shuffle, with a filter that fails the job for a failure row.
 
-        The shuffle has Spark run the whole stage again when a process of it is lost; a failure of the user's
-        code is told only behind it, since that would happen again.
+        Because of the shuffle, Spark runs the whole stage again if a process is lost. Failures of the user's
+        code fail the job only after the shuffle, because a repetition would not help.
         """
         from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
         fails = F.when(F.col(FAILURE).isNotNull(), F.raise_error(F.col(FAILURE)).isNull())
-        # What depends on the partition cannot be moved before the shuffle.
+        # Spark cannot move a filter before the shuffle if it depends on the partition.
         return stage.where(fails.otherwise(F.spark_partition_id() >= 0))
 
     def frames(self, result: DataFrame) -> dict[str, DataFrame]:
-        """Return each bolt's rows, and LETTERS where there may be any."""
+        """Return the rows of each bolt, and of LETTERS if the schemas include it."""
         return {
             name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
             for place, name in enumerate(self.schemas)
         }
 
     def wants(self, run: Emitted) -> bool:
-        """Whether tuples are among what comes back."""
+        """Return True if the result includes these tuples."""
         return run.source.stream.name == DEFAULT_STREAM and run.source.component in self.schemas
 
 
@@ -254,12 +253,12 @@ def _terminal_bolts(topology: Topology) -> list[str]:
 
 
 def failure_text(process: str, failure: Failure) -> str:
-    """Return a failure as the text by which the job fails, for people and for failure_in()."""
+    """Return a failure as the job's error message, for users and for failure_in()."""
     return f"{_BEGIN}{process}: {failure.summary}{_SEPARATOR}{failure.traceback.rstrip()}{_END}"
 
 
 def failure_in(text: str, topology: str) -> ProcessFailedError | None:
-    """Return the failure that failure_text() has put into a Spark error; None where there is none."""
+    """Return the failure that failure_text() has put into a Spark error, or None."""
     _, begun, rest = text.partition(_BEGIN)
     process, colon, rest = rest.partition(": ")
     summary, separated, rest = rest.partition(_SEPARATOR)
@@ -270,7 +269,7 @@ def failure_in(text: str, topology: str) -> ProcessFailedError | None:
 
 
 def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
-    """Return what the executors of all PySpark tasks have done, and what was given up in all of them."""
+    """Return the statistics of all executors, and the dropped rows of all PySpark tasks."""
     executors: list[ExecutorStatistics] = []
     given_up = GivenUp()
     for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
@@ -284,7 +283,7 @@ def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
 
 
 class Writer:
-    """Makes record batches of Output.stage_schema()."""
+    """Builds record batches of Output.stage_schema()."""
 
     def __init__(self, output: Output) -> None:
         self._texts = output.texts
@@ -293,7 +292,7 @@ class Writer:
         self._fields = {name: arrow_schema(schema) for name, schema in output.schemas.items()}
 
     def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
-        """Return tuples as record batches; MessageError for a value that its column cannot hold."""
+        """Yield tuples as record batches. Raises MessageError for a value that its column cannot hold."""
         rows: dict[str, list[Sequence[Any]]] = {}
         for run in runs:
             rows.setdefault(run.source.component, []).extend(message.values for message in run.tuples)
@@ -303,7 +302,7 @@ class Writer:
                 yield self._batch({component: values}, len(values))
 
     def report(self, statistics: Sequence[ExecutorStatistics], given_up: GivenUp) -> pa.RecordBatch:
-        """Return what a PySpark task's executors have done, and what was given up, as its last row."""
+        """Return a PySpark task's last row, with its executors' statistics and its dropped rows."""
         return self._batch(
             {REPORT: json.dumps([list(map(from_statistics, statistics)), dataclasses.astuple(given_up)])}, 1
         )

@@ -1,4 +1,8 @@
-"""A topology that runs on Spark, in the hands of the program that submitted it."""
+"""A running topology on Spark, for the program that submitted it: control, progress and result.
+
+submit.py creates it. Owns the Spark job, and the client for mail from the PySpark tasks. Thread-safe.
+Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CLOSE_SECONDS = 5.0
-"""How long the last mail of an ended job's PySpark tasks is waited for. Those of a cancelled one get no more
-time from Spark; that of any other is on its way."""
+"""The time to wait for the last mail of PySpark tasks. Spark kills the tasks of a cancelled job earlier than
+this; the mail of other jobs is already in transit."""
 
 
 @dataclass(frozen=True)
 class TopologyResult:
-    """What a topology has left. frames: the rows of each bolt whose output was asked for.
+    """The result of a topology. frames: the rows of each bolt in `outputs`.
 
-    executors: what each has done. given_up: rows that have failed as often as a Rows spout allows. letters:
-    see dead_letters.
+    executors: statistics of each. given_up: rows of a Rows spout that failed in all attempts. letters: see
+    dead_letters.
     """
 
     frames: Mapping[str, DataFrame]
@@ -47,7 +51,7 @@ class TopologyResult:
     def dead_letters(self) -> DataFrame:
         """The tuples that could not be processed; see docs/how-to/spark.md for the columns.
 
-        Raises TopologyError where no component has topology.error.policy `dead_letter`: none is kept then.
+        Raises TopologyError if no component has topology.error.policy `dead_letter`.
         """
         if self.letters is None:
             raise TopologyError("no dead letters are kept: set topology.error.policy to dead_letter")
@@ -55,7 +59,7 @@ class TopologyResult:
 
     @property
     def frame(self) -> DataFrame:
-        """The rows, where one bolt's output was asked for; TopologyError where there are more or none."""
+        """The rows of the only bolt in frames. Raises TopologyError if there are more bolts or none."""
         if len(self.frames) != 1:
             known = ", ".join(map(repr, self.frames)) or "none"
             raise TopologyError(f"the outputs are of {known}: take one of frames, by its component")
@@ -63,12 +67,10 @@ class TopologyResult:
 
 
 class SparkTopology:
-    """A topology that runs as a Spark job. Made by submit_topology; thread-safe.
+    """A topology that runs as a Spark job, from submit_topology. Thread-safe.
 
-    job_group: the job's, by which Spark cancels it; over Spark Connect its tag.
-
-    progress(), listen(), activate(), deactivate() and stop() raise ConfigError where this program reaches no
-    worker.
+    job_group: the group by which Spark can cancel the job; over Spark Connect its tag. progress(), listen(),
+    activate(), deactivate() and stop() raise ConfigError if this program cannot reach a worker.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class SparkTopology:
         self._lock = threading.Condition()
         self._progress = TopologyProgress()
         self._coordinator: tuple[int, int] | None = None
-        """Its generation, and its mailbox."""
+        """The coordinator's generation and mailbox."""
         self._closed: set[int] = set()
         self._hears = place is not None
         self._place = place
@@ -114,39 +116,39 @@ class SparkTopology:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, in whichever way."""
+        """True if the job has finished, failed or been cancelled."""
         return self._job.done.is_set()
 
     @property
     def reaches_worker(self) -> bool:
-        """Whether this program can talk to the topology; not over Spark Connect without workers=[...]."""
+        """True if this program can control the topology; False over Spark Connect without workers=[...]."""
         return self._post is not None
 
     @property
     def watch_command(self) -> str:
-        """The command that shows the topology live, to type on this program's machine; empty: none does.
+        """The command that shows the topology live on this program's machine, or an empty string.
 
-        Guarantee: no token is in it, but perhaps the name of a file that has one.
+        Guarantee: it contains no token, but it may contain the name of a token file.
         """
         return "" if self._place is None else self._place.watch_command(self._token_file)
 
     def progress(self) -> TopologyProgress:
-        """Return how far it is, as of a second ago."""
+        """Return the progress, which may be about a second old."""
         self._check_reach("cannot see how far the topology is")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
-        """Have a function called, in a thread of ours, with each news of the progress."""
+        """Call a function with the progress, and in another thread with each update."""
         self._check_reach("gets no news of the topology")
         self._listener = listener
         listener(self._progress)
 
     def activate(self) -> None:
-        """Have the spouts asked for tuples again; returns at once. Source: Storm's `activate`."""
+        """Resume the spouts. Returns immediately. Source: Storm's `activate`."""
         self._switch(active=True)
 
     def deactivate(self) -> None:
-        """Have the spouts asked no longer, and keep the job until activate() or stop(); returns at once.
+        """Pause the spouts until activate() or stop(); the job continues. Returns immediately.
 
         Tuples in flight are processed. Source: Storm's `deactivate`.
         """
@@ -159,10 +161,7 @@ class SparkTopology:
             self._send(MailKind.SWITCH, active)
 
     def stop(self) -> None:
-        """Have the spouts asked no longer, and everything that is on the way processed; returns at once.
-
-        result() then returns what comes out.
-        """
+        """Stop the spouts, and process tuples in flight. Returns immediately; result() has the output."""
         self._check_reach("cannot ask the topology to stop")
         self._ask_to_stop(output_wanted=True)
 
@@ -174,23 +173,23 @@ class SparkTopology:
             )
 
     def cancel(self) -> None:
-        """Cancel the job, as Spark's UI would; what is on the way is processed, but its output is lost.
+        """Cancel the job, like Spark's UI. Tuples in flight are processed, but the output is lost.
 
-        Spark leaves the PySpark tasks about 2 seconds (`spark.python.task.killTimeout`) for that, and where
-        this program reaches no worker it cannot tell them to use the time. Returns at once; result() raises.
+        Spark leaves the PySpark tasks about 2 seconds for this (`spark.python.task.killTimeout`). A program
+        that reaches no worker cannot notify them to drain. Returns immediately; result() raises.
         """
         self._job.cancel()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, in whichever way; False when so many seconds are over first."""
+        """Wait until the job is done; return False after `timeout` seconds."""
         return self._job.done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> TopologyResult:
-        """Wait for the end, and return what the topology has left.
+        """Wait until the job is done, and return the result.
 
-        Raises ProcessFailedError for a spout or bolt that has failed, with the traceback of the user's code
-        as a note. Raises ClosedError when the job was cancelled, and JobError for what else Spark has against
-        it. Raises TimeoutError after so many seconds; the topology then goes on.
+        Raises ProcessFailedError if a spout or bolt failed, with the traceback of the user's code as a note.
+        Raises ClosedError if the job was cancelled, and JobError for any other error of Spark. Raises
+        TimeoutError after `timeout` seconds, while the topology continues.
         """
         if not self.wait(timeout):
             raise TimeoutError(f"topology {self.name!r} was not over after {timeout:g} s; it goes on")
@@ -205,7 +204,7 @@ class SparkTopology:
             raise failure
         if self._job.was_cancelled:
             raise ClosedError(f"the Spark job of topology {self.name!r} was cancelled")
-        # Spark's own exception is of no use as a cause: it cannot be printed once the JVM has gone.
+        # Without Spark's exception as its cause, because that cannot be printed after the JVM has exited.
         raise JobError(f"the Spark job of topology {self.name!r} has failed: {error}") from None
 
     # --- mail -------------------------------------------------------------------------------------------
@@ -214,13 +213,13 @@ class SparkTopology:
         with self._lock:
             current = self._progress.generation
             if current is not None and mail.generation < current:
-                return
+                return  # Spark has replaced these PySpark tasks
             if mail.kind is MailKind.BEGUN:
                 mailbox, members = mail.values
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
-                if not self._active:
+                if not self._active:  # a new coordinator does not know earlier requests
                     self._send(MailKind.SWITCH, self._active)
                 if self._stop is not None:
                     self._send(MailKind.STOP, self._stop)
@@ -233,7 +232,7 @@ class SparkTopology:
             self._listener(self._progress)
 
     def _unheard(self, _: Exception) -> None:
-        """Do without mail: the job goes on, and tells its end itself."""
+        """Continue without mail. The end of the job does not depend on it."""
         with self._lock:
             self._hears = False
             self._lock.notify_all()
@@ -244,7 +243,7 @@ class SparkTopology:
             self._send(MailKind.STOP, output_wanted)
 
     def _send(self, kind: MailKind, value: bool) -> None:  # noqa: FBT001 - the value of a mail
-        """Send a mail to the coordinator, if there is one; a new one gets the state when it begins."""
+        """Send mail to the coordinator, if there is one. A new coordinator gets the state from _receive()."""
         if self._coordinator is not None and self._post is not None:
             generation, mailbox = self._coordinator
             self._post.send(mailbox, Mail(self._submitted.run, generation, SUBMITTER, kind, (value,)))
@@ -252,7 +251,7 @@ class SparkTopology:
     # --- the end ------------------------------------------------------------------------------------------
 
     def _ended(self) -> None:
-        """End what is ours, in the job's thread, before the job counts as done."""
+        """Drain a cancelled topology and close the client, in the job's thread, before the job is done."""
         try:
             if self._job.was_cancelled:
                 if self._coordinator is not None:
@@ -264,7 +263,7 @@ class SparkTopology:
             self._stack.close()
 
     def _wait_closed(self) -> None:
-        """Wait for the last mail of every PySpark task: what is not read would stay with the worker."""
+        """Wait for the last mail of every PySpark task: unread mail would remain at the worker."""
         with self._lock:
             self._lock.wait_for(
                 lambda: len(self._closed) == self._submitted.n_members or not self._hears, _CLOSE_SECONDS
@@ -273,9 +272,9 @@ class SparkTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopologyProgress:
-    """How far a topology is. generation: of its PySpark tasks, None before they run; members: how many.
+    """The progress of a topology. generation: of its PySpark tasks; None before they run.
 
-    emitted, executed, dead_letters: tuples, in all of them.
+    members: the number of PySpark tasks. emitted, executed, dead_letters: tuples in all of them.
     """
 
     generation: int | None = None
@@ -294,7 +293,7 @@ class TopologyProgress:
 
 
 class ProgressLine:
-    """Writes a line where it says something new, and every few seconds; at first how to see more."""
+    """Prints the watch command, then the progress at each new generation and every few seconds."""
 
     _EVERY_SECONDS = 5.0
 
@@ -306,7 +305,7 @@ class ProgressLine:
             print(f"topology {name}: watch it with {watch_command}", file=sys.stderr)
 
     def __call__(self, progress: TopologyProgress) -> None:
-        """Write it."""
+        """Print the progress if it is due."""
         now = time.monotonic()
         if progress.generation != self._generation or now - self._written >= self._EVERY_SECONDS:
             self._written, self._generation = now, progress.generation
@@ -314,14 +313,14 @@ class ProgressLine:
 
 
 class JobError(TuplewireError):
-    """Spark has given a topology's job up; the message has its reason."""
+    """Spark has failed a topology's job; the message has the reason."""
 
 
 class Job:
-    """An action on a DataFrame. group: its job group, or its tag over Spark Connect.
+    """A Spark job. action: runs it, and returns its rows. group: its job group, or tag over Spark Connect.
 
-    description: what Spark's UI shows. Its PySpark tasks are not interrupted when it is cancelled: they have
-    spark.python.task.killTimeout to end.
+    description: for Spark's UI. If the job is cancelled, its PySpark tasks are not interrupted: they have
+    spark.python.task.killTimeout to finish.
     """
 
     def __init__(self, spark: SparkSession, description: str, action: Callable[[], DataFrame]) -> None:
@@ -334,7 +333,7 @@ class Job:
         self.done = threading.Event()
 
     def start(self, ended: Callable[[], None]) -> None:
-        """Start it; ended: called in its thread at its end, before it counts as done."""
+        """Start the job in its thread, which calls `ended` at the end, before it sets `done`."""
         inheritable_thread(self._spark, self._main, ended, daemon=True).start()
 
     def _main(self, ended: Callable[[], None]) -> None:
@@ -345,7 +344,7 @@ class Job:
                 context = self._spark.sparkContext
                 context.setJobGroup(self.group, self._description, interruptOnCancel=False)
             self.result = self._action()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - result() reports it
             self.error = error
         try:
             ended()
@@ -354,12 +353,12 @@ class Job:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether its error is that it was cancelled."""
+        """True if the job failed because it was cancelled."""
         text = str(self.error)
         return self.error is not None and ("cancelled" in text or "INTERRUPTED" in text or "CANCELED" in text)
 
     def cancel(self) -> None:
-        """Cancel it."""
+        """Cancel the job."""
         if is_remote(self._spark):
             self._spark.interruptTag(self.group)
         else:

@@ -1,4 +1,7 @@
-"""A topology on Spark, as the program sees it that submits one. Source: Storm's `StormSubmitter`."""
+"""Submits a topology to Spark. Source: Storm's `StormSubmitter`.
+
+Called by users' programs and the demos. Owns no state. Thread-safe. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -47,26 +50,25 @@ def submit_topology(
     workers: Sequence[str] = (),
     name: str = "topology",
 ) -> SparkTopology:
-    """Run a topology as a Spark job of `topology.workers` PySpark tasks, and return at once.
+    """Run a topology as a Spark job of `topology.workers` PySpark tasks, and return immediately.
 
-    conf: settings by Storm's keys, and the user's own. outputs: the bolts whose default stream comes back,
-    each with a schema for its fields, or None for strings; by default all bolts that nobody subscribes to.
-    rows: what a Rows spout of the topology emits. workers: addresses that Spark's executors and this program
-    reach, and that serve this topology alone meanwhile; by default everybody takes the worker of its
-    TUPLEWIRE_ADDRESS, and starts one where there is none. Workers that are started ask for a token of this
-    run, which only its PySpark tasks and this program have.
+    conf: settings by Storm's keys, and the user's own. outputs: the bolts that return their default stream,
+    with a schema of its fields, or None for strings; by default, all bolts without subscribers. rows: for a
+    Rows spout. workers: addresses that Spark's executors and this program reach. These workers serve only
+    this topology while it runs. By default, each process uses the worker at its TUPLEWIRE_ADDRESS, or starts
+    one. Started workers require a token that only this program and its PySpark tasks have.
 
-    Guarantee: the result is that of one generation. When a process is lost, Spark runs all PySpark tasks
-    again (at most spark.stage.maxConsecutiveAttempts times), from the beginning of the spouts, and nothing of
-    an earlier generation comes to the later, nor into the result. What bolts have done to the outside world
-    is done twice then. The user's own errors are final.
+    Guarantee: the result is from one generation. If a process is lost, Spark runs all PySpark tasks again
+    from the start of the spouts, at most spark.stage.maxConsecutiveAttempts times. No message of an earlier
+    generation reaches a later one or the result, but side effects of bolts on other systems are repeated.
+    Errors of the user's code are final.
 
-    Raises ConfigError where Spark has fewer slots than that, and for settings that are wrong; TopologyError
-    for a schema or rows that do not fit the topology; NeedsSparkError over Spark Connect before 4.0.
+    Raises ConfigError if Spark has fewer slots, and for wrong settings; TopologyError for a schema or rows
+    that do not fit the topology; NeedsSparkError over Spark Connect before 4.0.
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
-    for key in conf:  # ours are of no use on Spark, where messages go over sidecars, but for sessions
+    for key in conf:  # on Spark, messages use sidecars, so other settings of Tuplewire have no effect
         if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
             raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     full = with_ackers(topology, settings.ackers)
@@ -80,7 +82,7 @@ def submit_topology(
     with ExitStack() as stack:
         place = None
         run_key = stack.enter_context(token.kept())
-        if workers or not is_remote(spark):
+        if workers or not is_remote(spark):  # else Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
             place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, run_key))
@@ -98,7 +100,8 @@ def submit_topology(
         )
         _check_travels(submitted)
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
-        checked = output.checked(stage.repartition(members))
+        checked = output.checked(stage.repartition(members))  # see Output.checked() for the shuffle
+        # The checkpoint stores the rows, so that a use of the result does not run the topology again.
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
         credentials = None if place is None else run_key.to(place)
         running = SparkTopology(submitted, job, place, stack.pop_all(), credentials)
@@ -118,13 +121,13 @@ def run_topology(
     name: str = "topology",
     progress: Callable[[TopologyProgress], None] | None = None,
 ) -> TopologyResult:
-    """Run a topology to its end, as submit_topology does, and return what it has left.
+    """Run a topology to its end, like submit_topology, and return its result.
 
-    progress: called with each news; by default a line is written to standard error, and one at first with the
-    command that shows more. Over Spark Connect there are no news without `workers` that this program reaches:
-    ConfigError where they are asked for.
+    progress: called with each update; the default prints to standard error, first the command that shows
+    more. Over Spark Connect, updates need `workers` that this program reaches; without them, `progress`
+    raises ConfigError.
 
-    Where this is interrupted (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
+    Ctrl-C cancels the job (see SparkTopology.cancel()), and is then raised again.
     """
     running = submit_topology(
         spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
