@@ -1,7 +1,7 @@
-"""Takes a Unix socket's path for this process alone, before anything binds it.
+"""Exclusive use of a Unix socket's path, claimed before a server binds it.
 
-gRPC itself lets a second server take over a live socket without a word, and the end of either then removes
-the file for both. So a lock file decides between workers, and a connect tells a live socket from a left-over.
+gRPC lets a second server replace a live socket without an error, and the first server that stops removes the
+file of both. So a lock file decides between workers, and a connection attempt identifies a stale socket.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ _CONNECT_SECONDS = 2.0
 
 @contextmanager
 def claimed_socket(path: Path) -> Iterator[None]:
-    """Hold the path until the end of the block; BindError when another process has it.
+    """Reserve the path during the block. Raise BindError if another process uses it.
 
-    A socket file that nobody answers on is removed. The lock file PATH.lock stays behind: removing it would
-    open a gap in which two processes hold two locks of one name.
+    A stale socket file is removed. The lock is the file PATH.lock.
     """
     lock = path.with_name(path.name + ".lock")
     try:
@@ -42,12 +41,13 @@ def claimed_socket(path: Path) -> Iterator[None]:
         _remove_left_over(path)
         yield
     finally:
+        # The lock file remains. If it were removed, two processes could lock two files of the same name.
         os.close(descriptor)
 
 
 @contextmanager
 def file_mode(mode: int) -> Iterator[None]:
-    """Let every file made in the block have at most this mode. The umask is the whole process's."""
+    """Limit the mode of files that are created in the block. The umask applies to the whole process."""
     before = os.umask(0o777 & ~mode)
     try:
         yield
@@ -67,7 +67,7 @@ def _remove_left_over(path: Path) -> None:
         try:
             probe.connect(os.fspath(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # stale: no server accepts connections
         except OSError as error:
             raise BindError(
                 f"cannot listen on {path}: a socket is there and cannot be tested: {error}"

@@ -1,5 +1,6 @@
-"""The worker on its event loop, for the threads around it: bind, look, drain, close.
+"""The worker on its event loop, as the threads around it use it: bind, status, drain and close.
 
+Used by main.py. Owns the worker, its transports and services, and the watches of its files. Thread-safe.
 Design: docs/design/drain.md.
 """
 
@@ -46,18 +47,16 @@ from tuplewire_service.worker.worker_settings import of_transport
 
 logger = event_logger(__name__)
 
-_PEERS_CONF = {"zmq.linger.millis": 1000}
-"""Storm's five seconds are longer than a worker may take to close once it is drained."""
+_PEERS_CONF = {"zmq.linger.millis": 1000}  # Storm's 5 s exceed the time that a drained worker has to close
 _WATCHERS_SECONDS = 1.0
 _MOST_BLOCKING = 10
-ANSWER_SECONDS = 2.0
-"""An event loop that does not answer in this time counts as stuck."""
+ANSWER_SECONDS = 2.0  # an event loop that does not respond in this time counts as stuck
 
 
 class DataPlane:
-    """One worker, its services and the watch on its assignment file; methods may be called from any thread.
+    """One worker, its services and the watch of its assignment file. Thread-safe.
 
-    A defect on the loop (an exception that nobody handled) is logged, and ends the process with code 70.
+    A defect on the loop, which is an unhandled exception, is logged and stops the process with exit code 70.
     """
 
     def __init__(self, config: WorkerConfig, stop: Stop, debugging: Debugging) -> None:
@@ -69,6 +68,7 @@ class DataPlane:
         self._services = Services(self.security.check_call)
         incarnation = time.time_ns()
         host = bracketed(split_host_port(config.listen)[0])
+        # Programs use gRPC, whatever transport connects the workers.
         programs = GrpcContext(
             GrpcSettings(
                 **of_transport(config, incarnation),
@@ -100,7 +100,7 @@ class DataPlane:
         self._health = HealthServicer(self.worker)
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
-        """Adds to a status what only the process around the worker knows; on the loop."""
+        """Adds the state of the process's program to a status. Called on the event loop."""
         self._reports = ProgramReports()
         self._control = ControlServicer(
             self.worker, stop, self.security.admit, self._status, debugging, self._reports
@@ -122,7 +122,7 @@ class DataPlane:
             self.worker.predecessor_lost = self._state.predecessor_lost
 
     def bind(self) -> None:
-        """Listen on TCP and on the Unix socket; BindError when an address is in use."""
+        """Listen on TCP and on the Unix socket. Raise BindError if an address is in use."""
         with file_mode(self._config.socket_mode):
             self.loop.run(self._bind())
 
@@ -137,37 +137,37 @@ class DataPlane:
             self._keeping = watched(asyncio.create_task(keep, name="state file"))
 
     def assign(self, assignment: Assignment) -> None:
-        """Put an assignment in force."""
+        """Apply an assignment."""
         self.loop.call(lambda: self.worker.update_assignment(assignment))
 
     def status(self) -> pb.GetStatusResponse:
-        """Return the status for the metrics; TimeoutError when the loop does not turn."""
+        """Return the status for the metrics. Raise TimeoutError if the event loop does not respond."""
         return self.loop.call(self.worker.status, ANSWER_SECONDS)
 
     async def _status(self, most_tasks: int | None) -> pb.GetStatusResponse:
-        """Return the status for GetStatus, without senders and consumers; on the loop."""
+        """Return the status for GetStatus, without senders and consumers. Call only from the event loop."""
         tasks = None if most_tasks is None else await self.worker.shown_tasks(most_tasks)
         status = self.worker.status(tasks)
-        del status.blocking[_MOST_BLOCKING:]
+        del status.blocking[_MOST_BLOCKING:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
         self.describe(status)
         self._reports.add_to(status)
         return status
 
     def reported(self) -> list[pb.MetricFamily]:
-        """Return the metrics that programs have reported; TimeoutError when the loop does not turn."""
+        """Return the metrics reported by programs. Raise TimeoutError if the event loop does not respond."""
         return self.loop.call(self._reports.metrics, ANSWER_SECONDS)
 
     def reserve(self, names: frozenset[str]) -> None:
-        """Let no program report metrics of these names."""
+        """Refuse reports of programs with metrics of these names."""
         self._control.reserved = names
 
     def live(self) -> str:
-        """Return an empty string when the loop turns, else what is wrong."""
+        """Return an empty string if the event loop responds, else the problem."""
         return self._probe(lambda: "")
 
     def ready(self) -> str:
-        """Return an empty string when the worker is ready, else what it waits for."""
+        """Return an empty string if the worker is ready, else the reason why it is not."""
         return self._probe(lambda: self.worker.not_ready_because)
 
     def _probe(self, trouble: Callable[[], str]) -> str:
@@ -177,7 +177,7 @@ class DataPlane:
             return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
 
     def why_not_ended(self) -> str:
-        """Return what an end that takes too long waits for, if the loop turns."""
+        """Return the reason for a slow shutdown: the step that it waits for, or a stuck event loop."""
         try:
             waits_for = self.loop.call(lambda: self.worker.waits_for, ANSWER_SECONDS)
         except TimeoutError:
@@ -185,7 +185,7 @@ class DataPlane:
         return f"the event loop turns, and the end waits for {waits_for}"
 
     def drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        """See Worker.drain; first the streams of those who watch the health end."""
+        """End the taps and the streams of health watchers, then drain the worker; see Worker.drain()."""
         return self.loop.run(self._drain(deadline_seconds))
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
@@ -193,16 +193,16 @@ class DataPlane:
         self._control.end_taps()
         await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
-        # Not before: a drain follows its assignment, and a removed token closes its streams.
+        # Only now: a draining worker applies new assignments, and closes the streams of removed tokens.
         for watch in self._watches:
             watch.cancel()
         if self._state is not None and self._keeping is not None:
             self._keeping.cancel()
-            await asyncio.to_thread(self._state.end)
+            await asyncio.to_thread(self._state.end)  # it writes a file
         return ledger
 
     def host(self) -> Host:
-        """Return the worker as its program sees it."""
+        """Return the worker's interface for its program."""
 
         def request_stop(reason: str, *, failed: bool, deadline_seconds: float) -> None:
             self._stop.request(StopRequest(reason, EXIT_FAILED if failed else EXIT_OK, deadline_seconds))
@@ -210,7 +210,7 @@ class DataPlane:
         return Host(self.worker, request_stop)
 
     def close(self) -> None:
-        """Close every connection and every server."""
+        """Close all connections and servers."""
         self.loop.on_wait(None)
         for context in self._contexts:
             context.term()

@@ -1,6 +1,7 @@
-"""A worker in the calling process, on its messaging loop, for local clusters and tests.
+"""A worker in the calling process, on its messaging loop.
 
-Owns the worker and its transports. Thread-safe. Source: Storm's `LocalContainer`.
+Used by the local clusters of topologies, and by tests. Owns the worker and its transports. Thread-safe.
+Source: Storm's `LocalContainer`. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ class EmbeddedWorker:
         self.host = Host(self._worker, _keep_running)
         # The address is host:port, or ipc://.../port.ipc in ZeroMQ's local mode.
         self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
-        self.peer = worker_id, f"{_HOST}:{self.port}"
-        """Its id and its address for other workers."""
+        self.peer = worker_id, f"{_HOST}:{self.port}"  # its ID and address for other workers
 
     def assign(
         self,
@@ -84,13 +84,13 @@ class EmbeddedWorker:
         assignment = Assignment(version, self.host.topology, tuple(workers))
 
         def update() -> None:
-            self._worker.router.lose(dead)
+            self._worker.router.lose(dead)  # first: the assignment then reroutes their messages
             self._worker.update_assignment(assignment)
 
         self._loop.call(update)
 
     def ledger(self) -> LedgerSnapshot:
-        """Return its balance."""
+        """Return the ledger of the worker."""
         return self.host.ledger()
 
     @property
@@ -99,12 +99,12 @@ class EmbeddedWorker:
         return self._worker.router.held_messages
 
     def abort(self) -> None:
-        """End immediately, like a killed process."""
+        """Stop immediately, like a killed process."""
         self._loop.run(self._worker.abort())
         self._end()
 
     def close(self, timeout: float) -> None:
-        """Drain for at most `timeout` seconds, and end; dropped messages are logged."""
+        """Drain for at most `timeout` seconds, and close. Dropped messages are logged."""
         dropped = self._loop.run(self._worker.drain(timeout)).dropped
         if reasons := {reason: count for reason, count in dropped.items() if count}:
             logger.warning("messages.dropped", extra={"worker": self.peer[0], "reasons": reasons})

@@ -1,4 +1,8 @@
-"""The worker process, from its configuration to its exit code."""
+"""The worker process, from its configuration to its exit code. run_worker() and _serve() list the steps.
+
+Used by the command (cli.py). Owns all parts of the process. Not thread-safe: call only from the main thread.
+Design: docs/design/drain.md.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +46,10 @@ from tuplewire_service.worker.servers import Servers
 
 logger = event_logger(__name__)
 
-_CLOSE_SECONDS = 4.0
-"""With the drain's default deadline under 30 seconds, Kubernetes' and Spark's grace period."""
-_PROGRAM_SECONDS = 1.0
-"""How long executors may take to end that have nothing to do any more, or are given up."""
-_LAST_SCRAPE_SECONDS = 1.0
-"""What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
-_SWITCH_SECONDS = 0.0005
-"""So long a scrape keeps the loop waiting at a time; Python's own 5 ms are for executors."""
+_CLOSE_SECONDS = 4.0  # with the default drain of 25 s, below 30 s, the grace period of Kubernetes and Spark
+_PROGRAM_SECONDS = 1.0  # for executors to end after the drain: they are idle, or abandoned
+_LAST_SCRAPE_SECONDS = 1.0  # for one more scrape if the drain dropped messages
+_SWITCH_SECONDS = 0.0005  # the longest delay of the event loop by a scrape; executors keep Python's 5 ms
 _LINE_END = "\n"
 
 
@@ -60,11 +60,11 @@ def run_worker(
     control: int | None = None,
     collect: Sequence[str] = (),
 ) -> int:
-    """Be a worker until told to stop; return the exit code.
+    """Run a worker until it is stopped, and return the exit code.
 
-    0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start. 70: a defect. A second signal
-    ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
-    control: a socket over which a cluster says what its program is to do. collect: see Program.
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start, or its program failed. 70: a
+    defect. A second signal ends the process immediately, with 128 + its number. `until_input_ends` also stops
+    it at the end of standard input. `control` and `collect` are for the program; see ProgramFlags.
     """
     share_heaps()
     reuse_buffers()
@@ -72,7 +72,7 @@ def run_worker(
         sys.setswitchinterval(_SWITCH_SECONDS)
     log = LogOutput(config.log_level, config.log_format)
     log.start()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # also where the loop is stuck
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # works even if the loop is stuck
     _allow_open_files()
     stop = Stop()
     stop.on_signals()
@@ -89,9 +89,9 @@ def run_worker(
 
 
 def _allow_open_files() -> None:
-    """Open as many files as the system lets us: a connection is one, and the usual soft limit is 1024.
+    """Raise the soft limit of open files, usually 1024, to the hard limit. Each connection is a file.
 
-    Beyond the limit gRPC takes no connection, says nothing, and those who want one wait.
+    At the limit, gRPC accepts no connections and logs nothing, and its clients wait.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -100,7 +100,7 @@ def _allow_open_files() -> None:
 def _serve(
     config: WorkerConfig, stop: Stop, log: LogOutput, control: int | None, collect: Sequence[str]
 ) -> int:
-    with ExitStack() as at_last, ExitStack() as cleanup:
+    with ExitStack() as at_last, ExitStack() as cleanup:  # at_last runs after the cleanup
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
         if config.tracing:
@@ -133,6 +133,7 @@ def _serve(
         registry.register(log)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
+        # The names of the worker's own metrics, before the collector of the programs' metrics is added.
         plane.reserve(frozenset(family.name for family in registry.collect()))
         own = list if program is None else program.metrics
         registry.register(ProgramCollector(lambda: [*own(), *plane.reported()]))
@@ -151,9 +152,10 @@ def _serve(
 
         deadline = request.deadline_seconds or config.drain_seconds
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
+        # If the shutdown hangs, end the process, and print the step that it waits for.
         at_last.callback(end_by_force(deadline + _CLOSE_SECONDS, plane.why_not_ended).cancel)
         if program is not None:
-            program.stop_input()
+            program.stop_input()  # the drain waits for the program's work in progress
         ledger = plane.drain(deadline)
         left = ledger.dropped[DropReason.SHUTDOWN]
         logger.log(
@@ -162,10 +164,10 @@ def _serve(
             extra={"ledger": str(ledger), "balanced": ledger.balanced},
         )
         if left:
-            admin.await_scrape(_LAST_SCRAPE_SECONDS)
+            admin.await_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
         if program is not None and not program.close(_PROGRAM_SECONDS):
             stop.request(StopRequest("executors-stuck", EXIT_FAILED))
-    defect = stop.failure()
+    defect = stop.failure()  # a failure during the shutdown
     code = request.exit_code or (defect.exit_code if defect else 0)
     logger.info("worker.stopped", extra={"exit_code": code})
     return code
@@ -189,9 +191,9 @@ def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -
 
 
 def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
-    """Return where programs reach this worker, and where other workers do, if over another transport.
+    """Return the addresses for programs and, if these use another transport, for other workers (else "").
 
-    That is as configured, with the bound port where none is named; other workers find their port there.
+    The host is `advertise` or the bound host. A port in `advertise` applies to programs only.
     """
     first = servers.addresses[0]
     address = with_port(_named(config, first), split_host_port(first)[1])
@@ -202,14 +204,14 @@ def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
 
 
 def _named(config: WorkerConfig, bound: str) -> str:
-    """Return the host that others use, perhaps with a port: as configured, or the bound one."""
+    """Return `advertise`, perhaps with a port, or the bound host; for a wildcard, this machine's name."""
     host, _ = split_host_port(bound)
     return config.advertise or bracketed(socket.gethostname() if host in WILDCARDS else host)
 
 
 @contextmanager
 def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: AdminServer) -> Iterator[None]:
-    """Write the bound addresses for whoever started this process; whoever sees the file sees all of it."""
+    """Write the bound addresses to a file for the process that started this one; remove it at the end."""
     address, peer_address = _advertised(config, servers)
     content = {
         "worker_id": config.worker_id,
@@ -222,7 +224,7 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
         "metrics_url": admin.metrics_url,
     }
     try:
-        write_atomically(path, json.dumps(content))
+        write_atomically(path, json.dumps(content))  # readers wait for the file, and must not see a part
     except OSError as error:
         raise TuplewireError(f"cannot write the address file {path}: {error.strerror}") from error
     try:

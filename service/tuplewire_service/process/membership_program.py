@@ -1,4 +1,4 @@
-"""The program `tuplewire membership`: it assigns the tasks of a topology until it is stopped."""
+"""The program `tuplewire membership`: assigns the tasks of a topology to workers until it is stopped."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LOOK_SECONDS = 2.0
 def addresses_of(names: Collection[str]) -> list[str]:
     """Return host:port of each worker. A name may have many addresses, as a headless Service has.
 
-    Of a name with addresses of both families the IPv4 ones count: a worker behind two would be two.
-    Raises OSError for a name that has none.
+    If a name has IPv4 addresses, its IPv6 addresses are ignored: a worker with both would count as two.
+    Raises OSError for a name without an address.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -37,9 +37,9 @@ def addresses_of(names: Collection[str]) -> list[str]:
 def assign_until_stopped(
     names: Collection[str], tasks: Collection[int], topology: str, credentials: Credentials, stop: Stop
 ) -> int:
-    """Assign tasks to the workers at these names until told to stop; return the exit code.
+    """Assign tasks to the workers at these names until stopped, and return 0.
 
-    Ends with 1 once another program assigns the same tasks.
+    Returns 1 if another program assigns the same tasks, or after a defect.
     """
     with Membership(
         lambda: addresses_of(names), tasks, topology=topology, at_least=0, credentials=credentials

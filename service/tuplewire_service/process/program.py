@@ -1,7 +1,7 @@
 """The interface between a worker and the program in its process, such as the executors of a topology.
 
 A worker process loads its program through the entry point group `tuplewire.programs`. An embedded worker
-gives its Host to the code that embeds it. Owns no state. Design: docs/design/topologies.md.
+gives its Host to the code that embeds it. Owns no state. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ProgramFlags:
 
 
 class MakeProgram(Protocol):
-    """The object of an entry point."""
+    """The object of an entry point: creates the program."""
 
     def __call__(self, host: Host, flags: ProgramFlags) -> Program:
         """Return the program. Raises ConfigError if the settings are invalid."""
@@ -104,10 +104,10 @@ def listen_host(conf: Mapping[str, Any]) -> str:
 
 
 class RequestStop(Protocol):
-    """Ends the process."""
+    """Requests the end of the process."""
 
     def __call__(self, reason: str, *, failed: bool, deadline_seconds: float) -> None:
-        """End with a word for the log, after a drain of at most `deadline_seconds`."""
+        """Stop after a drain of at most `deadline_seconds`. `reason` is one word for the log."""
 
 
 class Host:
@@ -178,7 +178,7 @@ class Host:
         self._loop.call(lambda: self._worker.update_assignment(new))
 
     def not_connected(self) -> str:
-        """Return which required connections to other workers are missing; empty if there are all."""
+        """Return the missing required connections to other workers, as text; empty if all exist."""
 
         def missing() -> str:
             if self._worker.assignment is None:

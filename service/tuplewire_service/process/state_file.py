@@ -1,6 +1,7 @@
-"""What a worker leaves to its successor: a small file that says how it ended, and what died with it.
+"""A worker's state file: records a clean shutdown, or how many messages a crash would lose at most.
 
-Source: Storm's `LocalState` of a worker, there its heartbeat.
+Used by data_plane.py. Owns the file. Thread-safe. Source: Storm's `LocalState`, which has the heartbeat of a
+worker. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -19,21 +20,20 @@ from tuplewire.text.log_rate import LogRate
 logger = event_logger(__name__)
 
 _WRITE_SECONDS = 1.0
-_MOST_MESSAGES = 1 << 53
-"""The largest integer that a metric represents exactly."""
+_MOST_MESSAGES = 1 << 53  # the largest integer that a metric represents exactly
 _MOST_BYTES = 4096
 _KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unkept_messages": int}
 
 
 class StateFile:
-    """One worker's file, and what its predecessor has written there.
+    """The file of one worker, and the losses of its predecessor, the process before.
 
-    It is written when something has changed, once a second at most. So it may miss what the last second has
-    brought. A file that cannot be read or written is logged; the worker goes on.
+    It is written after changes, at most once a second, so the changes of the last second may be missing.
+    Errors of reading and writing are logged, and the worker continues.
     """
 
     def __init__(self, path: Path, worker_id: str, incarnation: int) -> None:
-        """Read what the predecessor has left, and log what died with it."""
+        """Read the predecessor's state, and log its losses."""
         self._path = path
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -42,7 +42,7 @@ class StateFile:
         self._ended = False
         self._written: int | None = None
         self.predecessor_lost = self._read()
-        """How many messages died with the predecessor, at most; 0 where it ended in good order."""
+        """Maximum number of messages lost with the predecessor; 0 if it drained."""
 
     def _read(self) -> int:
         if not self._path.exists():
@@ -65,14 +65,14 @@ class StateFile:
         return lost
 
     async def keep(self, unkept: Callable[[], int]) -> None:
-        """Keep the file up to date, until cancelled. unkept: returns the messages that nobody else has."""
+        """Update the file until cancelled. `unkept` counts the messages that no other process has."""
         while True:
             if (messages := unkept()) != self._written:
                 await asyncio.to_thread(self._write, messages)
             await asyncio.sleep(_WRITE_SECONDS)
 
     def end(self) -> None:
-        """Write that the worker has ended in good order: its ledger says what became of every message."""
+        """Record that the worker has drained: its ledger accounts for all messages."""
         self._write(0, ended=True)
 
     def _write(self, messages: int, *, ended: bool = False) -> None:
@@ -83,7 +83,7 @@ class StateFile:
             "unkept_messages": messages,
         }
         with self._writing:
-            if self._ended:  # a write that began before has come late
+            if self._ended:  # a late write by keep(), which must not replace the final state
                 return
             self._ended = ended
             try:
@@ -97,7 +97,7 @@ class StateFile:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # a pipe would keep us waiting
+    if not path.is_file():  # reading a pipe would block
         raise ValueError("it is no file")
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
@@ -105,7 +105,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     state = json.loads(data)
     if not isinstance(state, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - what is in a file is no argument
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - content of a file, not an argument
     for key, kind in _KEYS.items():
         if type(state.get(key)) is not kind:
             raise ValueError(f"{key} is {state.get(key)!r}")

@@ -1,4 +1,8 @@
-"""What guards a worker process: its files, and what they mean for gRPC's calls and connections."""
+"""The security of a worker process: its certificate, token and permission files, applied to gRPC's calls.
+
+Used by data_plane.py. Owns the watched files and the guard. Call only from the event loop, except collect().
+Design: docs/design/identity.md.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,15 @@ logger = event_logger(__name__)
 
 _Content = TypeVar("_Content")
 Context = grpc.aio.ServicerContext[Any, Any]
-_HEALTH = "/grpc.health.v1."
-"""Probes show nothing of themselves, and learn nothing but whether the worker is ready."""
+_HEALTH = "/grpc.health.v1."  # open to all: probes have no token, and learn only if the worker is ready
 _POLL_SECONDS = 1.0
 
 
 class Security(Collector):
-    """One worker's, with its metrics. Methods belong to its event loop, unless they say otherwise."""
+    """The security of one worker, with its metrics."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        """Read all files; ConfigError when one is of no use."""
+        """Read all files. Raise ConfigError if one is invalid."""
         credentials = config.credentials()
         self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
         self._files: list[WatchedFiles[Any]] = [self._certificates] if self._certificates else []
@@ -61,34 +64,34 @@ class Security(Collector):
             _warn_if_others_may_read(file)
 
     def _watched(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
-        """Return what returns the content of the moment; ConfigError when a file is of no use now."""
+        """Return a function that returns a file's current content. Raise ConfigError if it is invalid."""
         if file is None:
             return None
         path = Path(file)
         watched = WatchedFiles([path], lambda: read(path))
-        watched.get()
+        watched.get()  # fails at the start if the file is invalid
         self._files.append(watched)
         return watched.get
 
     def wiring(self, services: Sequence[grpc.GenericRpcHandler]) -> GrpcWiring:
-        """Return what the programs' transport works with, and serves besides Messaging."""
+        """Return the settings of the programs' transport, with the services that it adds to Messaging."""
         tls = self._certificates.server_credentials() if self._certificates else None
         return GrpcWiring(services=services, tls=tls, admit=self.admit, dialler=self.dialler)
 
     def admit(self, context: Context) -> Access:
-        """Return what the caller of a method may do; RefusedError when it may not come in."""
+        """Return the rights of a method's caller. Raise RefusedError if it is not admitted."""
         caller = caller_of(context)
         if caller.tls and self._certificates is not None:
-            self._certificates.handshakes.called(caller.peer)
+            self._certificates.handshakes.called(caller.peer)  # its handshake succeeded
         return self.guard.admit(caller)
 
     def check_call(self, context: Context, method: str) -> None:
-        """Let a call of /SERVICE/METHOD pass; RefusedError when its caller may not make it."""
+        """Raise RefusedError if the caller may not call /SERVICE/METHOD."""
         if not method.startswith(_HEALTH):
             self.admit(context).control(method.rpartition("/")[2])
 
     async def watch(self) -> None:
-        """Look at the files every second, until cancelled: what is wrong with them is to be known soon."""
+        """Check the files every second until cancelled, to log problems soon after a change."""
         while True:
             for file in self._files:
                 file.get()
@@ -98,7 +101,7 @@ class Security(Collector):
             await asyncio.sleep(_POLL_SECONDS)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric family; from any thread."""
+        """Yield every metric family. Thread-safe."""
         yield counters(
             "denied",
             "Streams, calls and groups of messages that were denied, by reason.",
@@ -130,7 +133,7 @@ class Security(Collector):
 
 
 def caller_of(context: Context) -> Caller:
-    """Return who calls, as gRPC has it."""
+    """Return the caller, as gRPC identifies it."""
     auth = context.auth_context()
     tls = b"ssl" in auth.get("transport_security_type", ())
     names = [name.decode(errors="replace") for name in auth.get("x509_subject_alternative_name", ())]
