@@ -1,4 +1,8 @@
-"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes."""
+"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes.
+
+Used by process/main.py. Owns the listening socket, its connections and their threads. Thread-safe.
+Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +36,19 @@ _PATHS = """Tuplewire worker
 """
 
 Probe = Callable[[], str]
-"""Returns an empty string when all is well, else one line that says what is not; from any thread."""
+"""Returns an empty string, or one line that describes the problem. Called from any thread."""
 
 
 class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
-    """Serves the admin port from threads of its own until close(); bound when constructed.
+    """Serves the admin port in its own threads, from the construction until close().
 
-    Raises BindError when the address cannot be bound. At most 16 connections are served at a time: one more
-    takes the place of the oldest, so that nobody who is slow on purpose keeps probes away. One that is silent
-    for 5 seconds is closed.
+    Raises BindError if the address cannot be bound. At most 16 connections are served at the same time. A new
+    one replaces the oldest, and one that is silent for 5 seconds is closed, so slow clients block no probes.
     """
 
     allow_reuse_port = False
     request_queue_size = 64
-    # With threads that are not daemons, server_close waits for them.
-    daemon_threads = False
+    daemon_threads = False  # server_close() waits only for threads that are not daemons
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         try:
             host, port = split_host_port(listen)
             if host == "::" and not socket.has_dualstack_ipv6():
-                host = "0.0.0.0"  # noqa: S104 - gRPC does so, too, where the kernel has no IPv6
+                host = "0.0.0.0"  # noqa: S104 - as gRPC does if the kernel has no IPv6
             (self.address_family, _, _, _, bound) = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
@@ -80,16 +82,16 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus finds the metrics."""
+        """The URL of the metrics, for Prometheus."""
         return f"http://{self.address}/metrics"
 
     def await_scrape(self, timeout: float) -> None:
-        """Wait until somebody has scraped what the metrics say from now on; at most so many seconds."""
-        self.scraped = threading.Event()
+        """Wait until a scrape that starts from now on is complete, at most `timeout` seconds."""
+        self.scraped = threading.Event()  # a scrape in progress sets the previous event
         self.scraped.wait(timeout)
 
     def close(self) -> None:
-        """Stop listening and cut off what is under way."""
+        """Stop listening, and end open connections."""
         self.shutdown()
         self._thread.join()
         with self._open_lock:
@@ -98,16 +100,13 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         self.server_close()
 
     def server_bind(self) -> None:
-        """Bind alone: HTTPServer would look its name up in the DNS, which may take long and nobody needs.
-
-        `[::]` takes IPv4 as well, whatever the system's default is, as gRPC's port does.
-        """
-        if self.address_family == socket.AF_INET6:
+        """Bind without HTTPServer's DNS lookup of the host, which may be slow and has no use here."""
+        if self.address_family == socket.AF_INET6:  # `[::]` accepts IPv4 on every system, as in gRPC
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own."""
+        """Serve a connection in its own thread. At the limit, end the oldest one."""
         with self._open_lock:
             if len(self._open) >= _MAX_CONNECTIONS:
                 oldest = next(iter(self._open))
@@ -125,7 +124,7 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
                 self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
-        """Log what is no prober that hangs up in the middle."""
+        """Log an error, unless the client disconnected."""
         if not isinstance(sys.exception(), OSError):
             logger.error(
                 "admin.request_failed", extra={"client": str(client_address)}, exc_info=sys.exception()
@@ -133,7 +132,7 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """End a connection for the thread that serves it."""
+    """End a connection that another thread serves."""
     with contextlib.suppress(OSError):  # that thread may have closed it
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -161,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         encode, content_type = encoder_for(self.headers.get("Accept", ""))
-        scraped = self.server.scraped
+        scraped = self.server.scraped  # before the values are read; see await_scrape()
         try:
             body = encode(self.server.registry)
         except Exception:
@@ -194,4 +193,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: a probe every second is no event."""
+        """Log nothing, because probes call every second."""

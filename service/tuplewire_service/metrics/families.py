@@ -1,7 +1,8 @@
-"""Metric families of a worker: made of plain values, and written as text.
+"""Metric families of a worker, and their text formats.
 
-The text is what prometheus-client writes, byte for byte, in a third of its time. It is for what our
-collectors yield: no timestamps or native histograms, and exemplars of buckets alone.
+The text is byte for byte that of prometheus-client, in a third of its time. The encoders support only samples
+of Tuplewire's collectors: no timestamps, no native histograms, and exemplars only in buckets. Used by the
+collectors and admin_server.py. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ Encoder = Callable[[Collector], bytes]
 _SPECIAL = re.compile(r'["\\\n]')
 _ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n"}
 _SUFFIXES = {"counter": "_total", "info": "_info"}
-_TEXT_TYPES = {"info": "gauge", "unknown": "untyped"}
-"""The types that the text format calls otherwise."""
+_TEXT_TYPES = {"info": "gauge", "unknown": "untyped"}  # types with another name in the text format
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
@@ -47,7 +47,7 @@ def gauge(name: str, help_text: str, value: float) -> Metric:
 
 
 def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
-    """Return a series that is always 1, for its labels."""
+    """Return a series with the value 1 that exists for its labels."""
     return InfoMetricFamily(_PREFIX + name, help_text, labels)
 
 
@@ -68,7 +68,7 @@ def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[
 
 
 def histogram(name: str, help_text: str, latency: pb.Latency) -> Metric:
-    """Return a histogram in seconds, with an exemplar in each bucket that has a message which is traced."""
+    """Return a histogram in seconds. A bucket with a traced message has an exemplar."""
     buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = list(
         zip(_BUCKETS, accumulate(latency.messages), strict=True)
     )
@@ -82,7 +82,7 @@ _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def encoder_for(accept: str) -> tuple[Encoder, str]:
-    """Return the encoder for what an Accept header asks for, and its content type."""
+    """Return the encoder for an Accept header, and the content type."""
     _, content_type = choose_encoder(accept)
     if content_type.startswith("application/openmetrics-text"):
         return encode_openmetrics, _OPENMETRICS  # the encoder writes version 1.0 for every requested version
@@ -90,7 +90,7 @@ def encoder_for(accept: str) -> tuple[Encoder, str]:
 
 
 def encode_text(registry: Collector) -> bytes:
-    """Return all families in Prometheus' text format."""
+    """Return all families in Prometheus's text format."""
     lines: list[str] = []
     for metric in registry.collect():
         name = metric.name + _SUFFIXES.get(metric.type, "")
@@ -117,7 +117,7 @@ def encode_openmetrics(registry: Collector) -> bytes:
 def _samples(metric: Metric, *, exemplars: bool = False) -> Iterator[str]:
     for sample in metric.samples:
         value = sample.value
-        # The library's function minds what is not a plain number, and large ones; nearly none is.
+        # Fast path: only NaN, infinite and large values need the library's function.
         shown = repr(float(value)) if -1e6 < value < 1e6 else _unusual(value)
         if sample.labels:
             labels = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(sample.labels.items())])

@@ -1,4 +1,4 @@
-"""What programs measure, as Prometheus families: of a topology in this process, and of programs beside it."""
+"""Metrics of programs as Prometheus families: of the program in this process, and of programs that report."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ _FAMILIES: Mapping[pb.MetricKind, Callable[..., Metric]] = {
 
 
 class ProgramCollector(Collector):
-    """Shows what programs measure; nothing where none does.
-
-    read: returns it, from any thread; what it raises fails the scrape.
-    """
+    """Exports the metrics that `read` returns, on any thread. An exception of `read` fails the scrape."""
 
     def __init__(self, read: Callable[[], Iterable[pb.MetricFamily]]) -> None:
         self._read = read
@@ -46,14 +43,14 @@ class ProgramCollector(Collector):
 
 
 def exposed_names(family: pb.MetricFamily) -> list[str]:
-    """Return the names that the samples of a family have in Prometheus' text."""
+    """Return all names that samples of a family can have in Prometheus's text."""
     return [family.name, *(family.name + end for end in _ENDS[family.kind])]
 
 
 def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
     """Yield a Prometheus family for each name. Samples with the same labels are added up.
 
-    Programs may use one name for different metrics. The first one counts: Prometheus reads no page on which a
+    If programs use a name for different metrics, the first one counts: Prometheus rejects a page on which a
     name has two types.
     """
     taken: dict[str, pb.MetricFamily] = {}
@@ -62,7 +59,7 @@ def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
         first = taken.get(family.name)
         if first is None:
             names = exposed_names(family)
-            if not taken.keys().isdisjoint(names):
+            if not taken.keys().isdisjoint(names):  # such as a counter `x` and a gauge `x_total`
                 continue
             taken |= dict.fromkeys(names, family)
         elif (first.name, first.kind, first.labels) != (family.name, family.kind, family.labels):
@@ -76,7 +73,7 @@ def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
 
 
 def _sum(one: pb.MetricSample, other: pb.MetricSample) -> pb.MetricSample:
-    if one.bounds != other.bounds:
+    if one.bounds != other.bounds:  # histograms with different buckets have no sum
         return one
     counts = [a + b for a, b in zip(one.counts, other.counts, strict=True)]
     return pb.MetricSample(labels=one.labels, value=one.value + other.value, bounds=one.bounds, counts=counts)

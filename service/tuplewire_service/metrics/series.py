@@ -1,4 +1,4 @@
-"""Which series there are, and what they add up to: bounded, complete, and never falling."""
+"""Names and totals of series. Their number is bounded, no count is missing, and no total decreases."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tuplewire_service.messaging.reception import OTHER
 
 
 class Names:
-    """Says under which name each key is told; at most `limit` have their own.
+    """Assigns series names to keys. The first `limit` keys have their own name, the others are `other`.
 
-    First come, first kept: a key keeps its name for as long as it is there. What ends leaves its place to a
-    key that comes later, never to one that is told as `other` already.
+    A key keeps its name while it exists. The place of a removed key goes to a new key, never to one that is
+    already counted as `other`.
     """
 
     def __init__(self, limit: int, always: Collection[str] = ()) -> None:
-        """Begin without any. always: keys that have their own name beyond the limit."""
+        """Start without keys. The keys in `always` have their own name regardless of the limit."""
         self._limit = limit
         self._always = frozenset(always)
         self._own: set[str] = set()
         self._others: set[str] = set()
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the name of each of the keys, which are all that there are now."""
+        """Return the names of all current keys."""
         keys = list(keys)
         self._own.intersection_update(keys)
         self._others.intersection_update(keys)
@@ -33,9 +33,9 @@ class Names:
 
 
 class Totals:
-    """Adds counts up by name while their sources come and go.
+    """Adds up counts by name. A total includes removed sources, so it does not decrease.
 
-    A total does not fall while there is a source of its name, and that of `other` never does.
+    It starts again if its name was without a source. The total of `other` always remains.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Totals:
         self._ended: dict[str, list[int]] = {}
 
     def add_up(self, sources: Mapping[Hashable, tuple[str, Sequence[int]]]) -> dict[str, list[int]]:
-        """Return the totals by name, of all sources that there are now (name and counts) and were before."""
+        """Return the totals by name. `sources` has the name and the counts of each current source."""
         ended = self._ended
         for key in self._last.keys() - sources.keys():
             _add(ended, *self._last[key])
         self._last = dict(sources)
         names = {name for name, _ in sources.values()} | {OTHER}
-        self._ended = {name: counts for name, counts in ended.items() if name in names}
+        self._ended = {name: counts for name, counts in ended.items() if name in names}  # bounded
         totals = {name: counts.copy() for name, counts in self._ended.items()}
         for name, counts in sources.values():
             _add(totals, name, counts)

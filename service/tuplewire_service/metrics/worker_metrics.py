@@ -1,7 +1,7 @@
-"""Prometheus metrics, read from a status of the worker at each scrape.
+"""Prometheus metrics of a worker, made from its status at each scrape. Reference: docs/reference/metrics.md.
 
-The data plane only counts in plain numbers; nothing is paid for metrics between scrapes.
-docs/reference/metrics.md has all of them.
+The data plane only counts in plain numbers, so metrics cost nothing between scrapes. Used by process/main.py.
+Owns the names and the totals of series. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -34,35 +34,31 @@ _CODES = [
     if number != messaging_pb2.ERROR_CODE_UNSPECIFIED
 ]
 _MEASURES = ("COUNT", "SIZE", "SECONDS")
-_CONFIG_SHOWN = [
+_CONFIG_SHOWN = [  # for comparisons between workers: sizes and times, but no names, paths or secrets
     "transport",
     *(name for name, each in settings_of(WorkerConfig).items() if each.kind.metavar in _MEASURES),
 ]
-"""What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
 
 
 class WorkerCollector(Collector):
-    """Turns statuses into metric families. Remembers which tasks and peers have series of their own.
-
-    read: returns a status, from any thread; what it raises fails the scrape.
-    """
+    """Makes metric families from statuses. Remembers the tasks and peers that have their own series."""
 
     def __init__(
         self,
         read: Callable[[], pb.GetStatusResponse],
         config: WorkerConfig,
-        memory_limit: int,
+        memory_limit: int,  # bytes
     ) -> None:
-        """Tell what read() returns. memory_limit: what the process may have, in bytes."""
+        """Export the status that `read` returns on any thread; its exceptions fail the scrape."""
         self._read = read
         self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
         self._memory_limit = memory_limit
         self._capacity = config.receive_queue_messages
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # scrapes can run in parallel
         most = config.metrics_series
         self._tasks = Names(most)
         self._peers = Names(most)
-        # Everybody may read the metrics. Where there are rules, an identity is for itself and operators.
+        # Metrics are public. With permission rules, only operators and an identity itself may see its name.
         self._identities = Names(0 if config.permissions_file else most)
         self._losers = Names(most, always=(OTHER,))
         self._sources = Names(most, always=(CLIENT_SOURCE, OTHER))
@@ -71,7 +67,7 @@ class WorkerCollector(Collector):
         self._through = Totals()
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family, all of them from one status; from any thread."""
+        """Return all families of one status. Thread-safe."""
         with self._lock:
             return list(self._families(self._read()))
 
@@ -204,7 +200,7 @@ class WorkerCollector(Collector):
             settled = (ledger.acknowledged, sum(ledger.dropped.values()))
             rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] += ledger.pending
-            up[name] = min(up.get(name, 1), int(peer.connected))
+            up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
         by_name = self._sent.add_up(rows)
         yield from _columns(_SENT, "peer", by_name)
         yield gauges(
@@ -222,7 +218,7 @@ class WorkerCollector(Collector):
 
     def _task_families(self, tasks: Sequence[pb.TaskStatus]) -> Iterator[Metric]:
         names = self._tasks.of([str(task.task) for task in tasks])
-        # Counts add up; of subscriptions, whether all have one.
+        # `other` has the sums of its tasks; `subscribed` is 1 only if all of them have a consumer.
         messages, size = Counter[str](), Counter[str]()
         subscribed: dict[str, int] = {}
         oldest: dict[str, float] = {}
@@ -232,8 +228,7 @@ class WorkerCollector(Collector):
             size[name] += task.queued_bytes
             subscribed[name] = min(subscribed.get(name, 1), int(task.subscribed))
             oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
-            # A task that comes back begins anew.
-            at = task.task, task.begin_sequence
+            at = task.task, task.begin_sequence  # the counts of a task that returns start at zero
             through[at] = name, (task.received_messages, task.acknowledged_messages)
         capacity = {name: count * self._capacity for name, count in Counter(names.values()).items()}
         columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
@@ -387,5 +382,5 @@ def _columns(
 
 
 def _with_zeros(names: Iterable[str], counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the counts with a 0 for every name that never occurred, so that a first increase is seen."""
+    """Return the counts with a 0 for each missing name, so that Prometheus sees its first increase."""
     return {**dict.fromkeys(map(str, names), 0), **counts}
