@@ -72,15 +72,15 @@ class Credentials(Settings):
     """
 
     tls_ca: str | None = setting(
-        FILE, None, "certificates of those who sign workers' certificates; with it, TCP is TLS"
+        FILE, None, "CA certificates that workers' certificates are checked against; enables TLS on TCP"
     )
-    tls_certificate: str | None = setting(FILE, None, "certificate to show")
-    tls_key: str | None = setting(FILE, None, "its private key")
+    tls_certificate: str | None = setting(FILE, None, "certificate to present")
+    tls_key: str | None = setting(FILE, None, "private key of tls_certificate")
     tls_worker_names: tuple[str, ...] = setting(
-        NAMES, (), "names in the certificates of workers, with commas (default: the host that is dialled)"
+        NAMES, (), "names in workers' certificates, comma-separated (default: the host of the address)"
     )
-    token_file: str | None = setting(FILE, None, "file whose first token to show")
-    allow_plaintext: bool = setting(FLAG, False, "show the token to another machine without TLS, too")
+    token_file: str | None = setting(FILE, None, "file with the token to present (the first one)")
+    allow_plaintext: bool = setting(FLAG, False, "also send the token to other machines without TLS")
 
     def _check(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):

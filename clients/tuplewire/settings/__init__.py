@@ -1,1 +1,1 @@
-"""Settings: what they are, where they come from, and what they allow."""
+"""Settings: their declarations, sources and allowed values."""

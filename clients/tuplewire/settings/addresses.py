@@ -1,4 +1,4 @@
-"""Addresses as they are written: host:port, an IPv6 host in brackets; where a program finds its worker."""
+"""Addresses as text: host:port with an IPv6 host in brackets, and the address of a program's worker."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DEFAULT_TOPOLOGY = "default"
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Split host:port; an IPv6 host loses its brackets. Port 0 is any free one, to listen on.
+    """Split host:port, and remove the brackets of an IPv6 host. Port 0 means any free port to listen on.
 
-    Raises ConfigError when it is not host:port.
+    Raises ConfigError if it is not host:port.
     """
     host, _, port = address.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
@@ -28,24 +28,24 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def check_reachable(address: str) -> str:
-    """Return host:port as it is; ConfigError when it is not that, or has port 0, where nobody is reached."""
+    """Return host:port unchanged. Raises ConfigError if it is not host:port, or has port 0."""
     if split_host_port(address)[1] == 0:
         raise ConfigError(f"{address!r} is not host:port of somebody; name the port where it listens")
     return address
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Return host:port; an IPv6 host gets brackets."""
+    """Return host:port, with brackets around an IPv6 host."""
     return f"{bracketed(host)}:{port}"
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it is written before a port; one that has its brackets keeps them."""
+    """Return a host with brackets if it is an IPv6 address without them."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as it is written, never leaves this machine."""
+    """Return True if a host is `localhost` or a loopback IP address, without a lookup."""
     if host.lower() == "localhost":
         return True
     try:
@@ -55,9 +55,9 @@ def is_loopback(host: str) -> bool:
 
 
 def resolve_address(address: str | None) -> str:
-    """Return the address, or that of TUPLEWIRE_ADDRESS; ConfigError when it is missing or malformed.
+    """Return the address, or TUPLEWIRE_ADDRESS: `host:port`, `[v6]:port` or `unix:///path`.
 
-    An address is `host:port`, `[v6]:port` or `unix:///path`.
+    Raises ConfigError if it is missing or malformed.
     """
     address = address or os.environ.get(ADDRESS_VARIABLE)
     if not address:
@@ -78,26 +78,26 @@ def resolve_address(address: str | None) -> str:
 
 
 def grpc_target(address: str) -> str:
-    """Return an address as a gRPC target: gRPC parses URIs, so percent signs and `dns:` need encoding."""
+    """Return an address as a gRPC target, a URI: percent signs and `dns:` are encoded."""
     if address.startswith("unix:"):
         return "unix://" + quote(address.removeprefix("unix://"))
     return "dns:///" + quote(address, safe="[]:")
 
 
 def resolve_addresses(addresses: str | None) -> str:
-    """Do as resolve_address() with one or more of them, separated by commas."""
+    """Resolve one or more comma-separated addresses, as resolve_address() does."""
     return ",".join(resolve_address(each.strip()) for each in (addresses or resolve_address(None)).split(","))
 
 
 def resolve_topology(topology: str | None) -> str:
-    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`; ConfigError for what is no text."""
+    """Return the topology, or TUPLEWIRE_TOPOLOGY, or `default`. Raises ConfigError for invalid Unicode."""
     topology = topology or os.environ.get(TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY
     _check_text(f"topology {topology!r}", topology)
     return topology
 
 
 def _check_text(what: str, text: str) -> None:
-    """Raise ConfigError for what Python has read in another encoding than the shell that wrote it."""
+    """Raise ConfigError for text that Python decoded with a different encoding than the shell's."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The settings of a session, wherever it begins: in a client, or between workers."""
+"""The settings of a session, from a client or between workers."""
 
 from __future__ import annotations
 
@@ -31,115 +31,113 @@ _AFTER_ERROR_SECONDS = 10.0
 
 
 class AckMode(enum.StrEnum):
-    """When a message counts as acknowledged; the setting `ack_mode` says what each means."""
+    """The event that acknowledges a message; see the setting `ack_mode`."""
 
     QUEUED = "queued"
     PROCESSED = "processed"
 
 
 class Overflow(enum.StrEnum):
-    """What `send` does when the bound on pending messages is reached."""
+    """The behavior of `send` at the limit on pending messages."""
 
     BLOCK = "block"
-    """Wait for room, at most for the timeout."""
+    """Wait for space until the timeout."""
     FAIL = "fail"
-    """Raise BufferFullError at once."""
+    """Raise BufferFullError immediately."""
     DROP_OLDEST = "drop_oldest"
-    """Give up the oldest messages that were never sent, no more than needed. Sent messages may have arrived,
-    and stay. If they alone leave no room, wait as with `block`."""
+    """Drop the oldest messages that were never sent, as few as possible. Sent messages may have arrived, so
+    they remain. If they alone leave no space, wait as with `block`."""
 
 
 class RejectOrder(enum.StrEnum):
-    """What a consumer's rejected message means to the other messages of its task."""
+    """The order of a task's messages after a consumer rejects one."""
 
     GO_ON = "go_on"
-    """They go on, and it comes again behind them."""
+    """Later messages continue, and the rejected one is redelivered behind them."""
     WAIT = "wait"
-    """Later ones wait, and come again behind it."""
+    """Later messages wait, and are redelivered behind the rejected one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings(Settings):
-    """How a session behaves: each field says what it does. Sizes are in bytes, times in seconds."""
+    """The settings of a session. Sizes are in bytes, times in seconds."""
 
     PREFIX = "tuplewire.session."
 
     ack_mode: AckMode = setting(
         choice(AckMode),
         AckMode.QUEUED,
-        "when a message counts as acknowledged: once a worker has it in a queue (queued), or once its "
-        "consumer has acknowledged it (processed)",
+        "when a message counts as acknowledged: when a worker has queued it (queued), or when its consumer "
+        "has acknowledged it (processed)",
     )
     overflow: Overflow = setting(
         choice(Overflow),
         Overflow.BLOCK,
-        "what send does at a bound of max_pending: wait for room (block), raise BufferFullError (fail), or "
-        "give up the oldest messages that were never sent (drop_oldest)",
+        "behavior of send at a max_pending limit: wait for space (block), raise BufferFullError (fail), or "
+        "drop the oldest messages that were never sent (drop_oldest)",
     )
-    max_pending_messages: int = setting(
-        count(), 262_144, "the bound on what is accepted and not acknowledged"
-    )
+    max_pending_messages: int = setting(count(), 262_144, "maximum number of unacknowledged messages")
     max_pending_bytes: int = setting(
-        SIZE, 64 * MIB, "the same bound in payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
+        SIZE, 64 * MIB, "the same limit in payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
     )
     max_pending_task_messages: int = setting(
-        count(), 131_072, "the bound for one task, so that a stopped task leaves room for the others"
+        count(), 131_072, "the limit for one task, so that a stalled task leaves space for the others"
     )
     max_block_seconds: float = setting(
-        SECONDS, 60.0, "how long send waits for room when the caller gives no timeout"
+        SECONDS, 60.0, "maximum time that send waits for space, unless the caller passes a timeout"
     )
     flush_seconds: float = setting(
         SECONDS_OR_EVER,
         30.0,
-        "how long flush, close and the end of a `with` block wait for acknowledgements when the caller gives "
-        "no timeout; inf: for ever",
+        "maximum time that flush, close and the end of a `with` block wait for acknowledgements, unless the "
+        "caller passes a timeout; inf: no limit",
     )
     connect_seconds: float = setting(
         SECONDS_OR_EVER,
         30.0,
-        "how long recv waits for a worker that has not let it in yet, when the caller gives no timeout; inf: "
-        "for ever",
+        "maximum time that recv waits until a worker accepts it, unless the caller passes a timeout; inf: no "
+        "limit",
     )
-    max_message_bytes: int = setting(SIZE, 1 * MIB, "the largest message, key and headers included")
+    max_message_bytes: int = setting(SIZE, 1 * MIB, "maximum size of a message, including key and headers")
     max_frame_bytes: int = setting(
         SIZE,
         1 * MIB,
-        "a frame is closed once it holds this much",
+        "size at which a frame is closed",
         storm="storm.messaging.netty.transfer.batch.size",
     )
     gather_seconds: float = setting(
         SECONDS_OR_ZERO,
         0.001,
-        "small frames that go on coming are written so far apart, so that each gathers what comes meanwhile; "
-        "what comes alone, or follows an acknowledgement, is written at once; 0: everything is",
+        "interval between small frames in a continuous stream, so that each frame collects several messages; "
+        "a single frame, or one after an acknowledgement, is not delayed; 0: no delay",
         storm="topology.batch.flush.interval.millis",
     )
     keepalive_seconds: float = setting(
         SECONDS,
         2.0,
-        "a silent connection is checked after this time, and closed if no answer arrives in the same time",
+        "idle time before a connection is checked; it is closed if no response arrives in the same time",
     )
     backoff_initial_seconds: float = setting(
         SECONDS,
         0.05,
-        "the longest wait before the first reconnect; it doubles each time, with full jitter",
+        "maximum wait before the first reconnect; it doubles each time, with full jitter",
         storm="storm.messaging.netty.min_wait_ms",
     )
     backoff_max_seconds: float = setting(
-        SECONDS, 2.0, "the longest wait between reconnects", storm="storm.messaging.netty.max_wait_ms"
+        SECONDS, 2.0, "maximum wait between reconnects", storm="storm.messaging.netty.max_wait_ms"
     )
     load_expires_seconds: float = setting(
-        SECONDS, 10.0, "a task's reported load is forgotten when it is not reported again in this time"
+        SECONDS, 10.0, "time after which a task's load expires if it is not reported again"
     )
     prefetch_messages: int = setting(
-        count(), 131_072, "how many messages of a task a consumer takes in before it acknowledges"
+        count(), 131_072, "maximum number of a task's unacknowledged messages at a consumer"
     )
-    prefetch_bytes: int = setting(SIZE, 16 * MIB, "the same bound in payload bytes")
+    prefetch_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
     reject_order: RejectOrder = setting(
         choice(RejectOrder),
         RejectOrder.GO_ON,
-        "what a rejected message means to later ones of its task: they go on, and it comes again behind them "
-        "(go_on), or they wait, and come again behind it (wait)",
+        "order after a rejection: the message is redelivered behind later ones of its task (go_on), or later "
+        "ones wait, and are redelivered behind it (wait)",
     )
 
     def _check(self) -> None:
@@ -150,30 +148,30 @@ class SessionSettings(Settings):
             )
 
     def patience(self, timeout: float | None) -> float:
-        """Return how long a send without room waits, given what its caller allows; None: as configured."""
+        """Return the seconds that a send waits for space. timeout: the caller's; None: as configured."""
         given = checked_timeout(timeout)
         if self.overflow is Overflow.FAIL:
             return 0.0
         return self.max_block_seconds if given is None else given
 
     def flush_patience(self, timeout: float | None) -> float:
-        """Return how long to wait for acknowledgements, given what the caller allows; None: as configured."""
+        """Return the seconds to wait for acknowledgements. timeout: the caller's; None: as configured."""
         given = checked_timeout(timeout)
         return self.flush_seconds if given is None else given
 
     @property
     def patience_after_error(self) -> float:
-        """How long a client that is left by an error waits for acknowledgements."""
+        """Seconds that a client waits for acknowledgements when an error ends its `with` block."""
         return min(self.flush_seconds, _AFTER_ERROR_SECONDS)
 
     @property
     def max_request_bytes(self) -> int:
-        """The largest gRPC message of a session: a full frame, one more message, and the columns."""
+        """Maximum size of a session's gRPC message: a full frame, one more message, and the columns."""
         return 2 * self.max_frame_bytes + self.max_message_bytes + MIB
 
 
 def checked_timeout(timeout: Any, name: str = "timeout") -> float | None:
-    """Return a timeout in seconds; ConfigError if it is not None or a number."""
+    """Return a timeout in seconds. Raises ConfigError if it is neither None nor a number."""
     seconds: Any = timeout
     if timeout is None or (isinstance(timeout, Real) and not isnan(timeout)):
         return None if seconds is None else float(seconds)
@@ -208,4 +206,4 @@ naming_settings = naming(
     SessionKeywords,
     {name: each.kind.plain(each.default) for name, each in settings_of(SessionSettings).items()},
 )
-"""Decorates what takes SessionKeywords."""
+"""Decorates functions that accept SessionKeywords."""

@@ -1,4 +1,4 @@
-"""What `**settings` stands for, for those who ask Python itself: help(), notebooks, and the API's pages."""
+"""Signatures that list the keywords of `**settings`, for help(), notebooks and the API's pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def naming(keywords: type, defaults: Mapping[str, Any]) -> Callable[[_Function], _Function]:
-    """Let the signature of a function name each keyword in place of its `**settings`, which come last.
+    """Return a decorator that replaces `**settings`, the last parameter, by keywords in the signature.
 
-    keywords: the TypedDict that type checkers read. defaults: of each keyword, as people write it.
+    keywords: the TypedDict for type checkers. defaults: the default of each keyword, as a plain value.
     """
 
     def named(function: _Function) -> _Function:

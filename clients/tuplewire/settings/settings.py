@@ -1,9 +1,9 @@
-"""One mechanism for settings: a setting is declared once, as a field, and read and checked here.
+"""The declaration, parsing and checking of settings.
 
-A class of settings is a frozen dataclass that inherits from Settings. A field is declared by setting(), with
-its kind: what a value must be, and how a text stands for one. Everything else follows from the declaration:
-the check when an object is made, the readers of configurations and texts, flags, variables, and
-docs/reference/settings.md.
+A class of settings is a frozen dataclass that inherits from Settings. Each field is declared by setting()
+with its kind: the allowed values and their text form. The declaration defines the check of new objects, the
+readers of configurations and text, flags, variables, and docs/reference/settings.md.
+Design: docs/design/rows-and-memory.md (settings).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tuplewire.errors import ConfigError
 from tuplewire.settings.storm_keys import is_storms
 
 ENVIRONMENT_PREFIX = "TUPLEWIRE_"
-"""How the names of our variables begin."""
+"""The prefix of Tuplewire's environment variables."""
 OUR_PREFIX = "tuplewire."
-"""How our own keys in a configuration begin."""
+"""The prefix of Tuplewire's own keys in a configuration."""
 REQUIRED: Any = MISSING
-"""The default of a setting that has none."""
+"""The default of a setting that must be given."""
 
 _MILLISECONDS = (".millis", ".ms", "_ms")
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -35,13 +35,13 @@ _SIZE = re.compile(r"([0-9][0-9_]*)\s*(?:([kmg])(?:i|ib)?|(b?))", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the values of a setting are.
+    """The kind of a setting's values.
 
-    metavar: stands for a value in help. allowed: what a value must be, in words. types: what it is in Python;
-    a truth is no number. read: returns a value as it is kept; ValueError or TypeError for one that does not
-    fit. The text of a ConfigError reaches the user.
-    parse: returns the value that a text stands for, to be checked. plain: returns a value as JSON has it.
-    write: returns a text that parse reads, where people would not write what is plain.
+    metavar: the placeholder of a value in help. allowed: the allowed values, for errors and help. types: the
+    Python types; a bool is not a number. read: converts a typed value; raises ValueError or TypeError for an
+    invalid one, or a ConfigError with a message for the user.
+    parse: converts text to a value, which is checked afterwards. plain: converts a value for JSON.
+    write: returns text for parse, if users write a value differently from `plain`.
     """
 
     metavar: str
@@ -53,18 +53,18 @@ class Kind:
     write: Callable[[Any], str] | None = None
 
     def check(self, value: Any) -> Any:
-        """Return a typed value as it is kept; ValueError or TypeError."""
+        """Return a typed value as it is stored. Raises ValueError or TypeError."""
         if not isinstance(value, self.types) or isinstance(value, bool) != (self.types is bool):
             raise TypeError
         return self.read(value)
 
     def shown(self, value: Any) -> Any:
-        """Return a value as people write it: a text, a number or a truth."""
+        """Return a value as users write it: a string, a number or a bool."""
         return (self.write or self.plain)(value)
 
 
 def within(least: float, most: float = math.inf) -> Callable[[Any], Any]:
-    """Return what reads a number within bounds."""
+    """Return a function that accepts numbers within bounds."""
 
     def read(value: Any) -> Any:
         if not least <= value <= most:
@@ -97,7 +97,7 @@ def _seconds(least: float, words: str) -> Kind:
 
 
 SIZE = Kind("SIZE", "a number of bytes from 1", int, within(1), _parse_size)
-"""Bytes; a text may have a unit of 1024."""
+"""Bytes; text may have a unit such as KiB."""
 SECONDS = _seconds(math.ulp(0.0), "more than 0")
 SECONDS_OR_ZERO = _seconds(0.0, "from 0")
 SECONDS_OR_EVER = Kind(
@@ -107,7 +107,7 @@ FLAG = Kind("BOOLEAN", "true or false", bool, parse=_parse_flag)
 
 
 def _in_milliseconds(kind: Kind) -> Kind:
-    """Return the kind as a key of milliseconds has it."""
+    """Return the kind for a key in milliseconds."""
     return replace(
         kind,
         allowed=kind.allowed.replace("seconds", "milliseconds"),
@@ -117,7 +117,7 @@ def _in_milliseconds(kind: Kind) -> Kind:
 
 
 def choice(words: type[StrEnum] | Iterable[str], metavar: str = "NAME") -> Kind:
-    """Return the kind of one word out of some; case does not matter in a text."""
+    """Return the kind of a word from a list; text is case-insensitive."""
     known: list[str] = list(words)
 
     def parse(text: str) -> str:
@@ -134,7 +134,7 @@ def _not_empty(text: str) -> str:
 
 
 def text(metavar: str = "NAME") -> Kind:
-    """Return the kind of texts that are not empty."""
+    """Return the kind of non-empty strings."""
     return Kind(metavar, "a text that is not empty", str, _not_empty)
 
 
@@ -151,8 +151,8 @@ def several(kind: Kind, metavar: str, allowed: str) -> Kind:
 class Setting:
     """A declared setting.
 
-    name: the field. key: in a configuration. storm: the key that Storm has for it, which is read as well;
-    the same as key where Storm's is the only one. option: of Spark's data source. secret: no error shows it.
+    name: the field. key: the key in a configuration. storm: Storm's key, which is also read; equal to key if
+    it is the only one. option: the option of Spark's data source. secret: True to omit the value from errors.
     """
 
     name: str
@@ -166,32 +166,32 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The command line's name."""
+        """The command line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """The environment's name."""
+        """The environment variable."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is true or false."""
+        """True if the value is a bool."""
         return self.kind is FLAG
 
     def kind_at(self, key: str) -> Kind:
-        """Return what a value is under a key, which may be one of milliseconds."""
+        """Return the kind for a key, which may be in milliseconds."""
         return _in_milliseconds(self.kind) if key.endswith(_MILLISECONDS) else self.kind
 
     def check(self, value: Any, label: str = "", key: str = "") -> Any:
-        """Return a typed value as it is kept; ConfigError. label: where it stands; key: under which."""
+        """Return a typed value as it is stored. Raises ConfigError, which starts with `label`."""
         if value is None and self.default is None:
             return None
         kind = self.kind_at(key)
         return self._read(kind, kind.check, value, label or self.name)
 
     def parse(self, text: str, label: str, key: str = "") -> Any:
-        """Return the value that a text stands for, as check does."""
+        """Parse text, and check the value as check() does."""
         kind = self.kind_at(key)
         return self._read(kind, lambda text: kind.check(kind.parse(text)), text, label)
 
@@ -217,7 +217,7 @@ def setting(
     option: str = "",
     secret: bool = False,
 ) -> Any:
-    """Declare a field of a class of settings. key: by default the class's prefix and the name."""
+    """Declare a field of a class of settings. key: default: the class's prefix and the name."""
     declared = {"setting": Setting("", kind, default, help, key, storm, option, secret)}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=declared, repr=not secret)
@@ -225,27 +225,27 @@ def setting(
 
 
 def storms(key: str, kind: Kind, default: Any, help: str, **more: Any) -> Any:  # noqa: A002
-    """Declare a field whose only key is Storm's."""
+    """Declare a field that has only Storm's key."""
     return setting(kind, default, help, key=key, storm=key, **more)
 
 
 def same(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
-    """Declare what another class has declared, under its name; help: where it says something else here."""
+    """Declare a field as in another class. help: a different description."""
     other = settings_of(settings)[name]
     return setting(other.kind, other.default, help or other.help, storm=other.storm, option=other.option)
 
 
 def nested(settings: type[Settings]) -> Any:
-    """Declare a field that holds settings of another class, which are read out of the same configuration."""
+    """Declare a field with settings of another class, read from the same configuration."""
     return field(default_factory=settings, metadata={"nested": settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The base of all classes of settings: an object of one has values that fit, or is not made.
+    """The base of all classes of settings. An object has only valid values.
 
-    PREFIX: how the keys begin that are not declared. REFUSED: how further keys begin that are an error
-    where nobody knows them; PASSED: those among them that somebody else reads.
+    PREFIX: the prefix of keys that are not declared. REFUSED: more prefixes with which an unknown key is an
+    error. PASSED: keys with these prefixes that another class reads.
     """
 
     PREFIX: ClassVar[str] = ""
@@ -261,15 +261,15 @@ class Settings:
         self._check()
 
     def _check(self) -> None:
-        """Raise ConfigError for values that do not fit together."""
+        """Raise ConfigError for values that contradict each other."""
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> None:
-        """Add to what was read what depends on the moment."""
+        """Add values that depend on the current time."""
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Make from keywords; ConfigError names an unknown one and the nearest known ones."""
+        """Create from keywords. Raises ConfigError with the nearest known names for an unknown one."""
         known = [each.name for each in fields(cls)]
         for name in values:
             if name not in known:
@@ -278,11 +278,10 @@ class Settings:
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any]) -> Self:
-        """Take our settings out of a configuration, by our keys or Storm's; None is as good as not there.
+        """Read the settings from a configuration, by Tuplewire's or Storm's keys. None means not set.
 
-        Keys of others are left alone, but for those of Storm's that mean nothing here: see storm_keys. Raises
-        ConfigError for a value that does not fit, a setting under two keys, and a key that begins as ours do
-        and that nobody knows.
+        Other keys are ignored, except Storm's keys without a meaning here: see storm_keys. Raises ConfigError
+        for an invalid value, a setting under two keys, and an unknown key with one of the prefixes.
         """
         known = keys_of(cls)
         read_elsewhere = {*cls.PASSED, *(key for kind in nested_of(cls).values() for key in keys_of(kind))}
@@ -308,10 +307,10 @@ class Settings:
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
     ) -> Self:
-        """Read variables such as TUPLEWIRE_TLS_CA, which have the fields' names; an empty one is not set.
+        """Read variables such as TUPLEWIRE_TLS_CA, named after the fields. An empty one means not set.
 
-        environment: default: the variables of the process. flags: fields that come before them. Raises
-        ConfigError for values that do not fit.
+        environment: default: the process's variables. flags: fields that take precedence. Raises ConfigError
+        for invalid values.
         """
         variables = os.environ if environment is None else environment
         read = {
@@ -322,7 +321,7 @@ class Settings:
         return cls(**{**read, **(flags or {})})
 
     def conf(self) -> dict[str, Any]:
-        """Return what is not the default as a configuration of plain values, which from_conf reads."""
+        """Return the values that are not defaults, as a plain configuration for from_conf()."""
         found: dict[str, Any] = {}
         for name, declared in settings_of(type(self)).items():
             value = getattr(self, name)
@@ -337,7 +336,7 @@ _DECLARED: dict[type, dict[str, Setting]] = {}
 
 
 def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
-    """Return what a class declares, by name."""
+    """Return the settings of a class by name."""
     if settings in _DECLARED:
         return _DECLARED[settings]
     found = _DECLARED[settings] = {}
@@ -350,27 +349,27 @@ def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
 
 
 def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:
-    """Return the classes of settings that a class holds, by name."""
+    """Return the nested classes of settings of a class by field name."""
     return {each.name: each.metadata["nested"] for each in fields(settings) if "nested" in each.metadata}
 
 
 def keys_of(settings: type[Settings]) -> Mapping[str, Setting]:
-    """Return what a class declares, by every key that is read."""
+    """Return the settings of a class by each of their keys."""
     declared = settings_of(settings).values()
     return {key: each for each in declared for key in (each.key, each.storm) if key}
 
 
 def twice(stands: dict[str, str], name: str, key: str) -> None:
-    """Note under which key a setting stands; ConfigError where it stands under another already."""
+    """Record the key of a setting in `stands`. Raises ConfigError if it was set under another key."""
     if name in stands:
         raise ConfigError(f"{stands[name]} and {key} are the same setting: keep one")
     stands[name] = key
 
 
 def unknown(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a name that nobody knows; it names the nearest known ones, or all that may be.
+    """Return the error for an unknown name, with the nearest known names, or else all candidates.
 
-    Names that begin alike up to the last dot are compared by what comes after it.
+    Names with the same prefix up to the last dot are compared by the rest.
     """
     names = sorted(known)
     beginning = wrong[: wrong.rfind(".") + 1]

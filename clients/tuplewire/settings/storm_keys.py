@@ -1,8 +1,8 @@
-"""Keys of Storm's configuration that have no meaning here, or another one. Source: Storm's `Config`.
+"""Keys of Storm's configuration that have no meaning here, or a different one. Source: Storm's `Config`.
 
-A topology that moves here from Storm brings its configuration along. A key that changes nothing is accepted,
-and a warning says once why. A key that would protect or keep something which nothing here protects or keeps
-is refused, and the error says what to write instead. Keys that are settings here are not in these tables.
+A topology from Storm keeps its configuration. A key without an effect is accepted, with one warning that
+explains the reason. A key that would protect or store something is refused if nothing here does so, and the
+error describes the replacement. Keys that are settings here are not in these tables.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
         "topology.skip.missing.kryo.registrations topology.worker.gc.childopts "
         "topology.worker.max.heap.size.mb worker.gc.childopts worker.heap.memory.mb worker.profiler."
     ),
-    "nimbus.task.timeout.secs says when an executor counts as stuck": (
+    "nimbus.task.timeout.secs is the time after which an executor counts as stuck": (
         "supervisor.worker.timeout.secs topology.worker.timeout.secs"
     ),
     "worker.heartbeat.frequency.secs is for executors, too": "task.heartbeat.frequency.secs",
-    "topology.acker.executors says how many acker tasks there are, with one executor for each": (
+    "topology.acker.executors is the number of acker tasks, with one executor for each": (
         "topology.acker.tasks"
     ),
     "messages gather while a connection is busy, and queues are bounded by the receive_queue settings": (
@@ -76,14 +76,14 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
     "load_aware_shuffle_grouping chooses by the load, which acknowledgements report": (
         "topology.disable.loadaware topology.disable.loadaware.messaging topology.upstream.feedback."
     ),
-    "each error is told, and counted": (
+    "each error is reported, and counted": (
         "topology.error.throttle.interval.secs topology.max.error.report.per.interval"
     ),
     "topology.message.timeout.secs is 0 for tuples without a timeout": "topology.enable.message.timeouts",
-    "who may do what says the permissions file of a worker": (
+    "the permissions file of a worker grants permissions": (
         "topology.groups topology.readonly. topology.users"
     ),
-    "a component has the tasks that its declaration says": "topology.max.task.parallelism",
+    "a component has the tasks of its declaration": "topology.max.task.parallelism",
     "there are no multilang components; programs of other languages connect to a worker": (
         "topology.multilang. topology.shellbolt. topology.subprocess."
     ),
@@ -96,7 +96,7 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
     "a worker receives on its event loop": "topology.worker.receiver.thread.count",
     "there is no shared pool of threads": "topology.worker.shared.thread.pool.size",
 }
-"""The keys without an effect, by the reason. A key that ends with a dot stands for all keys that start so."""
+"""The keys without an effect, by reason. A key that ends with a dot stands for all keys with that prefix."""
 _WITHOUT_EFFECT = {key: reason for reason, keys in _KEYS_WITHOUT_EFFECT.items() for key in keys.split()}
 
 _TLS = (
@@ -122,22 +122,23 @@ _REFUSED: Mapping[str, str] = {
     "topology.state.provider": "would keep nothing: keep state in a Spark query, or in a store of your own",
     "topology.tasks": "has one place here: write set_num_tasks() at the component",
 }
-"""What to do about keys that nothing here can stand for, unless they are off: null, false or empty."""
+"""Hints for keys without an equivalent here, which are refused unless off: null, false or empty."""
 
 _IN_MEMORY = "org.apache.storm.state.InMemoryKeyValueStateProvider"
 _OFF: tuple[Any, ...] = (None, False, "", "false", [], {}, _IN_MEMORY)
-"""Also Storm's default for state, which keeps as little there: it dies with its worker."""
+"""Includes Storm's default for state, which is in memory and lost with its worker in Storm, too."""
 
 _TRANSPORTS: Mapping[str, str] = {"netty": "grpc", "zmq": "zmq", "local": "local"}
-"""Ours, by the package of Storm's."""
+"""Tuplewire's transports by the package of Storm's."""
 
 _warned: set[str] = set()
 
 
 def is_storms(key: str, value: Any) -> bool:
-    """Return whether Storm has a key that is no setting here, and deal with it.
+    """Return True if a key is Storm's and not a setting here.
 
-    Warns once for each key that has no effect. Raises ConfigError for one whose effect nothing here has.
+    Logs one warning for each key without an effect. Raises ConfigError for a key with an effect that is not
+    available here.
     """
     refusal = _entry(_REFUSED, key)
     if refusal is not None and value not in _OFF:
@@ -150,13 +151,13 @@ def is_storms(key: str, value: Any) -> bool:
 
 
 def _entry(entries: Mapping[str, str], key: str) -> str | None:
-    """Return what stands for a key: under itself, or under how it begins."""
+    """Return the entry of a key or of its prefix."""
     begins = (key[: at + 1] for at, each in enumerate(key) if each == ".")
     return next((entries[each] for each in (key, *begins) if each in entries), None)
 
 
 def our_transport(name: str) -> str | None:
-    """Return the transport that stands for a class of Storm's, such as `...messaging.netty.Context`."""
+    """Return the transport that replaces a class of Storm's, such as `...messaging.netty.Context`."""
     parts = name.split(".")
     if ".messaging." not in name or not {"storm", "backtype"} & set(parts[:3]):
         return None

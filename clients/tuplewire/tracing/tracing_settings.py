@@ -16,11 +16,10 @@ class TracingSettings(Settings):
     tracing: bool = setting(
         FLAG,
         False,
-        "make OpenTelemetry spans, and send them to where OTEL_EXPORTER_OTLP_ENDPOINT says; needs the extra "
-        "`otel`",
+        "create OpenTelemetry spans, and send them to OTEL_EXPORTER_OTLP_ENDPOINT; requires the extra `otel`",
     )
     trace_sample: float = setting(
         RATIO,
         1.0,
-        "of what begins outside of any span, how much begins a trace; what has a context follows its sender",
+        "share of sends outside of any span that start a trace; messages with a context follow their sender",
     )

@@ -1,6 +1,7 @@
-"""Where settings come from: flags over TUPLEWIRE_* variables over a TOML file over defaults.
+"""The sources of a worker's settings.
 
-Beneath these is what the settings of a topology say of the workers that run it, and of their transport.
+Flags override TUPLEWIRE_* variables, which override a TOML file, a topology's settings and the defaults.
+Used by the command, worker processes and clusters. Design: docs/design/rows-and-memory.md (settings).
 """
 
 from __future__ import annotations
@@ -22,31 +23,30 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY
 
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 WORKER_PREFIX = "tuplewire.worker."
-"""What the settings of a worker begin with among those of a topology."""
+"""The prefix of a worker's settings in a topology's configuration."""
 _OF_A_QUEUE = {
     "tuplewire.transport.receive_messages": "receive_queue_messages",
     "tuplewire.transport.receive_bytes": "receive_queue_bytes",
 }
-"""What bounds a queue has two names, as it bounds what senders may have outstanding, too."""
+"""A queue's limit has two names, because it also limits the outstanding messages of senders."""
 _OF_EXECUTORS = "topology.executor.receive.buffer.size"
-"""Bounds a worker's queues in its own file; among a topology's settings, those of executors."""
+"""Limits a worker's queues in its own file, and executors' queues in a topology's settings."""
 _DECLARED = settings_of(WorkerConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and where each value came from (by name: "default", "flag --listen", ...)."""
+    """A configuration, and the origin of each value by name: "default", "flag --listen", ..."""
 
     config: WorkerConfig
     origins: Mapping[str, str]
 
 
 def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None) -> Loaded:
-    """Put the sources together; ConfigError names the source, the setting and what is wrong.
+    """Merge the sources. Raises ConfigError with the source, the setting and the problem.
 
-    flags: values by setting name. environment: all variables; those of other programs are left alone.
-    file: the TOML file; when None, the variable TUPLEWIRE_CONFIG names it. What the settings of a program say
-    of its worker comes before the defaults alone.
+    flags: values by setting name. environment: all variables; other programs' are ignored. file: the TOML
+    file; None: the file in the variable TUPLEWIRE_CONFIG. A program's settings override only the defaults.
     """
     if file is None and environment.get(CONFIG_VARIABLE):
         file = Path(environment[CONFIG_VARIABLE])
@@ -69,7 +69,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
 
 
 def to_toml(config: WorkerConfig, origins: Mapping[str, str] | None = None) -> str:
-    """Return a configuration as a TOML file, with the origin of each value if it is known."""
+    """Return a configuration as TOML, with the origin of each value if known."""
     lines = []
     for name, declared in _DECLARED.items():
         value = getattr(config, name)
@@ -78,7 +78,7 @@ def to_toml(config: WorkerConfig, origins: Mapping[str, str] | None = None) -> s
             lines.append(f"# {name} is not set{origin}")
         else:
             text = json.dumps(declared.kind.shown(value), ensure_ascii=False)
-            # JSON leaves some control characters as they are, which TOML and terminals do not take.
+            # JSON does not escape some control characters that TOML and terminals do not accept.
             text = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
             lines.append(f"{name} = {text}{origin}")
     return "\n".join(lines)
@@ -113,7 +113,7 @@ def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> N
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield dotted keys: TOML reads `storm.messaging.transport = "grpc"` as tables within tables."""
+    """Yield dotted keys: TOML parses `storm.messaging.transport = "grpc"` as nested tables."""
     for key, value in tables.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{key}.")
@@ -122,11 +122,11 @@ def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[str, Any]:
-    """Return the fields of WorkerConfig that a topology's settings have.
+    """Return the fields of WorkerConfig in a topology's settings.
 
-    Their keys are `tuplewire.worker.NAME`, Storm's, and those of sessions. of_processes: whether each worker
-    has a process; workers of one process take the settings of their transport as they are.
-    Raises ConfigError for what does not fit, and for a key of ours that nobody knows.
+    Their keys are `tuplewire.worker.NAME`, Storm's keys, and the keys of sessions. of_processes: True if each
+    worker has its own process; workers in one process read their transport's settings separately.
+    Raises ConfigError for an invalid value, and for an unknown key of Tuplewire.
     """
     declared, of_sessions = settings_of(WorkerConfig), keys_of(SessionSettings)
     known = {WORKER_PREFIX + name: each for name, each in declared.items()}
@@ -152,7 +152,7 @@ def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[s
 
 
 def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the transport between workers of one process, but for those of its sessions."""
+    """Return the settings of the transport between workers of one process, except its sessions' settings."""
     others = {*keys_of(SessionSettings), *_OF_A_QUEUE}
     own = {
         key: value
@@ -163,7 +163,7 @@ def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_conf(file: str) -> dict[str, Any]:
-    """Return the settings of a topology, by their keys; ConfigError for a file that has none."""
+    """Return a topology's settings by key. Raises ConfigError for an unreadable or invalid file."""
     try:
         conf = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except OSError as error:

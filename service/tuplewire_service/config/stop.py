@@ -1,4 +1,4 @@
-"""Why and when the worker process ends: signals, a Drain call, a defect; the first request counts."""
+"""Requests to stop the worker process: signals, Drain calls, defects. The first request decides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EXIT_FAILED = 1
 EXIT_USAGE = 64
 """Bad flags or configuration: EX_USAGE of sysexits.h."""
 EXIT_DEFECT = 70
-"""An error that nobody expected: EX_SOFTWARE of sysexits.h."""
+"""An unexpected error: EX_SOFTWARE of sysexits.h."""
 
 EXIT_INTERRUPTED = 130
-"""Ended by Ctrl-C, as shells have it."""
+"""Interrupted by Ctrl-C: the code that shells use."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """reason: one word for the log. deadline_seconds: of the drain; None: as configured."""
+    """A request to stop. reason: a word for the log. deadline_seconds: for the drain; None: as configured."""
 
     reason: str
     exit_code: int = EXIT_OK
@@ -35,9 +35,9 @@ class StopRequest:
 def read_signals(action: Callable[[int], None]) -> None:
     """Call `action` with the number of each SIGTERM and SIGINT.
 
-    A thread of its own reads them from a pipe. Python runs handlers in the main thread only, and nothing
-    wakes that from a lock when the kernel gives the signal to another thread. A handler that takes a lock, as
-    setting an Event does, waits for ever when the main thread has just taken it.
+    A separate thread reads them from a pipe. Python runs handlers only in the main thread, and nothing wakes
+    it from a lock if the kernel delivers the signal to another thread. A handler that acquires a lock, as
+    Event.set() does, deadlocks if the main thread holds that lock.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -55,9 +55,9 @@ def read_signals(action: Callable[[int], None]) -> None:
 
 
 def end_by_force(seconds: float, why: Callable[[], str]) -> threading.Timer:
-    """End the process with code 70 in so many seconds, and say what held its orderly end up; why: says it.
+    """Exit with code 70 after `seconds`, and write the reason that `why` returns to standard error.
 
-    Returns the timer, whose cancel() lets the process live.
+    Returns the timer; cancel() it to keep the process running.
     """
 
     def end() -> None:
@@ -73,28 +73,28 @@ def end_by_force(seconds: float, why: Callable[[], str]) -> threading.Timer:
 
 
 class Stop:
-    """Gathers requests to stop, from any thread; the main thread waits for the first."""
+    """Collects requests to stop. Thread-safe; the main thread waits for the first request."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
         self.requested = False
-        """Whether anybody has asked."""
+        """True if a stop was requested."""
         self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:
-        """Ask the process to stop."""
+        """Request a stop of the process."""
         self.requested = True
         self._requests.put(request)
 
     def wait(self, timeout: float) -> StopRequest | None:
-        """Block until somebody asks, and return the first request; None when nobody has in that time."""
+        """Wait for the next request and return it, or None after `timeout` seconds."""
         try:
             return self._requests.get(timeout=timeout)
         except queue.Empty:
             return None
 
     def failure(self) -> StopRequest | None:
-        """Return a defect that was reported meanwhile, if any; takes what has queued up."""
+        """Return the first queued request with an exit code other than 0, if any; remove earlier ones."""
         while not self._requests.empty():
             request = self._requests.get()
             if request.exit_code:
@@ -102,11 +102,11 @@ class Stop:
         return None
 
     def on_signals(self) -> None:
-        """Turn SIGTERM and SIGINT into requests; the second of them ends the process at once."""
+        """Turn SIGTERM and SIGINT into requests; a second signal exits immediately."""
         read_signals(self._signalled)
 
     def on_end_of_input(self) -> None:
-        """Stop when standard input ends: whoever started this process and held it open is gone."""
+        """Stop at the end of standard input: the parent process that held it open has exited."""
         threading.Thread(target=self._await_end_of_input, name="tuplewire-stdin", daemon=True).start()
 
     def _signalled(self, number: int) -> None:

@@ -29,7 +29,7 @@ from tuplewire.values.task_ids import TASKS
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MAX_SOCKET_PATH_BYTES = 107
-"""What Linux takes as a Unix socket's path: `sun_path` without its final zero byte."""
+"""Maximum length of a Unix socket's path on Linux: `sun_path` without its final zero byte."""
 
 
 def _is_ipv6(host: str) -> bool:
@@ -40,9 +40,9 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _advertised(address: str) -> str:
-    """Read an address that others use: host:port, or only a host (then the port is the bound one).
+    """Parse an address for other workers: host:port, or a host, which gets the bound port.
 
-    A host that is an IPv6 address may come without brackets, as Kubernetes has a pod's.
+    An IPv6 host may have no brackets, like a pod's IP in Kubernetes.
     """
     if not address:
         raise ValueError
@@ -57,7 +57,7 @@ def _advertised(address: str) -> str:
 
 
 def _socket_path(value: str) -> str:
-    """Read the path of a Unix socket, with or without `unix://` before it."""
+    """Parse the path of a Unix socket, with or without `unix://`."""
     path = value.removeprefix("unix://")
     if not path.startswith("/"):
         raise ConfigError(f"{value!r} is not an absolute path, such as /run/tuplewire/worker.sock")
@@ -74,7 +74,7 @@ SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
 
 
 def _transport(name: str) -> str:
-    """Read the name of a transport; a class of Storm's has a hint of what stands for it."""
+    """Check a transport's name. The error for a class of Storm's names the replacement."""
     ours = our_transport(name)
     if ours is not None:
         raise ConfigError(f"{name!r} is a class of Storm's: write {ours!r} in place of it")
@@ -95,29 +95,31 @@ MODE = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(WorkerSettings):
-    """Everything that a worker process can be told. Sizes are in bytes, times in seconds."""
+    """All settings of a worker process. Sizes are in bytes, times in seconds."""
 
     worker_id: str = setting(
         ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
     )
     listen: str = setting(
-        HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free one"
+        HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free port"
     )
     listen_unix: str | None = setting(
         SOCKET_PATH, None, "Unix socket to listen on as well, for programs on the same machine"
     )
     socket_mode: int = setting(MODE, 0o660, "file mode of the Unix socket, in octal")
-    admin: str = setting(HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any")
+    admin: str = setting(
+        HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any free port"
+    )
     advertise: str | None = setting(
         ADVERTISED,
         None,
-        "where other workers reach this one (default: the bound address; for a wildcard, the host name)",
+        "address that other workers connect to (default: the bound address; for a wildcard, the host name)",
         storm="storm.local.hostname",
     )
     tasks: tuple[int, ...] = setting(
-        TASKS, (), "tasks of this worker, like 0-99, where it is the only one; others need an assignment"
+        TASKS, (), "tasks of this worker, like 0-99, if it is the only one; several need an assignment"
     )
-    assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again whenever it changes")
+    assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again after each change")
     transport: str = setting(
         _TRANSPORT,
         "grpc",
@@ -127,7 +129,7 @@ class WorkerConfig(WorkerSettings):
     listen_peers: str | None = setting(
         HOST_PORT,
         None,
-        "address for other workers over another transport than grpc (default: a free port of that host)",
+        "address for other workers if transport is not grpc (default: a free port on the host of listen)",
     )
     max_message_bytes: int = same(SessionSettings, "max_message_bytes")
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
@@ -136,71 +138,69 @@ class WorkerConfig(WorkerSettings):
     tls_certificate: str | None = same(
         Credentials,
         "tls_certificate",
-        "certificate of this worker, for clients and servers; with it, TCP is mutual TLS",
+        "certificate of this worker as client and server; enables mutual TLS on TCP",
     )
     tls_key: str | None = same(Credentials, "tls_key")
     tls_ca: str | None = same(
-        Credentials, "tls_ca", "certificates of those who sign the certificates of workers and programs"
+        Credentials, "tls_ca", "CA certificates that workers' and programs' certificates are checked against"
     )
     tls_worker_names: tuple[str, ...] = same(
         Credentials,
         "tls_worker_names",
-        "names in the certificates of workers (DNS, *.DNS, IP or URI, with commas); others may not act as "
-        "one (default: the names in this worker's own certificate)",
+        "names in workers' certificates (DNS, *.DNS, IP or URI, comma-separated); peers with other names "
+        "cannot act as workers (default: the names in this worker's own certificate)",
     )
     tls_client_names: tuple[str, ...] = setting(
-        NAMES, (), "names in the certificates of programs (default: any that the CA has signed)"
+        NAMES, (), "names in programs' certificates (default: any that the CA has signed)"
     )
     token_file: str | None = same(
-        Credentials, "token_file", "tokens, one of which a program must show: a line TOKEN or NAME TOKEN each"
+        Credentials, "token_file", "accepted tokens of programs, one per line: TOKEN or NAME TOKEN"
     )
     permissions_file: str | None = setting(
-        FILE, None, "what each client may do, in TOML; see docs/how-to/secure.md (default: everything)"
+        FILE, None, "permissions of each client, in TOML; see docs/how-to/secure.md (default: all)"
     )
     allow_plaintext: bool = same(
         Credentials,
         "allow_plaintext",
-        "let other machines connect without TLS: whoever reaches the port is let in",
+        "accept connections from other machines without TLS; for trusted networks only",
     )
     drain_seconds: float = setting(
         SECONDS,
         25.0,
-        "deadline to deliver or forward what is held when stopping; keep it under the pod's grace period",
+        "time limit to deliver or forward messages at shutdown; keep it under the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
     )
     tracing: bool = same(TracingSettings, "tracing")
     trace_sample: float = same(
-        TracingSettings, "trace_sample", "of what spouts emit that run here, how much begins a trace"
+        TracingSettings, "trace_sample", "share of the tuples from this worker's spouts that start a trace"
     )
     log_level: str = setting(
-        choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
+        choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "minimum level of log events"
     )
-    log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
-    address_file: str | None = setting(
-        FILE, None, "write the bound addresses there, as JSON; removed at exit"
-    )
+    log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "log format, one event per line")
+    address_file: str | None = setting(FILE, None, "JSON file for the bound addresses; removed at exit")
     state_file: str | None = setting(
         FILE,
         None,
-        "note there, as JSON, what would die with this worker; whoever is started next with the same file "
-        "says what died",
+        "JSON file for the number of messages that a failure of this worker would lose; after a failure, the "
+        "next worker with this file reports them",
     )
     program: str | None = setting(
         text(),
         None,
-        "topology whose tasks this worker runs itself: package.module:function, or file.py:function",
+        "topology with tasks to run in this worker: package.module:function, or file.py:function",
     )
     program_conf: str | None = setting(
-        FILE, None, "settings of the topology, as JSON; those of a worker among them come before defaults"
+        FILE, None, "JSON file of the topology's settings; its worker settings override defaults"
     )
     program_state_file: str | None = setting(
-        FILE, None, "write what the executors are doing there, as JSON; removed at a good end"
+        FILE, None, "JSON file for the state of the executors; removed at a clean exit"
     )
     session: SessionSettings = field(default_factory=SessionSettings)
-    """The rest of what a session with another worker goes by; only a program's settings say it."""
+    """The other settings of sessions with workers; only a topology's settings contain them."""
 
     def _check(self) -> None:
-        if not self.worker_id:  # Storm's way to name a worker; a free port has no number yet
+        if not self.worker_id:  # as Storm names workers; port 0 is not bound yet
             port = split_host_port(self.listen)[1]
             name = f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
             object.__setattr__(self, "worker_id", name)
@@ -217,7 +217,7 @@ class WorkerConfig(WorkerSettings):
         WorkerSettings._check(self)
 
     def _check_security(self) -> None:
-        """Raise ConfigError for what would leave open what the settings say is shut."""
+        """Raise ConfigError if the settings would leave unprotected access that others restrict."""
         credentials = self.credentials()
         if credentials.tls_ca is not None and credentials.tls_certificate is None:
             raise ConfigError("tls_ca alone is of no use to a worker: give tls_certificate and tls_key, too")
@@ -240,9 +240,9 @@ class WorkerConfig(WorkerSettings):
                 )
 
     def credentials(self) -> Credentials:
-        """Return what this worker shows of itself to other workers."""
+        """Return the credentials that this worker presents to other workers."""
         shown = {name: getattr(self, name) for name in settings_of(Credentials)}
         if self.tls_ca:
-            # Among each other, workers with certificates show these; a token is for programs then.
+            # Workers with certificates identify each other by them; tokens are for programs.
             shown["token_file"] = None
         return Credentials(**shown)

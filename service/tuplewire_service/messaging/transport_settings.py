@@ -24,26 +24,26 @@ class TransportSettings(Settings):
     REFUSED: ClassVar[tuple[str, ...]] = ("storm.messaging.", "zmq.")
     PASSED = (TRANSPORT_KEY, "zmq.threads", "zmq.linger.millis", "zmq.hwm")
 
-    worker_id: str = setting(ANY_TEXT, "", "how this side names itself to its peers; empty for a program")
-    incarnation: int = setting(count(0), 0, "differs at every start; 0: the time of it")
-    host: str = setting(text("HOST"), "127.0.0.1", "the address to bind")
+    worker_id: str = setting(ANY_TEXT, "", "id of this side, as reported to its peers; empty for a program")
+    incarnation: int = setting(count(0), 0, "number that differs at every start; 0: the start time")
+    host: str = setting(text("HOST"), "127.0.0.1", "address to bind")
     receive_messages: int = setting(
-        count(), 131_072, "what all senders together may have outstanding to one task"
+        count(), 131_072, "maximum number of outstanding messages of all senders to one task"
     )
-    receive_bytes: int = setting(SIZE, 16 * MIB, "the same bound in payload bytes")
+    receive_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
     resume_seconds: float = setting(
-        SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
+        SECONDS, 3600.0, "time for which a disconnected sender can resume its session"
     )
     max_connections: int = setting(
         count(1, _MOST),
         4000,
-        "gRPC connections to one address at the same time; further ones are closed immediately",
+        "maximum number of open gRPC connections to one address; further ones are closed immediately",
     )
     max_connection_seconds: float = setting(
         SECONDS,
         3600.0,
-        "with TLS, a connection of about this age ends, so that its certificate is checked again; sessions "
-        "continue over another one",
+        "approximate age at which a TLS connection is closed, so that its certificate is checked again; its "
+        "sessions continue over a new connection",
     )
     session: SessionSettings = nested(SessionSettings)
 

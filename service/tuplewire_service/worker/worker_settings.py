@@ -37,27 +37,27 @@ class WorkerSettings(Settings):
     receive_queue_messages: int = setting(
         count(),
         131_072,
-        "bound of one task's receive queue, and of what is held for a remote task, in messages",
+        "maximum number of messages in one task's receive queue, and held for one remote task",
         storm="topology.executor.receive.buffer.size",
     )
-    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same bound in bytes")
+    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same limit in bytes")
     reject_limit: int = setting(
-        count(), 5, "after so many rejections a message comes no more: see dead_letter_task"
+        count(), 5, "number of rejections after which a message is moved to dead_letter_task"
     )
     dead_letter_task: int | None = setting(
-        TASK, None, "task to which messages go that were rejected too often (default: they are dropped)"
+        TASK, None, "task for messages that were rejected too often (default: they are dropped)"
     )
     staging_memory_bytes: int = setting(
-        SIZE, 64 * MIB, "what Spark's sinks may hold in memory for all tasks, until it is in their queues"
+        SIZE, 64 * MIB, "memory for messages of Spark's sinks, for all tasks, until they are in the queues"
     )
     staging_disk_bytes: int = setting(
-        SIZE, 4096 * MIB, "the same beyond that, in temporary files: a micro-batch has to fit"
+        SIZE, 4096 * MIB, "the same beyond that memory, in temporary files; a micro-batch must fit"
     )
     staging_directory: str | None = setting(
-        FILE, None, "directory of these files, which have no names there (default: the system's)"
+        FILE, None, "directory of these files, which have no names (default: the system's)"
     )
     staging_seconds: float = setting(
-        SECONDS, 3600.0, "how long a sink's messages are kept that nobody adds to or publishes"
+        SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"
     )
     resume_seconds: float = same(TransportSettings, "resume_seconds")
     max_connections: int = same(TransportSettings, "max_connections")
@@ -65,8 +65,8 @@ class WorkerSettings(Settings):
     metrics_series: int = setting(
         count(),
         1000,
-        "largest number of tasks, of workers and of identities with separate series in the metrics; the "
-        "others are added up under `other`",
+        "maximum number of tasks, of workers and of identities with separate series in the metrics; the "
+        "others are summed as `other`",
     )
     session: SessionSettings = nested(SessionSettings)
 

@@ -56,84 +56,81 @@ class TopologySettings(Settings):
     PASSED = (*LAUNCHER_KEYS, *_WORKER_KEYS)
 
     session: SessionSettings = nested(SessionSettings)
-    workers: int = storms("topology.workers", count(), 1, "how many workers share the tasks out")
+    workers: int = storms("topology.workers", count(), 1, "number of workers that share the tasks")
     receive_queue_tuples: int = storms(
         "topology.executor.receive.buffer.size",
         count(),
         32_768,
-        "the capacity of an executor's receive queue",
+        "capacity of an executor's receive queue",
     )
     max_spout_pending: int = storms(
         "topology.max.spout.pending",
         count(0),
         0,
-        "tuples with a message id that a spout's task may have on the way; 0: any number",
+        "maximum number of a spout task's pending tuples with a message id; 0: no limit",
     )
-    tick_seconds: float = storms(
-        TICK_KEY, SECONDS_OR_ZERO, 0.0, "how often a bolt gets a tick tuple; 0: never"
-    )
+    tick_seconds: float = storms(TICK_KEY, SECONDS_OR_ZERO, 0.0, "interval of a bolt's tick tuples; 0: none")
     spout_wait_seconds: float = storms(
         "topology.sleep.spout.wait.strategy.time.ms",
         SECONDS_OR_ZERO,
         0.001,
-        "how long a spout that has emitted nothing is left alone",
+        "wait before the next call of a spout that emitted nothing",
     )
     always_serialize: bool = storms(
         "topology.testing.always.try.serialize",
         FLAG,
         False,
-        "serialize tuples within a worker as well, so that a test finds values that do not travel, or that "
-        "change after emit",
+        "also serialize tuples within a worker, so that a test finds values that cannot be serialized, or "
+        "that change after emit",
     )
     size_metrics: bool = storms(
         "topology.serialized.message.size.metrics",
         FLAG,
         False,
-        "count bytes from other processes by component",
+        "count bytes from other processes by sending component",
     )
     metrics_series: int = setting(
         count(0),
         MOST_SERIES,
-        "so many series of metrics that spouts and bolts register are told by a process; the others are left "
-        "out, and counted",
+        "maximum number of series of user metrics that a process exports; others are omitted, and counted",
         key="topology.user.metrics.series",
     )
     message_timeout_seconds: float = storms(
         "topology.message.timeout.secs",
         SECONDS_OR_ZERO,
         30.0,
-        "how long a spout's tuple may take, where acker tasks follow it, before it has failed; 0: any time",
+        "time after which a spout's tuple fails, if acker tasks track it; 0: no limit",
     )
     acker_executors: int | None = storms(
         "topology.acker.executors",
         count(0),
         None,
-        "the tasks that follow tuples where a topology runs in several processes (default: one for each "
-        "worker); 0: nobody does",
+        "number of tasks that track tuples if a topology runs in several processes (default: one for each "
+        "worker); 0: tuples are not tracked",
     )
     heartbeat_seconds: float = storms(
         "worker.heartbeat.frequency.secs",
         SECONDS,
         1.0,
-        "how often a worker looks at its executors and says that it is alive",
+        "interval at which a worker checks its executors and sends a heartbeat",
     )
     task_timeout_seconds: float = storms(
         "nimbus.task.timeout.secs",
         SECONDS,
         30.0,
-        "how long one call of a spout or bolt may take before its executor counts as stuck",
+        "duration of one call of a spout or bolt after which its executor counts as stuck",
     )
     error_tries: int = setting(
         count(),
         1,
-        "how often a bolt is given a tuple at which it raises, before the policy says what happens",
+        "maximum number of attempts of a bolt to process a tuple before the error policy applies",
         key="topology.error.tries",
     )
     error_policy: ErrorPolicy = setting(
         choice(ErrorPolicy),
         ErrorPolicy.FAIL,
-        "what an exception of a spout or bolt does: end the worker (fail), fail the tuple and count (skip), "
-        "or keep the tuple with its error, as processed (dead_letter)",
+        "effect of an exception in a spout or bolt: fail the worker (fail), fail the tuple and count the "
+        "error (skip), or store the tuple with its error, as processed (dead_letter)",
         key="topology.error.policy",
     )
 

@@ -68,52 +68,52 @@ class LaunchSettings(Settings):
         "storm.cluster.mode",
         choice(ClusterMode),
         ClusterMode.LOCAL,
-        "workers in this process (local), or a process for each (distributed)",
+        "run workers in this process (local), or each in its own process (distributed)",
     )
     ports: tuple[int, ...] = storms(
         "supervisor.slots.ports",
         _PORTS,
         (),
-        "the port of each worker, in turn; 0: any free one (default: for all)",
+        "port of each worker, in order; 0: any free port (default: 0 for all)",
     )
     options: tuple[str, ...] = storms(
         "worker.childopts",
         _OPTIONS,
         (),
-        "options of the Python interpreter, as Storm's are of the JVM; %ID% (the port), %WORKER-ID% and "
-        "%TOPOLOGY-ID% in them are replaced",
+        "options of the Python interpreter (in Storm: of the JVM); %ID% (the port), %WORKER-ID% and "
+        "%TOPOLOGY-ID% are replaced",
     )
     topology_options: tuple[str, ...] = storms(
-        "topology.worker.childopts", _OPTIONS, (), "further ones, for one topology"
+        "topology.worker.childopts", _OPTIONS, (), "additional interpreter options, for one topology"
     )
     environment: Mapping[str, str] = storms(
         "topology.environment",
         _VARIABLES,
         {},
-        "variables that a worker gets besides those of this process",
+        "environment variables of workers, in addition to the variables of this process",
         secret=True,
     )
     as_user: bool = storms(
-        "supervisor.run.worker.as.user", FLAG, False, "run workers as another user, which only root may"
+        "supervisor.run.worker.as.user", FLAG, False, "run workers as another user; requires root"
     )
-    user: str | None = storms("topology.submitter.user", text(), None, "the name of that user")
+    user: str | None = storms("topology.submitter.user", text(), None, "name of the user to run workers as")
     log_dir: str | None = storms(
         "storm.log.dir",
         text(),
         None,
-        "where the log of each worker goes (default: a directory that is removed at the end)",
+        "directory of the workers' logs (default: a directory that is removed at the end)",
     )
     restarts: int = setting(
         count(0),
         0,
-        "how often a worker that fails is started again, at growing intervals",
+        "maximum number of restarts of a failed worker, at growing intervals",
         key="supervisor.worker.restarts",
     )
     start_seconds: float = storms(
-        "supervisor.worker.start.timeout.secs", SECONDS, 60.0, "how long a worker may take to start"
+        "supervisor.worker.start.timeout.secs", SECONDS, 60.0, "time limit for the start of a worker"
     )
     stop_seconds: float = storms(
-        "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "how long it may take to end by itself"
+        "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "time limit for a worker to drain and exit"
     )
 
     def _check(self) -> None:

@@ -32,24 +32,24 @@ class ZmqSettings(TransportSettings):
 
     REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is a key of Storm
 
-    threads: int = storms("zmq.threads", count(), 1, "ZeroMQ's I/O threads")
+    threads: int = storms("zmq.threads", count(), 1, "number of ZeroMQ's I/O threads")
     linger_seconds: float = storms(
         "zmq.linger.millis",
         SECONDS_OR_ZERO,
         5.0,
-        "how long what was written last may take to go out after a close",
+        "maximum time to send the last written data after a close",
     )
     hwm: int = storms(
         "zmq.hwm",
         count(0),
         1000,
-        "messages of a stream that may be on their way and not read; 0: only the bound in bytes counts",
+        "maximum number of unread messages of a stream in flight; 0: only the limit in bytes applies",
     )
     cluster_mode: str = storms(
         "storm.cluster.mode",
         choice(["local", "distributed"]),
         "distributed",
-        "local binds and connects Unix sockets (ipc) in place of tcp, in the temporary directory of the user",
+        "local: use Unix sockets (ipc) in the user's temporary directory instead of tcp",
     )
 
     @property
