@@ -1,4 +1,4 @@
-"""How worker processes are started, by Storm's keys. Source: Storm's `Config` and `DaemonConfig`."""
+"""The settings for starting worker processes. Source: Storm's `Config` and `DaemonConfig`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PORTS = several(count(0, _MAX_PORT), "PORTS", f"a list of ports from 0 to {_MAX
 
 
 class ClusterMode(StrEnum):
-    """Where the workers of a topology run."""
+    """The processes of a topology's workers."""
 
     LOCAL = "local"
     """All in this process."""
     DISTRIBUTED = "distributed"
-    """Each in a process of its own."""
+    """Each in a separate process."""
 
 
 def _words(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -56,9 +56,9 @@ _VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _variables,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings(Settings):
-    """How worker processes are started. Each field says what it does, and has Storm's key.
+    """The settings for starting worker processes, with Storm's keys.
 
-    That of restarts is ours, since Storm's supervisor starts a worker again without end.
+    The key of `restarts` is not Storm's, because Storm's supervisor restarts workers without a limit.
     """
 
     REFUSED = ("storm.cluster.", "supervisor.", "worker.")
@@ -127,11 +127,11 @@ class LaunchSettings(Settings):
 
     @property
     def run_as(self) -> str | None:
-        """The user to run as; None: the one of this process."""
+        """The user to run workers as; None: this process's user."""
         return self.user if self.as_user else None
 
     def port_of(self, index: int) -> int:
-        """Return the port of a worker; ConfigError when fewer are named than there are workers."""
+        """Return the port of a worker. Raises ConfigError if there are fewer ports than workers."""
         if not self.ports:
             return 0
         if index >= len(self.ports):
@@ -142,7 +142,7 @@ class LaunchSettings(Settings):
         return self.ports[index]
 
     def interpreter_options(self, *, port: int, worker_id: str, topology_id: str) -> list[str]:
-        """Return the options of a worker's interpreter, with its names in place."""
+        """Return the options of a worker's interpreter, with the placeholders replaced."""
         names = {"%ID%": str(port), "%WORKER-ID%": worker_id, "%TOPOLOGY-ID%": topology_id}
         words = [*self.options, *self.topology_options]
         for name, value in names.items():
