@@ -131,7 +131,7 @@ class LogOutput(Collector):
         counts = self._recent.counts
         yield counters(
             "log_records",
-            "Records that were written to the log, by level.",
+            "Log records written, by level.",
             "level",
             [(level, counts[level]) for level in LEVELS],
         )

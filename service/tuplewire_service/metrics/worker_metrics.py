@@ -74,7 +74,7 @@ class WorkerCollector(Collector):
     def _families(self, status: pb.GetStatusResponse) -> Iterator[Metric]:
         yield info(
             "build",
-            "What runs here.",
+            "Versions, worker id and topology of this worker.",
             {
                 "version": status.version,
                 "python": platform.python_version(),
@@ -84,28 +84,28 @@ class WorkerCollector(Collector):
             },
         )
         yield info(
-            "config", "The settings in force that say how much is held, and for how long.", self._config
+            "config", "Effective settings of this worker: transport, sizes, counts and times.", self._config
         )
-        yield gauge("ready", "1 when the worker is ready, else 0.", int(not status.not_ready_because))
+        yield gauge("ready", "1 if the worker is ready, else 0.", int(not status.not_ready_because))
         yield gauge(
             "assignment_version",
-            "Version of the assignment in force; 0: none yet.",
+            "Version of the current assignment; 0: none yet.",
             status.assignment_version,
         )
         yield gauge(
             "newest_assignment_version",
-            "Newest assignment version known, of this worker or another; above the one in force: it lags.",
+            "Newest known assignment version of any worker; above the current one: this worker lags.",
             status.newest_assignment_version,
         )
         yield gauge(
             "assignment_refused",
-            "1 while what the assignment file has is not in force, as it could not be read or used, else 0.",
+            "1 while the assignment file is not applied because it could not be read or used, else 0.",
             int(status.assignment_refused),
         )
         yield from self._received_families(status.received)
         yield gauges(
             "sessions",
-            "Senders by state: connected, with a share of the queues, or gone and resumable, without one.",
+            "Senders by state: connected, with a share of the queues, or resumable, without a share.",
             "state",
             {
                 "connected": status.sharing_sessions,
@@ -115,34 +115,34 @@ class WorkerCollector(Collector):
         yield self._identity_family(status.identities)
         yield gauge(
             "memory_limit_bytes",
-            "Memory that the process may have: the limit of its control groups, or what the machine has.",
+            "Memory limit of the process: the limit of its control groups, or the machine's memory.",
             self._memory_limit,
         )
         if status.HasField("smallest_window"):
             yield gauge(
                 "smallest_window_messages",
-                "How many messages each sender may have outstanding to the task that is most crowded.",
+                "Maximum number of outstanding messages of each sender to the fullest task.",
                 status.smallest_window,
             )
         yield gauge(
             "silent_streams",
-            f"Streams that have not said hello yet; beyond {MAX_SILENT_STREAMS:,}, the oldest is refused.",
+            f"Streams without a first message yet; beyond {MAX_SILENT_STREAMS:,}, the oldest is refused.",
             status.silent_streams,
         )
         yield counter(
             "server_restarts",
-            "How often gRPC's server has ended by itself, and was started again at the same addresses.",
+            "Restarts of gRPC's server at the same addresses after a failure.",
             status.server_restarts,
         )
         yield counters(
             "refused_streams",
-            "Streams refused to whoever opened them, or ended with an error, by the code of the error.",
+            "Streams that were refused, or failed, by error code.",
             "code",
             _with_zeros(_CODES, status.refused_streams).items(),
         )
         yield counters(
             "refused_messages",
-            "Messages refused to their sender one by one, by the code of the error.",
+            "Individually refused messages, by error code.",
             "code",
             _with_zeros(_CODES, status.refused_messages).items(),
         )
@@ -179,13 +179,13 @@ class WorkerCollector(Collector):
             by_name[names[worker_id]] += lost
         yield counters(
             "peer_perhaps_lost_messages",
-            "Messages that another worker had acknowledged and that may have died with it: at most so many.",
+            "Upper bound on messages that another worker acknowledged and that may be lost with it.",
             "peer",
             by_name.items(),
         )
         yield gauge(
             "predecessor_perhaps_lost_messages",
-            "Messages that may have died with the process before this one: at most so many.",
+            "Upper bound on messages that may be lost with the previous process of this worker.",
             status.predecessor_perhaps_lost,
         )
 
@@ -211,7 +211,7 @@ class WorkerCollector(Collector):
         )
         yield gauges(
             "connection_up",
-            "1 while the session with another worker is established, else 0; of `other`: with all of them.",
+            "1 while the session with another worker is established, else 0; for `other`: with all.",
             "peer",
             up.items(),
         )
@@ -237,17 +237,17 @@ class WorkerCollector(Collector):
         yield from _columns(_THROUGH, "task", self._through.add_up(through))
         yield gauge(
             "fullest_queue_ratio",
-            "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
+            "Fill level of the fullest receive queue, in messages or bytes, from 0 to 1.",
             max((task.load for task in tasks), default=0.0),
         )
 
 
-_IDENTITIES = "Senders by who they are, by token or certificate, and by state; see tuplewire_sessions."
+_IDENTITIES = "Senders by identity, from token or certificate, and by state; see tuplewire_sessions."
 _THROUGH = (
-    ("task_received_messages", "Messages that came to a task."),
-    ("task_acknowledged_messages", "Messages that a task's consumer has acknowledged."),
+    ("task_received_messages", "Messages received for a task."),
+    ("task_acknowledged_messages", "Messages acknowledged by a task's consumer."),
 )
-_SOURCE = "by source: a worker's id, client for all programs, or executors for its own."
+_SOURCE = "by source: a worker's id, client for all programs, or executors for this worker's own."
 _RECEIVED = (
     ("received_messages", f"Messages received, {_SOURCE}"),
     ("received_batches", f"Batches received, {_SOURCE}"),
@@ -257,51 +257,51 @@ _SENT = (
     ("sent_messages", "Messages sent to another worker."),
     ("sent_batches", "Batches sent to another worker."),
     ("sent_bytes", "Payload bytes sent to another worker."),
-    ("reconnects", "How often the connection to another worker was made again."),
-    ("peer_accepted_messages", "Messages taken over for another worker."),
-    ("peer_acknowledged_messages", "Messages that another worker has acknowledged."),
-    ("peer_dropped_messages", "Messages for another worker that were given up."),
+    ("reconnects", "Times that the connection to another worker was established again."),
+    ("peer_accepted_messages", "Messages accepted for another worker."),
+    ("peer_acknowledged_messages", "Messages acknowledged by another worker."),
+    ("peer_dropped_messages", "Messages for another worker that were dropped."),
 )
 _QUEUE = (
     ("queue_messages", "Messages in a task's receive queue: waiting, or delivered and not acknowledged."),
     ("queue_bytes", "Payload bytes in a task's receive queue."),
-    ("queue_capacity_messages", "Bound of a task's receive queue."),
-    ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; of `other`: to all of them."),
+    ("queue_capacity_messages", "Maximum number of messages in a task's receive queue."),
+    ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; for `other`: to all tasks."),
     (
         "queue_oldest_seconds",
-        "Age of the oldest message in a task's receive queue since its sender accepted it; 0: it is empty.",
+        "Age of the oldest message in a task's receive queue since its sender accepted it; 0: empty queue.",
     ),
 )
 
 
 def _ledger(status: pb.GetStatusResponse) -> Iterator[Metric]:
     ledger = status.ledger
-    yield counter("accepted_messages", "Messages taken over from clients and peers.", ledger.accepted)
+    yield counter("accepted_messages", "Messages accepted from clients and peers.", ledger.accepted)
     yield counter(
         "acknowledged_messages",
-        "Messages forwarded or delivered, and acknowledged by whoever took them.",
+        "Messages forwarded or delivered, and acknowledged by the receiver.",
         ledger.acknowledged,
     )
     yield counters(
         "dropped_messages",
-        "Accepted messages that were given up, by reason.",
+        "Accepted messages that were dropped, by reason.",
         "reason",
         _with_zeros(DropReason, ledger.dropped).items(),
     )
     yield gauge(
         "worker_pending_messages",
-        "Messages accepted, and neither acknowledged nor dropped yet, in the whole worker.",
+        "Accepted messages of the whole worker that are neither acknowledged nor dropped yet.",
         ledger.pending,
     )
-    yield counter("rejections", "How many times consumers have rejected a message.", status.rejections)
+    yield counter("rejections", "Rejections of messages by consumers.", status.rejections)
     yield gauge(
         "rejected_waiting_messages",
-        "Copies of rejected messages that wait until they are due, or until somebody has their task.",
+        "Copies of rejected messages that wait for their delay, or for a worker with their task.",
         status.rejected_waiting,
     )
     yield counter(
         "redelivered_messages",
-        "Messages handed to a consumer that another one may have had before.",
+        "Messages delivered to a consumer that may have been delivered to another one before.",
         status.redelivered_messages,
     )
 
@@ -309,28 +309,28 @@ def _ledger(status: pb.GetStatusResponse) -> Iterator[Metric]:
 def _sinks(sinks: pb.SinkStatus) -> Iterator[Metric]:
     yield gauges(
         "staged_bytes",
-        "What Spark's sinks have staged, or published without room in the queues, by place: memory or disk.",
+        "Bytes that Spark's sinks have staged, or published without queue space, by place: memory or disk.",
         "place",
         {"memory": sinks.memory_bytes, "disk": sinks.disk_bytes}.items(),
     )
     yield gauge(
         "publishing_messages",
-        "Messages that Spark's sinks have published, and that wait for room in their tasks' queues.",
+        "Messages published by Spark's sinks that wait for space in their tasks' queues.",
         sinks.waiting_messages,
     )
     yield counter(
         "staging_waits",
-        "How often Spark's sinks have found no room to stage; they ask again within two seconds.",
+        "Requests of Spark's sinks that found no space for staging; they retry within two seconds.",
         sinks.waits,
     )
 
 
 def _taps(taps: pb.TapStatus) -> Iterator[Metric]:
-    yield gauge("taps", "How many look at messages as they pass, by tuplewire tap.", taps.open)
-    yield counter("tapped_messages", "Messages of which a copy was shown to somebody.", taps.shown)
+    yield gauge("taps", "Open taps (tuplewire tap).", taps.open)
+    yield counter("tapped_messages", "Copies of messages that taps have shown.", taps.shown)
     yield counter(
         "tap_left_out_messages",
-        "Messages over the rate, or the bounds, of a tap that was to show them; they went on all the same.",
+        "Messages that a tap omitted because of its rate or limits; their delivery is not affected.",
         taps.left_out,
     )
 
@@ -338,13 +338,13 @@ def _taps(taps: pb.TapStatus) -> Iterator[Metric]:
 def _times(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield counters(
         "state_seconds",
-        "Time that the worker has spent in each state; all states together are its age.",
+        "Time that the worker has spent in each state; the sum of all states is its age.",
         "state",
         _with_zeros(TimeState, status.state_seconds).items(),
     )
     blocking = CounterMetricFamily(
         "tuplewire_blocking_seconds",
-        "For how long a task has held others up; where: local, or the worker that takes nothing for it.",
+        "Time that a task has blocked others; where: local, or the worker that accepts no messages for it.",
         labels=["task", "where"],
     )
     for each in status.blocking:
@@ -352,22 +352,22 @@ def _times(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield blocking
     yield histogram(
         "queue_wait_seconds",
-        "Time that messages wait in a receive queue until a consumer first gets them.",
+        "Time from a message's arrival in a receive queue to its first delivery.",
         status.queue_wait,
     )
     yield histogram(
         "send_to_ack_seconds",
-        "Time from sending messages to another worker to its acknowledgement.",
+        "Time from sending a message to another worker to its acknowledgement.",
         status.send_to_ack,
     )
     yield histogram(
         "end_to_end_seconds",
-        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
+        "Time from acceptance by the sender to acknowledgement by a consumer here, by both hosts' clocks.",
         status.end_to_end,
     )
     yield histogram(
         "event_loop_lag_seconds",
-        "How late the event loop was for a probe that is due four times a second.",
+        "Delay of the event loop at a probe that is due four times a second.",
         status.loop_lag,
     )
 

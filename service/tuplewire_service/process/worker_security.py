@@ -110,24 +110,24 @@ class Security(Collector):
         )
         yield counter(
             "certificate_reload_errors",
-            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
+            "Failed reloads of changed certificate, token or permissions files; the old ones remain in use.",
             sum(file.errors for file in self._files),
         )
         if self._certificates is not None:
             yield gauge(
                 "certificate_expiry_timestamp_seconds",
-                "When the worker's certificate ends, in seconds since 1970.",
+                "Expiry of the worker's certificate, in seconds since 1970.",
                 self._certificates.get().expires,
             )
             handshakes = self._certificates.handshakes
             yield counter(
                 "tls_handshakes",
-                "TLS handshakes that others have begun, also those that failed; two a connection are usual.",
+                "TLS handshakes from peers, including failed ones; two for each connection are usual.",
                 handshakes.begun,
             )
             yield counter(
                 "tls_connections",
-                "TLS connections that have brought a call.",
+                "TLS connections with at least one call.",
                 handshakes.connections,
             )
 
