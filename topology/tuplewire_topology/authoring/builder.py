@@ -49,13 +49,13 @@ class TopologyBuilder:
         self._worker_hooks: list[WorkerHook] = []
 
     def set_spout(self, name: str, spout: Spout, parallelism: int = 1) -> ComponentDeclarer:
-        """Add a spout with `parallelism` executors. Raises TopologyError for a used id, or another type."""
+        """Add a spout with `parallelism` executors. Raises TopologyError for a duplicate id or wrong type."""
         if not isinstance(spout, Spout):
             raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is no Spout")
         return self._add(ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism))
 
     def set_bolt(self, name: str, bolt: Bolt | BasicBolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt with `parallelism` executors. Raises TopologyError for a used id, or another type."""
+        """Add a bolt with `parallelism` executors. Raises TopologyError for a duplicate id or wrong type."""
         if isinstance(bolt, BasicBolt):
             bolt = BasicBoltExecutor(bolt)  # executors run only Bolts
         if not isinstance(bolt, Bolt):
@@ -73,7 +73,7 @@ class TopologyBuilder:
         return Topology(components, self._worker_hooks)
 
     def add_worker_hook(self, hook: WorkerHook) -> None:
-        """Run a hook at the start and end of each worker. Raises TopologyError for another type."""
+        """Run a hook at the start and end of each worker. Raises TopologyError for a wrong type."""
         if not isinstance(hook, WorkerHook):
             raise TopologyError(f"a worker hook is of type {type(hook).__name__}, which is no WorkerHook")
         self._worker_hooks.append(hook)
@@ -153,7 +153,7 @@ class BoltDeclarer(ComponentDeclarer):
     def custom_grouping(
         self, component: str, grouping: CustomStreamGrouping, stream: str = DEFAULT_STREAM
     ) -> Self:
-        """Choose tasks by a custom grouping. Raises TopologyError for an object of another type."""
+        """Choose tasks by a custom grouping. Raises TopologyError for a wrong type."""
         if not isinstance(grouping, CustomStreamGrouping):
             raise TopologyError(
                 f"the custom grouping of {self.component.id!r} is of type {type(grouping).__name__}, "
@@ -169,7 +169,7 @@ class BoltDeclarer(ComponentDeclarer):
         fields: str | Sequence[str] = (),
         custom: CustomStreamGrouping | None = None,
     ) -> Self:
-        names = (fields,) if isinstance(fields, str) else tuple(fields)
+        names = (fields,) if isinstance(fields, str) else tuple(fields)  # a string is one field
         source = Input(component, stream, grouping, names, custom)
         self.component = replace(self.component, inputs=(*self.component.inputs, source))
         return self

@@ -88,6 +88,7 @@ class Outbox:
         Raises MessageError if `serialize` is set and a value has changed since emit.
         """
         as_emitted, self._as_emitted = self._as_emitted, []
+        # Within a worker, tuples are passed by reference, so receivers would see a change.
         for message, form in as_emitted:
             if form is not None and self._form(message) != form:
                 raise MessageError(
@@ -227,7 +228,10 @@ class BasicOutputCollector:
         self._message_id = anchor.message_id
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple, unchanged afterwards. Raises MessageError for a mismatch with the stream."""
+        """Emit a tuple on one of the bolt's streams. Do not change its values afterwards.
+
+        Raises MessageError if the values do not match the stream.
+        """
         self._put(stream, values, self._message_id)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:

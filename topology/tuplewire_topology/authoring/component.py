@@ -26,7 +26,7 @@ class TopologyContext:
 
     `topology_id` is the name under which the topology runs. `worker_port` is the port of the worker, or 0 if
     the worker does not listen. `worker_tasks` were the worker's tasks when this task was opened. `metrics`
-    is shared by all tasks of the process. The series are `tuplewire_user_NAME{component,task}` in `/metrics`.
+    is shared by all tasks of the worker. The series are `tuplewire_user_NAME{component,task}` in `/metrics`.
     """
 
     topology_id: str

@@ -158,7 +158,7 @@ class Topology:
                 f"known are {known}"
             )
         stream = source.stream(subscription.stream)
-        stream.positions(subscription.fields)
+        stream.positions(subscription.fields)  # raises for an unknown field
         if stream.direct != (subscription.grouping is GroupingType.DIRECT):
             raise TopologyError(
                 f"{bolt.id!r} subscribes to {subscription} with the {subscription.grouping} grouping, "
@@ -233,7 +233,7 @@ class Topology:
         left = [component]
         while left:
             name = left.pop()
-            if name not in found and name != ACKER_COMPONENT:
+            if name not in found and name != ACKER_COMPONENT:  # acks would make a cycle of everything
                 found.add(name)
                 left += [subscription.component for subscription in self.components[name].inputs]
         return found

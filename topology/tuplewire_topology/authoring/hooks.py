@@ -86,7 +86,7 @@ class WorkerHooks:
 
     def start(self) -> None:
         """Start all hooks. Raises TopologyError if a hook fails."""
-        for hook in deepcopy(self._context.topology.worker_hooks):
+        for hook in deepcopy(self._context.topology.worker_hooks):  # workers share the topology
             try:
                 hook.start(self._conf, self._context)
             except Exception as error:
@@ -98,5 +98,5 @@ class WorkerHooks:
         while self._started:
             try:
                 self._started.pop().shutdown()
-            except Exception:
+            except Exception:  # the remaining hooks must still end
                 logger.exception("worker_hook.failed")

@@ -47,9 +47,9 @@ class ErrorPolicy(StrEnum):
 class TopologySettings(Settings):
     """The settings of a topology's executors. A component's configuration overrides the topology's.
 
-    Fields have Storm's keys, except `metrics_series` and the error settings. Times are in
-    seconds here, and in the key's unit in a configuration. Other keys that begin with neither `topology.`
-    nor `tuplewire.` are for the user's spouts and bolts. `session` is for sessions between the workers.
+    Fields have Storm's keys, except `metrics_series` and the error settings. Times are in seconds here, and
+    in the key's unit in a configuration. Keys that begin with neither `topology.` nor `tuplewire.` are for
+    the user's spouts and bolts. `session` configures the sessions between the workers.
     """
 
     REFUSED = ("topology.",)

@@ -136,7 +136,7 @@ class Tuple:
 
     @property
     def is_tick(self) -> bool:
-        """True for a tick, which an executor's timer emits, not a component."""
+        """True for a tick, which is sent by a timer, not by a component."""
         return self.source.stream.name == TICK_STREAM and self.source.component == SYSTEM_COMPONENT
 
     @property

@@ -1,6 +1,6 @@
 """Metrics that spouts and bolts register, exported with the worker's metrics.
 
-Used by TopologyContext, and by executors for their statistics. Owns the metrics of one process. Thread-safe.
+Used by TopologyContext, and by executors for their statistics. Owns the metrics of one worker. Thread-safe.
 Source: Storm's `registerCounter`, `registerGauge` and `registerHistogram`. Kinds are Prometheus', not
 Dropwizard's as in Storm. Design: docs/design/topologies.md.
 """
@@ -84,7 +84,7 @@ class _Registered(NamedTuple):
 
 
 class UserMetrics:
-    """The registered metrics of one process. Thread-safe.
+    """The registered metrics of one worker. Thread-safe.
 
     Metrics registered beyond the limit of series work but are not exported. Their number is exported.
     """
@@ -176,7 +176,7 @@ class UserMetrics:
             left_out.add(told)
 
     def forget(self, tasks: Iterable[int]) -> None:
-        """Remove the metrics of tasks that have left the process."""
+        """Remove the metrics of tasks that have left the worker."""
         with self._lock:
             for task in tasks:
                 self._series -= sum(each.series for each in self._tasks.pop(task, {}).values())

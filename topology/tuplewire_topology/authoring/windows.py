@@ -20,7 +20,7 @@ from tuplewire_topology.authoring.tuples import Tuple
 
 _MOST_SECONDS = 1e15
 _MOST_WINDOWS = 2.0**51
-"""Between 0 and a tuple's time. Beyond this, the ends of two windows would be the same float."""
+"""The limit between time 0 and a tuple. Beyond it, two windows would have the same float as their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class TimeWindows:
         at = float(at)
         if at <= self.passed:
             return False
-        held = self._held
+        held = self._held  # sorted by time; equal times in order of arrival
         held.insert(bisect_right(held, at, key=attrgetter("at")), _Timed(at, message))
         return True
 
