@@ -1,1 +1,1 @@
-"""Finding out when a spout's tuple, and all that descends from it, is processed."""
+"""Tracks each tuple of a spout until it and all its descendants are processed."""

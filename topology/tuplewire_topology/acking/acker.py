@@ -1,10 +1,9 @@
-"""Telling what has become of tuples: to acker tasks, or to the acker of the process, which is here.
+"""Trackers of tuple trees: by counts in one process (Acker), or by acker tasks (AckerTracker).
 
-An acker finds out when a spout's tuple, and all that descends from it, is processed. This one serves
-executors of one process, which tell it of every copy before that is on its way; so it can count, and needs no
-ids for the edges of a tree. A spout hears only once nothing of a tree is left on the way: when it sends a
-failed tuple again, under the same message id, nothing of the first attempt comes between. There is no time
-limit, as nothing gets lost within a process. Source: the purpose of Storm's `Acker`.
+Used by executors, which report each copy before it is in flight, so the count of a tree is never 0 too early.
+Owns the trees of one process. Acker reports a failure only once no copy is in flight, because the spout may
+emit the tuple again with the same message id. There is no time limit, because a process does not lose tuples.
+Not thread-safe, except Acker. Source: the purpose of Storm's `Acker`. Design: docs/design/acking.md.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _message_id = attrgetter("message_id")
 _flat = chain.from_iterable
 
 Root = tuple[int, Any]
-"""A spout's task and the message id that it gave."""
+"""A spout's task and a message id of this task."""
 
 
 @dataclass(slots=True)
@@ -46,10 +45,10 @@ class _Tree:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a task has done since the last time.
+    """The changes of one task since its previous report.
 
-    began: the keys that begin() returned. columns: what goes to each task. lost: tuples that go to none, by
-    an error. acked, failed: the ids of copies that are done with.
+    `began` are the keys returned by begin(), and `columns` the tuples for each task. `lost` tuples are not
+    sent, because of an error. `acked` and `failed` are the ids of processed copies.
     """
 
     task: int
@@ -61,9 +60,9 @@ class News:
 
 
 class Acker:
-    """Counts the copies on the way of each tree; thread-safe. Keys are the spouts' own message ids.
+    """Counts the pending copies of each tree. Thread-safe. Keys are the spouts' own message ids.
 
-    tell: gets, for a spout's task, what has become of its tuples; called in the thread that finds out.
+    `tell` is called with the outcomes of a spout task's tuples, in the thread that ends their trees.
     """
 
     def __init__(self, tell: Callable[[AddressedTuples], None]) -> None:
@@ -72,7 +71,7 @@ class Acker:
         self._trees: dict[Root, _Tree] = {}
 
     def __len__(self) -> int:
-        """Return the number of trees that are not processed yet."""
+        """Return the number of pending trees."""
         return len(self._trees)
 
     def update(
@@ -82,19 +81,20 @@ class Acker:
         acked: Iterable[MessageId] = (),
         failed: Iterable[MessageId] = (),
     ) -> None:
-        """Take in what an executor has done, before any of the copies is on its way.
+        """Apply the changes of an executor, before any of the copies is in flight.
 
-        began: what a spout has emitted. copies: how many tuples now carry each root. acked, failed: the ids
-        of copies that are done with. A root that is over is left alone.
+        `began` are roots that a spout emitted, and `copies` the number of new copies by root. `acked` and
+        `failed` are the ids of processed copies. Roots of finished trees are ignored.
         """
         finished: dict[int, list[tuple[Any, bool]]] = {}
+        # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
         acked_copies, failed_copies = Counter(_flat(acked)), Counter(_flat(failed))
         with self._lock:
             trees = self._trees
             touched: dict[Root, None] = {}
             for root in began:
-                trees.setdefault(root, _Tree())
-                touched[root] = None
+                trees.setdefault(root, _Tree())  # a message id that is still pending shares its tree
+                touched[root] = None  # a tree without subscribers ends below
             for root, count in (copies or {}).items():
                 if root in trees:
                     trees[root].copies += count
@@ -112,9 +112,9 @@ class Acker:
         self._tell_all(finished)
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """Take in what a spout has emitted, before it is sent.
+        """Return (key, message id) of each tuple with an id, before the tuples are sent.
 
-        Returns, for each tuple with a message id, the key under which its fate is told, and that id.
+        Outcomes are reported under these keys.
         """
         return [
             (message_id, message_id)
@@ -124,10 +124,10 @@ class Acker:
         ]
 
     def derive(self, runs: Sequence[Emitted]) -> None:
-        """Take in what a bolt has emitted, before it is sent; nothing is to be done."""
+        """Prepare tuples that a bolt emitted, before they are sent. Does nothing here."""
 
     def tell(self, news: News) -> list[AddressedTuples]:
-        """Take in the rest, before any of the columns is on its way; return what is to be sent as well."""
+        """Report changes, before the columns are sent. Return further tuples to send: none here."""
         tuples = chain(news.lost, *(column.tuples for column in news.columns))
         copies = Counter(_flat(map(_message_id, tuples)))
         failed = [*news.failed, *(message.message_id for message in news.lost)]
@@ -136,17 +136,16 @@ class Acker:
         return []
 
     def lose(self, left: Mapping[Root, int], gone: Collection[int] = ()) -> None:
-        """Fail what has lost copies, as a worker has died; nothing is on the way meanwhile.
+        """Fail the trees that lost copies with a worker. No tuple may be in flight during the call.
 
-        left: how many copies of each root bolts still hold; a tree that has had more has failed, and its
-        spout hears that once these are done with. gone: tasks of spouts that have nothing on the way any
-        more, as far as anybody remembers.
+        `left` has the number of copies by root that bolts still hold. A tree with more copies fails; its
+        spout is notified after the remaining ones are processed. Trees of the spout tasks `gone` are removed.
         """
         finished: dict[int, list[tuple[Any, bool]]] = {}
         with self._lock:
             for root, tree in list(self._trees.items()):
                 remaining = left.get(root, 0)
-                if root[0] in gone:
+                if root[0] in gone:  # no spout remembers the tuple
                     del self._trees[root]
                 elif tree.copies > remaining:
                     tree.copies, tree.failed = remaining, True
@@ -163,14 +162,14 @@ class Acker:
 
 
 _KEY = 8
-"""The bytes of a message id that hold its root."""
+"""The number of bytes of a message id that contain its root."""
 
 
 class AckerTracker:
-    """Tells acker tasks what a task does, by tuples that go with the others. Keys are random, one an emit.
+    """Reports the changes of one task to acker tasks, with its other tuples. Each emit has a random key.
 
-    seed: of the random numbers; for tests, as two tasks must never have the same.
-    Source: what Storm's `SpoutOutputCollectorImpl` and `BoltOutputCollectorImpl` send to the acker.
+    `seed` is for tests: random numbers must differ between tasks. Not thread-safe.
+    Source: the messages of Storm's `SpoutOutputCollectorImpl` and `BoltOutputCollectorImpl` to the acker.
     """
 
     def __init__(self, topology: Topology, task: int, seed: int | None = None) -> None:
@@ -179,10 +178,10 @@ class AckerTracker:
         self._edges_source = topology.source(task, INIT_STREAM if kind is ComponentKind.SPOUT else ACK_STREAM)
         self._fail_source = topology.source(task, FAIL_STREAM)
         self._own_factor = factor_of(task)
-        self._bits = random.Random(seed).getrandbits  # noqa: S311 - ids, no secrets
+        self._bits = random.Random(seed).getrandbits  # noqa: S311 - ids, not secrets
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """See Acker."""
+        """Replace the message ids by random roots, and return (root, message id) of each. See Acker."""
         began = []
         for run in runs:
             for message in run.tuples:
@@ -196,19 +195,19 @@ class AckerTracker:
         return self._ackers[root % len(self._ackers)]
 
     def derive(self, runs: Sequence[Emitted]) -> None:
-        """See Acker. Each tuple gets a number of its own, in place of those of its anchors."""
+        """Replace the anchors' numbers in each message id by a random number of the tuple. See Acker."""
         for run in runs:
             for message in run.tuples:
                 if message.message_id:
-                    number = (self._bits(64) | 1).to_bytes(8, "little")
+                    number = (self._bits(64) | 1).to_bytes(8, "little")  # odd, so no edge is 0
                     roots = dict.fromkeys((acker, pair[:_KEY]) for acker, pair in message.message_id)
                     message.message_id = tuple((acker, root + number) for acker, root in roots)
 
     def tell(self, news: News) -> list[AddressedTuples]:
-        """See Acker. A failure goes before what is done with, as a tree must not end without it."""
+        """Return reports for acker tasks. Failures precede edges, which may end the tree. See Acker."""
         edges: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for root in news.began:
-            edges[self._acker_of(root)][root] = 0  # also where nobody subscribes
+            edges[self._acker_of(root)][root] = 0  # so that a tree without subscribers ends
         for column in news.columns:
             ids = [message.message_id for message in column.tuples if message.message_id]
             _add(edges, ids, factor_of(column.task))
@@ -234,7 +233,7 @@ TupleTracker = Acker | AckerTracker
 
 
 def _add(edges: defaultdict[int, dict[int, int]], ids: Iterable[MessageId], factor: int) -> None:
-    """Take in, for each root of each id, the edge that a tuple's number and a task's factor make."""
+    """XOR the edges of tuples into the sums of their roots: a tuple's number times the task's factor."""
     unpack = ID.unpack
     for message_id in ids:
         for acker, pair in message_id:
@@ -244,5 +243,5 @@ def _add(edges: defaultdict[int, dict[int, int]], ids: Iterable[MessageId], fact
 
 
 def keys_of(fate: Tuple) -> Sequence[Any]:
-    """Return the keys of the tuples whose fate is told; MalformedTupleError for what tells of none."""
+    """Return the keys in an ack or fail. Raises MalformedTupleError for invalid bytes."""
     return from_block(fate.values[0]) if fate.source_component == ACKER_COMPONENT else fate.values

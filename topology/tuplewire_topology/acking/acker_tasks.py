@@ -1,10 +1,10 @@
-"""Following tuples over several processes: the component `__acker`, and its trees as pure state.
+"""Tracking of tuples across processes: the component `__acker`, and its trees as pure state.
 
-An edge is a tuple on its way to one task. A tree is the XOR of its edges' numbers, each taken in once when it
-is sent and once when it is done with. So it is 0 once nothing is left, in whatever order that is heard.
-A tuple carries one random number; the edge to a task is that times a factor of the task, so that a tuple for
-several tasks is serialized once. Source: Storm's `Acker`, and `addAcker` of its `StormCommon`.
-Design: docs/design/acking.md.
+Used by AckerExecutor and the clusters. Owns the trees of one acker task. Not thread-safe. An edge is a tuple
+in flight to one task. Its number is XORed into the tree when it is sent, and again when it is processed. The
+result is 0 once no edge is pending, in any order of reports. The number is the tuple's random number times
+the task's factor, so a tuple for several tasks is serialized once. Source: Storm's `Acker`, and `addAcker`
+of `StormCommon`. Design: docs/design/acking.md.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 PARTS = 2
-"""An entry lives for more than so many rotations, and at most one more."""
+"""The number of rotations that an entry survives. The next rotation removes it."""
 
 
 class RotatingMap(Generic[_Key, _Value]):
-    """Entries in generations; each rotation begins one and gives up the oldest. Not thread-safe."""
+    """A map with generations of entries. A rotation removes the oldest one. Not thread-safe."""
 
     def __init__(self) -> None:
         self._generations: list[dict[_Key, _Value]] = [{} for _ in range(PARTS + 1)]
@@ -43,39 +43,39 @@ class RotatingMap(Generic[_Key, _Value]):
         return sum(map(len, self._generations))
 
     def put(self, key: _Key, value: _Value) -> None:
-        """Add an entry that is not there yet."""
+        """Add an entry. The key must be new."""
         self._generations[0][key] = value
 
     def get(self, key: _Key) -> _Value | None:
-        """Return a value; None where there is none."""
+        """Return a value, or None for an unknown key."""
         for generation in self._generations:
             if key in generation:
                 return generation[key]
         return None
 
     def pop(self, key: _Key) -> _Value | None:
-        """Take an entry out, and return its value; None where there is none."""
+        """Remove an entry and return its value, or None for an unknown key."""
         for generation in self._generations:
             if key in generation:
                 return generation.pop(key)
         return None
 
     def rotate(self) -> dict[_Key, _Value]:
-        """Begin a generation, and return the entries that are given up."""
+        """Start a generation, and return the removed entries."""
         self._generations.insert(0, {})
         return self._generations.pop()
 
 
 EDGE_MASK = (1 << 64) - 1
 ID = struct.Struct("<QQ")
-"""How a followed tuple's message id holds its root and its number, for each root, beside the acker's task."""
+"""The bytes of a tracked tuple's message id, for each root: the root and the tuple's number."""
 
 
 def with_ackers(topology: Topology, executors: int) -> Topology:
-    """Return a topology with so many acker tasks, and the streams to and from them; itself for 0.
+    """Return a topology with acker tasks and their streams, or the given one if `executors` is 0.
 
-    Every process of a topology must do the same. The ids of its own tasks stay as they are.
-    Raises TopologyError for one that has ackers already.
+    All processes must use the same number. The ids of other tasks do not change. Raises TopologyError if the
+    topology already has acker tasks.
     """
     if ACKER_COMPONENT in topology.components:
         raise TopologyError("the topology has acker tasks already; give it as its program builds it")
@@ -96,7 +96,7 @@ _FATES = tuple(Stream("roots", name=name, direct=True) for name in (ACK_STREAM, 
 
 
 def _reporting(component: Component) -> Component:
-    """Return a component with the streams to the acker and, for a spout, those from it."""
+    """Return a component with streams to the acker and, for a spout, inputs from it."""
     is_spout = component.kind is ComponentKind.SPOUT
     edges = Stream("roots", "edges", name=INIT_STREAM if is_spout else ACK_STREAM, direct=True)
     fates = [Input(ACKER_COMPONENT, stream.name, GroupingType.DIRECT) for stream in _FATES if is_spout]
@@ -109,10 +109,7 @@ def _reporting(component: Component) -> Component:
 
 @cache
 def factor_of(task: int) -> int:
-    """Return what a tuple's number is multiplied by for the edge to a task: odd, and unlike any other's.
-
-    Source: the finalizer of SplitMix64.
-    """
+    """Return the factor of edges to a task: odd, in practice unique. Source: SplitMix64's finalizer."""
     mixed = (task + 1) * 0x9E3779B97F4A7C15 & EDGE_MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & EDGE_MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & EDGE_MASK
@@ -126,14 +123,14 @@ def to_block(numbers: Iterable[int]) -> bytes:
 
 
 def from_block(block: Any) -> Sequence[int]:
-    """Return the numbers of a column; MalformedTupleError for what is none."""
+    """Return the numbers of a column. Raises MalformedTupleError for an invalid one."""
     if not isinstance(block, bytes) or len(block) % 8:
         raise MalformedTupleError("a tuple to or from an acker holds no column of 64-bit numbers")
     return struct.unpack(f"<{len(block) // 8}Q", block)
 
 
 def check_id(message_id: MessageId, ackers: range) -> None:
-    """Raise MalformedTupleError for a message id that no executor of this topology has given."""
+    """Raise MalformedTupleError if no executor of this topology can have set a message id."""
     for acker, pair in message_id:
         if acker not in ackers or not isinstance(pair, bytes) or len(pair) != ID.size:
             raise MalformedTupleError(f"{message_id!r} is no message id of a topology with acker tasks")
@@ -144,7 +141,7 @@ def check_id(message_id: MessageId, ackers: range) -> None:
 
 @dataclass(slots=True)
 class _TaskTree:
-    """spout: the task that began it; None before that is heard. told: whether that knows of a failure."""
+    """`spout` is None until its report arrives. `told` is True once the outcome was reported to it."""
 
     edges: int = 0
     spout: int | None = None
@@ -153,27 +150,27 @@ class _TaskTree:
 
 
 Fate = tuple[int, int, bool]
-"""The spout's task, the root, and whether it is processed."""
+"""The spout's task, the root, and True if the tree was processed."""
 
 
 class Trees:
-    """The trees that one acker task follows; pure. Source: Storm's `Acker`.
+    """The trees of one acker task, as pure state. Not thread-safe. Source: Storm's `Acker`.
 
-    A failure is told at once, as Storm's: every emit begins a tree of its own, so that late acks of a failed
-    one count for no other. A tree of which nothing becomes is given up by rotate().
+    A failure is reported immediately, as in Storm: each emit starts a new tree, so late acks of a failed one
+    do not count for another. rotate() drops old trees.
     """
 
     def __init__(self) -> None:
         self._trees: RotatingMap[int, _TaskTree] = RotatingMap()
 
     def __len__(self) -> int:
-        """Return the number of trees that are not over."""
+        """Return the number of trees."""
         return len(self._trees)
 
     def take(self, message: Tuple) -> list[Fate]:
-        """Take in what an executor tells, and return what has become of trees by it.
+        """Apply an executor's report, and return the resulting outcomes of trees.
 
-        Raises MalformedTupleError for a tuple that is none of an executor's; nothing of it is taken in.
+        Raises MalformedTupleError, without any effect, for an invalid report.
         """
         roots = from_block(message.values[0])
         failed = message.source_stream == FAIL_STREAM
@@ -197,13 +194,13 @@ class Trees:
         if tree.spout is None:
             tree.spout = spout
         if tree.spout is None:
-            return []
+            return []  # a bolt's report arrived before the spout's
         tell = not tree.told and (tree.failed or not tree.edges)
         tree.told |= tell
-        if not tree.edges and not failed:  # what has failed is done with by the tuple after this one
+        if not tree.edges and not failed:  # after a failure, its edges follow in the next tuple
             self._trees.pop(root)
         return [(tree.spout, root, not tree.failed)] if tell else []
 
     def rotate(self) -> None:
-        """Let half of the time that a tree has pass, and give up what is older."""
+        """Drop the oldest trees. Called each half of the message timeout."""
         self._trees.rotate()
