@@ -1,1 +1,1 @@
-"""What the processes of a topology tell each other."""
+"""Coordinates the processes of a topology, and reports their state."""

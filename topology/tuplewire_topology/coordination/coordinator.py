@@ -1,4 +1,8 @@
-"""The coordinator of a topology on Spark, in the first of its PySpark tasks. Pure: mail in, orders out."""
+"""The coordinator of a topology on Spark, as pure state: control messages in, orders out.
+
+Used by the first PySpark task (spark/member.py). Owns the topology's phase and its termination detection.
+Not thread-safe. Design: docs/design/acking.md.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_SECONDS = 0.1
 _PROGRESS_SECONDS = 1.0
 SILENCE_SECONDS = 120.0
-"""How long a PySpark task may leave a question open; its user's code may hold the interpreter."""
+"""The time limit for reports. It is long, because the user's code may hold the interpreter."""
 
 
 class SilentError(TuplewireError):
-    """A PySpark task of a topology does not answer; Spark is to run the stage again."""
+    """A PySpark task does not respond. Spark must run the stage again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is told to every PySpark task; PROGRESS is for the submitter alone."""
+    """A control message for all PySpark tasks or, if its kind is PROGRESS, for the submitter."""
 
     kind: MailKind
     values: tuple[Any, ...] = ()
@@ -37,13 +41,12 @@ class _Phase(Enum):
 
 
 class Coordinator:
-    """Brings a topology from its opening to its end. Not thread-safe; times are monotonic, in seconds.
+    """Controls a topology from start to end. Not thread-safe. Times are monotonic, in seconds.
 
-    ranks: how many PySpark tasks there are. tick_levels: the topology's. It activates the spouts once all are
-    ready, and asks all of them in waves until the topology is over (see Termination). Then it gives the bolts
-    of each level in turn their last tick, asks again, and closes. While the submitter has deactivated the
-    spouts, it does not ask. A stop deactivates them, and then everything is as if they were exhausted. A
-    failure ends everything at once.
+    Activates the spouts when all PySpark tasks (`ranks`) are ready, and requests reports in waves until the
+    topology has finished (see Termination). Each level of bolts then gets its last tick and further waves,
+    before the close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates
+    spouts for good, as if they were exhausted. A failure aborts all tasks immediately.
     """
 
     def __init__(self, ranks: int, now: float, tick_levels: Iterable[Sequence[str]] = ()) -> None:
@@ -69,11 +72,11 @@ class Coordinator:
 
     @property
     def over(self) -> bool:
-        """Whether all has been said."""
+        """True after the last order."""
         return self._phase is _Phase.OVER
 
     def take(self, mail: Mail, now: float) -> None:
-        """Take in a mail to the coordinator."""
+        """Apply a control message that was sent to the coordinator."""
         match mail.kind:
             case MailKind.READY:
                 self._ready.add(mail.rank)
@@ -82,8 +85,8 @@ class Coordinator:
                 self._take_report(mail, now)
             case MailKind.STOP:
                 (output_wanted,) = mail.values
-                self._stop = bool(output_wanted) and self._stop is not False
-                self._pause = _FIRST_PAUSE_SECONDS
+                self._stop = bool(output_wanted) and self._stop is not False  # unwanted output stays unwanted
+                self._pause = _FIRST_PAUSE_SECONDS  # the end may be near
             case MailKind.SWITCH:
                 (self._active,) = mail.values
             case _:
@@ -97,15 +100,15 @@ class Coordinator:
             self._termination.take(_name(mail.rank), wave, to_report(report))
         except ProcessFailedError as error:
             self._failure = self._failure or error
-        if self._termination.wave > before:
+        if self._termination.wave > before:  # all have reported: poll less and less often
             self._heard = now
             self._ask_at = now + self._pause
             self._pause = min(2 * self._pause, _PAUSE_SECONDS)
 
     def orders(self, now: float) -> list[Order]:
-        """Return what is to be told now, in order.
+        """Return the orders that are due, in sequence.
 
-        Raises SilentError when a PySpark task has not answered for SILENCE_SECONDS.
+        Raises SilentError if a PySpark task has not responded within SILENCE_SECONDS.
         """
         orders: list[Order] = []
         if self.over:
@@ -136,11 +139,12 @@ class Coordinator:
             if level is None:
                 self._phase = _Phase.OVER
                 return [*orders, self._progress(), Order(MailKind.CLOSE)]
+            # The last ticks may emit tuples, so detect termination from the start.
             self._termination, self._asked = self._asking(), 0
             self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
             orders.append(Order(MailKind.TICK, tuple(level)))
         if self._is_paused:
-            self._heard = now
+            self._heard = now  # no reports are due
         elif self._asked < self._termination.wave and now >= self._ask_at:
             self._asked = self._termination.wave
             orders.append(Order(MailKind.ASK, (self._asked,)))
@@ -151,7 +155,7 @@ class Coordinator:
 
     @property
     def _is_paused(self) -> bool:
-        """Whether it waits to be activated or stopped: a topology that is deactivated is not over."""
+        """True while deactivated and not stopped: inactive spouts must not end the topology."""
         return not self._active and self._stop is None
 
     def _switch(self) -> list[Order]:
@@ -165,7 +169,7 @@ class Coordinator:
         return Order(MailKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
 
     def wait_seconds(self, now: float) -> float:
-        """Return how long there is nothing to do without mail."""
+        """Return the seconds until the next order may be due without further messages."""
         if self._phase is _Phase.RUNNING and self._asked < self._termination.wave and not self._is_paused:
             return max(0.0, self._ask_at - now)
         return _PROGRESS_SECONDS

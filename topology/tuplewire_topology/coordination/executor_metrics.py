@@ -1,7 +1,8 @@
-"""Metrics of executors as a worker takes them, computed from snapshots. Source: Storm's built-in metrics.
+"""Converts snapshots of executors to a worker's metrics. Source: Storm's built-in metrics.
 
-Counts of tuples are added up by component and stream; queues and threads are shown by executor. So there are
-as many series as a topology has of these, however many tuples there are.
+Used by clusters and PySpark tasks for their workers. Owns no state. Thread-safe. Tuples are counted by
+component and stream, and the rest by executor, so the topology limits the number of series.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _KINDS = {
 
 _Snapshot = TypeVar("_Snapshot", bound=ExecutorStatistics | ExecutorBeat)
 _Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Labels beside the component, and a number."""
+"""Labels after the component, and the value."""
 _Table = Mapping[str, tuple[str, Callable[[_Snapshot], _Samples]]]
 
 
@@ -144,9 +145,9 @@ _LATENCIES: Sequence[tuple[str, str, Callable[[Counts], Latency]]] = [
 def metric_families(
     statistics: Sequence[ExecutorStatistics], beats: Sequence[ExecutorBeat]
 ) -> list[pb.MetricFamily]:
-    """Return the metrics of executors: Storm's built-in ones, and what their tasks have registered.
+    """Return Storm's built-in metrics, and those registered by tasks, of all executors of this process.
 
-    statistics, beats: of every executor of one topology in this process.
+    All executors must belong to the same topology.
     """
     counter, gauge = pb.METRIC_KIND_COUNTER, pb.METRIC_KIND_GAUGE
     left_out: _Table[ExecutorStatistics] = {
@@ -198,7 +199,7 @@ def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[pb.MetricFa
 
 
 def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricFamily]:
-    """Return what tasks have registered. Processes may use one name for two kinds: each is a family then."""
+    """Return registered metrics. Workers may use a name for two kinds, which gives two families."""
     families: dict[tuple[str, str], pb.MetricFamily] = {}
     for executor in statistics:
         for task, name, kind, value, bounds, counts in executor.metrics:

@@ -1,7 +1,8 @@
-"""What the PySpark tasks of a topology, and the program that submitted it, tell each other.
+"""Control messages between the PySpark tasks of a topology and its submitter.
 
-A mail travels as a message of the workers that carry the tuples, to a task id of its own for each PySpark
-task. It is of one run and one generation, and whoever gets one of another throws it away.
+Used by spark/member.py and spark/running.py. Owns the received messages. Workers deliver messages to a task
+id of each PySpark task. Receivers ignore other runs and old generations. Thread-safe.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_topology.authoring.collector import Emitted
 
 SUBMITTER = -1
-"""The rank, in a mail, of the program that submitted the topology."""
+"""The rank of the submitter in a Mail."""
 
 _MOST_ROWS = 65_536
 _FLUSH_SECONDS = 5.0
@@ -35,32 +36,32 @@ _RETRY_SECONDS = 0.1
 
 
 class MailKind(StrEnum):
-    """What a mail is about."""
+    """The kinds of control message."""
 
     READY = "ready"
-    """To the coordinator: every task here is open."""
+    """To the coordinator: all tasks of the sender are open."""
     REPORT = "report"
-    """To the coordinator: a wave, a ProcessReport, and what was emitted, executed and buried so far."""
+    """To the coordinator: wave, ProcessReport, and numbers of emitted, executed and dead-letter tuples."""
     STOP = "stop"
-    """To the coordinator, from the submitter: drain; and whether the output is still wanted."""
+    """To the coordinator, from the submitter: drain. The value is False to discard further output."""
     SWITCH = "switch"
-    """To the coordinator, from the submitter: whether the spouts are asked for tuples."""
+    """To the coordinator, from the submitter: activate (True) or deactivate the spouts."""
     ACTIVATE = "activate"
     DEACTIVATE = "deactivate"
     TICK = "tick"
-    """From the coordinator: give these bolts their last tick."""
+    """From the coordinator: send these bolts their last tick."""
     ASK = "ask"
-    """From the coordinator: report, with this wave."""
+    """From the coordinator: send a REPORT for this wave."""
     CLOSE = "close"
-    """From the coordinator: the topology is over."""
+    """From the coordinator: the topology has finished."""
     ABORT = "abort"
-    """From the coordinator: another PySpark task has failed."""
+    """From the coordinator: a PySpark task has failed."""
     BEGUN = "begun"
-    """To the submitter: a generation begins; where its coordinator is."""
+    """To the submitter: a generation has started; its coordinator's mailbox, and the number of tasks."""
     PROGRESS = "progress"
-    """To the submitter: what was emitted, executed and buried so far."""
+    """To the submitter: the total numbers of emitted, executed and dead-letter tuples."""
     CLOSED = "closed"
-    """To the submitter: a PySpark task has ended in good order."""
+    """To the submitter: a PySpark task has closed cleanly."""
 
 
 TO_COORDINATOR = frozenset({MailKind.READY, MailKind.REPORT, MailKind.STOP, MailKind.SWITCH})
@@ -68,7 +69,7 @@ TO_COORDINATOR = frozenset({MailKind.READY, MailKind.REPORT, MailKind.STOP, Mail
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """One of them. rank: of the PySpark task that wrote it."""
+    """A control message. `rank` is the PySpark task that sent it, or SUBMITTER."""
 
     run: str
     generation: int
@@ -77,12 +78,12 @@ class Mail:
     values: tuple[Any, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return it as a payload."""
+        """Return the message as a payload."""
         return pack_values([self.run, self.generation, self.rank, str(self.kind), *self.values])
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
-        """Read what to_bytes() wrote; MalformedError for what is no mail."""
+        """Parse a payload of to_bytes(). Raises MalformedError for an invalid one."""
         try:
             (run, generation, rank, kind, *values), _ = read_value(payload, 0)
             return cls(run, generation, rank, MailKind(kind), tuple(values))
@@ -91,9 +92,9 @@ class Mail:
 
 
 class Mailbox:
-    """Mail, and runs of tuples to put out; thread-safe.
+    """A queue of received control messages and output tuples. Thread-safe.
 
-    A bolt that hands out more than is taken waits, so that a slow reader of the output slows the topology.
+    put_runs() blocks while the queue is full, so a slow reader of the output slows the topology.
     """
 
     def __init__(self, most_rows: int = _MOST_ROWS) -> None:
@@ -106,38 +107,39 @@ class Mailbox:
         self._failure: TuplewireError | None = None
 
     def put_mail(self, mail: Mail) -> None:
-        """Add a mail."""
+        """Add a control message."""
         with self._changed:
             self._mail.append(mail)
             self._changed.notify_all()
 
     def fail(self, error: TuplewireError) -> None:
-        """Say that there will be no more mail, and why."""
+        """Make take() raise this error: no control message will follow."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def put_runs(self, runs: Sequence[Emitted]) -> None:
-        """Add tuples, waiting for room."""
+        """Add tuples, waiting for space, or drop them after discard()."""
         with self._changed:
             self._changed.wait_for(lambda: self._discards or self._rows < self._most_rows)
             if self._discards:
                 return
             self._runs += runs
+            # One call may exceed the bound: otherwise a larger batch could never be added.
             self._rows += sum(len(run.tuples) for run in runs)
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Throw away all tuples, these and what comes: nobody wants them any more."""
+        """Drop all queued and future tuples, because the output is no longer wanted."""
         with self._changed:
             self._discards = True
             self._runs, self._rows = [], 0
             self._changed.notify_all()
 
     def take(self, timeout: float) -> tuple[list[Mail], list[Emitted]]:
-        """Return everything, waiting until there is something, at most so many seconds.
+        """Remove and return everything, waiting at most `timeout` seconds for a first entry.
 
-        Raises the error for which there will be no more mail.
+        Raises the error of fail().
         """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._mail or self._runs or self._failure), timeout)
@@ -151,11 +153,11 @@ class Mailbox:
 
 @dataclass(slots=True, eq=False)
 class Post:
-    """The mailbox of a PySpark task, or of a submitter; ends with the block, once what it sent is accepted.
+    """Sends and receives the control messages of a PySpark task or submitter. A context manager.
 
-    mailbox: its task id. received: called in the thread that reads, with each mail of this run. failed:
-    called there with the error after which there is no more mail. waits: whether the worker may not have the
-    task yet, as the assignment is still to come.
+    A reader thread calls `received` with each message of this run to the task id `mailbox`, and `failed` once
+    no message can arrive. With `waits`, it retries until the worker's assignment has the task. The exit waits
+    up to 5 seconds until sent messages are acknowledged.
     """
 
     client: Client
@@ -176,14 +178,14 @@ class Post:
             while not self._closed.is_set():
                 try:
                     subscription = self.client.recv([self.mailbox])
-                    if self._closed.is_set():  # and may have been before there was anything to close
+                    if self._closed.is_set():  # client.close() may have missed the new subscription
                         subscription.close()
                     self._read(subscription)
                 except UnknownTaskError:
                     if not self.waits:
                         raise
                     self._closed.wait(_RETRY_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - nothing arrives any more, whatever it was
+        except BaseException as error:  # noqa: BLE001 - no message can arrive after any error
             if not self._closed.is_set():
                 self.failed(as_tuplewire(error))
 
@@ -194,11 +196,11 @@ class Post:
                 for payload in group.payloads():
                     mail = Mail.from_bytes(payload)
                     if mail.run == self.run:
-                        self.waits = False
+                        self.waits = False  # from now on, an unknown task is an error
                         self.received(mail)
 
     def send(self, mailbox: int, mail: Mail) -> None:
-        """Send a mail to a mailbox."""
+        """Send a control message to a task id."""
         self.client.send(TaskMessageBatch.from_columns([mailbox], [mail.to_bytes()]))
 
     def __enter__(self) -> Self:
@@ -206,6 +208,6 @@ class Post:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        with contextlib.suppress(FlushTimeoutError):  # whoever should get it has ended
+        with contextlib.suppress(FlushTimeoutError):  # the receiver has exited
             self.client.close(_FLUSH_SECONDS)
         self._thread.join()

@@ -1,7 +1,7 @@
-"""What a PySpark task reports of its executors to the worker beside it, for status, `top` and metrics.
+"""Reports a PySpark task's executors to its local worker, for status, `top` and metrics.
 
-Nobody can scrape a PySpark task: it has no port, and lives for one job. Source: Storm's workers, which bring
-their metrics to the supervisor beside them.
+A PySpark task cannot be scraped: it has no port, and runs for one job. Source: Storm's workers, which report
+metrics to their supervisor.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ logger = event_logger(__name__)
 PERIOD_SECONDS = 1.0
 CALL_SECONDS = 2.0
 _END_SECONDS = 2 * CALL_SECONDS
-"""A report that is under way, and the last one."""
+"""The time for a report in progress, and for the last one."""
 _HASTE_SECONDS = 0.5
-"""A PySpark task that is cancelled has two seconds left in all."""
+"""A shorter time after an error: a cancelled PySpark task has two seconds in total."""
 
 
 class ProgramReporter:
-    """Reports every second, in a thread of its own, until the block ends.
+    """Reports each second, in its own thread, until the context manager exits.
 
-    The last report says how far the tasks came. After an error it is empty, which removes what was reported
-    before: Spark may run the stage again, and would count the same tuples twice. A report that fails is
-    logged, once a minute, and the topology continues.
+    The last report has the final numbers. After an error it has no metrics, which removes the earlier ones:
+    Spark may run the stage again, and would count tuples twice. Failures are logged at most once a minute.
 
-    control: to the worker; closed at the end. report: returns a report, from any thread, or None as long as
-    there is nothing to report.
+    The thread closes `control`. It calls `report`, which returns None if there is no report yet.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class ProgramReporter:
         report.ended = self._ended.is_set()
         if self._failed:
             if not self._reported:
-                return
+                return  # there are no earlier metrics to remove
             report.ClearField("metrics")
         self._reported = True
         try:

@@ -1,10 +1,10 @@
-"""When a topology over several processes is over.
+"""Detects the end of a topology in several processes, as pure state. Design: docs/design/acking.md.
 
-This is pure: who coordinates asks, and hands the answers in. Source: the four-counter method of F.
-Mattern, "Algorithms for distributed termination detection", Distributed Computing 2 (1987). Each process is
-asked in two waves, the second after all of the first have answered. Suppose that all were at rest in
-the first, and that the second says as much was sent as the first says had been taken. Then nothing was on the
-way at the end of the first, and nobody can become active again.
+Each process reports in two waves, the second after all reports of the first. Suppose that all processes were
+at rest in the first wave, and that the total sent in the second equals the total received in the first. Then
+no tuple was in flight at the end of the first wave, and no process can become active again. Source: the
+four-counter method of F. Mattern, "Algorithms for distributed termination detection", Distributed Computing 2
+(1987).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuplewire_topology.running.idle import Failure, ProcessReport
 
 
 class ProcessFailedError(TuplewireError):
-    """A process of a topology has failed; the message says by what, a note has the traceback there."""
+    """A process of a topology has failed. The message has the error, and a note its traceback there."""
 
     def __init__(self, process: str, failure: Failure) -> None:
         super().__init__(f"{process} has failed: {failure.summary}")
@@ -28,15 +28,13 @@ class ProcessFailedError(TuplewireError):
 
 
 class Termination:
-    """Takes each process's reports, and says when the topology is over. Not thread-safe.
+    """Collects the reports of all processes, and decides when the topology has finished. Not thread-safe.
 
-    wave: the number to ask with. A report counts for the wave in force when the process made it, and only
-    the first of each process counts.
+    Requests must have the number `wave`. Only the first report of each process with this number counts.
 
-    What it goes by ends with a process. Once one has been started again, and with it what was on the way has
-    been lost or is counted twice, ask with a new object that is not exact: it says over when all were at rest
-    in two waves and no count has changed between, and whoever asks waits a while between the waves. It may
-    then be wrong about tuples that nobody follows.
+    A restarted process loses its counters. Then use a new object with exact=False, and wait between waves.
+    The topology has finished if all processes are at rest in two waves with equal counts. This may be wrong
+    about tuples without acking.
     """
 
     def __init__(self, processes: Iterable[str], *, exact: bool = True) -> None:
@@ -48,12 +46,12 @@ class Termination:
             raise ConfigError("a topology that is to end needs at least one process; name them")
         self._reports: dict[str, ProcessReport] = {}
         self._before: dict[str, ProcessReport] | None = None
-        """The wave before, if all were at rest in it."""
+        """The reports of the previous wave, if all processes were at rest."""
 
     def take(self, process: str, wave: int, report: ProcessReport) -> bool:
-        """Take a report that a process made after it was asked with this wave; return whether it is over.
+        """Apply a report that a process made for a request. Return True if the topology has finished.
 
-        Raises ProcessFailedError for the report of a failure, and ConfigError for an unknown process.
+        Raises ProcessFailedError if the report has a failure, and ConfigError for an unknown process.
         """
         if process not in self._processes:
             known = ", ".join(map(repr, sorted(self._processes)))
@@ -61,34 +59,34 @@ class Termination:
         if report.failure is not None:
             raise ProcessFailedError(process, report.failure)
         if wave == self.wave and not self.over:
-            self._reports.setdefault(process, report)
+            self._reports.setdefault(process, report)  # a repeated request may give a second report
             if len(self._reports) == len(self._processes):
                 self._close_wave()
         return self.over
 
     def missing(self) -> list[str]:
-        """Return the processes that have not answered in this wave."""
+        """Return the processes without a report in this wave."""
         return sorted(self._processes - self._reports.keys())
 
     def _close_wave(self) -> None:
         reports, self._reports = self._reports, {}
         at_rest = all(report.at_rest for report in reports.values())
         if self._before is not None:
-            if self.exact:
+            if self.exact:  # the second wave does not have to be at rest: equal sums are sufficient
                 taken = sum(report.taken for report in self._before.values())
                 self.over = taken == sum(report.sent for report in reports.values())
             else:
-                self.over = self._before == reports
+                self.over = self._before == reports  # sums do not match after a restart
         self._before = reports if at_rest else None
         self.wave += 1
 
 
 def from_report(report: ProcessReport) -> list[Any]:
-    """Return a report as values."""
+    """Return the fields of a report, for a control message."""
     return list(astuple(report))
 
 
 def to_report(values: Sequence[Any]) -> ProcessReport:
-    """Return the report that from_report was given."""
+    """Return the report with the fields of from_report()."""
     at_rest, sent, taken, failure = values
     return ProcessReport(at_rest, sent, taken, failure and Failure(*failure))

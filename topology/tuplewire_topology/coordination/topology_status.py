@@ -1,4 +1,4 @@
-"""The topology that a process runs, as a part of its worker's status."""
+"""Converts a topology and its local executors to a part of the worker's status."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tuplewire_topology.running.statistics import ExecutorStatistics
 def component_statuses(
     topology: Topology, executors: Iterable[ExecutorStatistics], first_task: int = 0
 ) -> list[pb.ComponentStatus]:
-    """Return the components of a topology, each with its executors here.
+    """Return all components of a topology with their executors in this process.
 
-    first_task: what the worker adds to the topology's own task ids.
+    `first_task` is the offset of the topology's task ids in the worker.
     """
     by_component: defaultdict[str, list[ExecutorStatistics]] = defaultdict(list)
     for each in executors:

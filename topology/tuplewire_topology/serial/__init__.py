@@ -1,1 +1,1 @@
-"""Tuples to bytes and back."""
+"""Serialization of tuples."""

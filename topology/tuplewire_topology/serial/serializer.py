@@ -1,4 +1,8 @@
-"""Tuples to bytes and back. Source: Storm's `KryoTupleSerializer` and `KryoTupleDeserializer`."""
+"""Serializes tuples. Source: Storm's `KryoTupleSerializer` and `KryoTupleDeserializer`.
+
+Used by the transfer between processes, and by collectors to detect changed values. Owns caches of headers.
+Thread-safe. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +19,36 @@ from tuplewire_topology.authoring.tuples import UNANCHORED, MessageId, Tuple, Tu
 
 
 class TupleSerializer(ABC):
-    """How tuples become messages. Made with the topology; one object serves all threads of a worker."""
+    """The interface of serializers. All threads of a worker share one: it must be thread-safe."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
 
     @abstractmethod
     def serialize(self, message: Tuple) -> bytes:
-        """Return a tuple as bytes; UnsupportedValueError, naming the field, for a value that has no form."""
+        """Return a tuple as bytes. Raises UnsupportedValueError, naming the field, for other types."""
 
     @abstractmethod
     def deserialize(self, payload: bytes) -> Tuple:
-        """Return a tuple from untrusted bytes; MalformedTupleError, and no other error, for what is none."""
+        """Parse untrusted bytes. Raises MalformedTupleError, and no other error, if they are invalid."""
 
 
 class MessagePackTupleSerializer(TupleSerializer):
-    """The default: a MessagePack array of source, message id and values, so that other languages can read it.
+    """The default: a MessagePack array of source, message id and values, readable in other languages.
 
-    The source is text, "task:component:stream". The message id is a flat array of its pairs, and the values
-    are an array. Values are None, bool, int, float, str, bytes, list, tuple, dict, Decimal, UUID, datetime,
-    date, time, timedelta, and numpy's arrays and scalars; each arrives as what it was. `packing.py` has the
-    details. Reading allocates in proportion to the payload, whatever that claims, and runs nothing from it.
+    The source is "task:component:stream", the message id a flat array of its pairs, and the values an array.
+    A value may be None, bool, int, float, str, bytes, list, tuple, dict, Decimal, UUID, datetime, date, time,
+    timedelta, or a numpy array or scalar. Its type is preserved; see tuplewire/packing/packing.py. Reading
+    allocates memory in proportion to the payload's real size, and executes nothing.
     """
 
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology)
         self._heads: dict[str, bytes] = {}
-        # What came last, as neighbours share it: replaced as a whole, for other threads.
+        # The last values, which neighbours often share. Each tuple is replaced as a whole, for other threads.
         self._written: tuple[MessageId, bytes] = (UNANCHORED, _NO_ID)
         self._read: tuple[bytes, TupleSource, MessageId] | None = None
-        # Bounded: an source is kept only if the topology has it.
+        # Bounded: only sources of the topology are stored.
         self._sources: dict[str, TupleSource] = {}
 
     def serialize(self, message: Tuple) -> bytes:
@@ -68,7 +72,7 @@ class MessagePackTupleSerializer(TupleSerializer):
         where = "its source"
         try:
             known = self._read
-            if known is not None and payload.startswith(known[0]):  # no value's bytes begin another's
+            if known is not None and payload.startswith(known[0]):  # no value is a prefix of another
                 begin, source, message_id = known
                 at = len(begin)
             else:
@@ -108,12 +112,13 @@ class MessagePackTupleSerializer(TupleSerializer):
         source = self._sources.get(key)
         if source is None:
             task, _, _ = key.partition(":")
+            # int() would also accept signs, spaces, and numbers that take long to convert.
             if not (task.isascii() and task.isdecimal() and len(task) <= _MAX_TASK_DIGITS):
                 raise ValueError(f"{reprlib.repr(key)} does not begin with a task")
             component = self.topology.component_of(int(task))
             stream = key[len(task) + len(component.id) + 2 :]
             source = self.topology.source(int(task), stream)
-            if source.key != key:
+            if source.key != key:  # from another topology
                 raise ValueError(f"{reprlib.repr(key)}, but task {task} is one of {component.id!r}")
             self._sources[key] = source
         return source
@@ -131,7 +136,7 @@ def _message_id(flat: list[Any]) -> MessageId:
 
 
 def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:
-    """Say which field cannot be read, now that one of them cannot."""
+    """Return the position of the first field that cannot be read."""
     for number, field in enumerate(fields, 1):
         try:
             _, at = read_items(payload, at, 1, 1)
@@ -141,7 +146,7 @@ def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:
 
 
 def _unpackable(message: Tuple) -> str:
-    """Say which part of a tuple cannot be packed, now that one of them cannot."""
+    """Return the first part of a tuple that cannot be packed, with the reason."""
     parts = [
         (f"field {field!r}", value) for field, value in zip(message.fields, message.values, strict=False)
     ]
@@ -157,5 +162,5 @@ _HEAD = b"\x93"  # an array of three
 _NO_ID = b"\x90"
 _MAX_TASK_DIGITS = 10
 _KEPT_BYTES = 256
-"""Of a message no more is kept, so that no sender decides on the memory."""
+"""The maximum header size in the cache, so that senders do not control its memory."""
 _FIELDS = "its fields"
