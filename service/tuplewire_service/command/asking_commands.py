@@ -27,16 +27,16 @@ from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 def add_asking_commands(commands: Any) -> None:
     """Add the commands that ask a running worker."""
     parser = add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
-    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument(
         "--watch",
         metavar="SECONDS",
         nargs="?",
         type=positive_seconds,
         const=1.0,
-        help="print it again and again, with rates by task (default every second)",
+        help="seconds between repeated reports, with rates by task (without a value: 1)",
     )
-    parser = add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
+    parser = add_asking(commands, _assign, "apply an assignment to a worker", "assignment.json")
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -47,15 +47,15 @@ def add_asking_commands(commands: Any) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
+        help="accept a version more than 2^32 ahead, or with at most 2^32 later versions left",
     )
-    about = "have the spouts of a topology asked for tuples again"
+    about = "activate the spouts of a topology"
     add_asking(commands, _activate, about, "")
-    about = "have the spouts of a topology asked no longer; tuples in flight are processed"
+    about = "deactivate the spouts of a topology; tuples in flight are processed"
     add_asking(commands, _deactivate, about, "")
-    about = "make a worker deliver or forward what it holds, and exit"
+    about = "drain a worker: it delivers or forwards its messages, and exits"
     parser = add_asking(commands, _drain, about, "--deadline 10")
-    about = "how long it may take (default: as it is configured)"
+    about = "time limit for the drain (default: the worker's drain_seconds)"
     parser.add_argument("--deadline", metavar="SECONDS", type=positive_seconds, help=about)
 
 
@@ -66,7 +66,7 @@ def add_asking(commands: Any, handler: Handler, help_text: str, example: str) ->
         "address",
         metavar="ADDRESS",
         nargs="?",
-        help=f"of the worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
+        help=f"address of the worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
     )
     add_access(parser)
     return parser

@@ -110,7 +110,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the command's parser; it knows the jobs of `run` only where the arguments begin so."""
     top = Parser(
         prog="tuplewire",
-        description="Send messages between tasks while they run, through the workers that have them.",
+        description="Send messages between running tasks, through the workers that own them.",
         epilog=f"example: tuplewire worker --tasks 0-99. {EXIT_CODES}",
     )
     top.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
@@ -128,12 +128,12 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_membership_command(commands)
     add_top_command(commands)
     add_looking_commands(commands)
-    parser = add_command(commands, _completion, "print what makes a shell complete this command", "bash")
+    parser = add_command(commands, _completion, "print a script for shell completion of this command", "bash")
     parser.description = (
-        'Print what makes a shell complete this command: eval "$(tuplewire completion bash)" in ~/.bashrc, '
-        "the same for zsh in ~/.zshrc, and `tuplewire completion fish | source` for fish."
+        'Print a script for shell completion. For bash, put eval "$(tuplewire completion bash)" into '
+        "~/.bashrc; for zsh, the same into ~/.zshrc; for fish, run `tuplewire completion fish | source`."
     )
-    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell")
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="shell to complete in")
     return top
 
 
@@ -152,31 +152,31 @@ def _add_worker(commands: Any) -> None:
     parser = add_command(
         commands,
         _worker,
-        "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
+        "run a worker, which owns the queues and connections of its tasks, and can run a topology's tasks",
         "--tasks 0-99 --listen-unix /run/tuplewire/worker.sock",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"TOML file of settings, keys as the flags with _ for - (environment: {CONFIG_VARIABLE})",
+        help=f"TOML file of settings; keys are the flags with _ for - (environment: {CONFIG_VARIABLE})",
     )
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings in force and their origins, and exit"
+        "--print-config", action="store_true", help="print the effective settings and their origins, and exit"
     )
     parser.add_argument(
-        "--until-input-ends", action="store_true", help="stop as well when standard input ends"
+        "--until-input-ends", action="store_true", help="also stop at the end of standard input"
     )
-    cluster = parser.add_argument_group("for clusters, which start workers with a program")
+    cluster = parser.add_argument_group("for clusters that start workers with a program")
     cluster.add_argument(
-        "--control", metavar="FD", type=int, help="inherited socket that says what the program is to do"
+        "--control", metavar="FD", type=int, help="inherited socket for commands to the program"
     )
     cluster.add_argument(
         "--collect",
         metavar="COMPONENT",
         action="append",
         default=[],
-        help="keep what this component emits, for whoever started the worker; may be given again",
+        help="collect tuples of this component for the parent process; can be repeated",
     )
     add_setting_flags(parser, WorkerConfig)
 
@@ -206,7 +206,7 @@ def _add_run(commands: Any) -> None:
         "run",
         help="run a job on local workers and PySpark",
         description="Start local workers and PySpark, run a job through them, and check its result.",
-        epilog=f"`tuplewire run JOB --help` has the options of a job, and an example. {EXIT_CODES}",
+        epilog=f"`tuplewire run JOB --help` lists the options of a job, and an example. {EXIT_CODES}",
     )
     from importlib.metadata import entry_points  # loads much, and is seldom needed
 

@@ -38,18 +38,18 @@ _HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
 def add_dead_letter_command(commands: Any) -> None:
     """Add the command."""
     parser = add_command(
-        commands, _dead_letters, "look after messages that consumers rejected too often", "list"
+        commands, _dead_letters, "list, replay or drop messages that consumers rejected too often", "list"
     )
     parser.add_argument(
         "action",
         choices=list(_ACTIONS),
-        help="list them; show some with their payload; replay: send them to their tasks again, and drop "
-        "them; drop: throw them away",
+        help="list: list messages; show: print them with their payloads; replay: send them to their tasks "
+        "again, and remove them; drop: remove them",
     )
-    parser.add_argument("ids", metavar="ID", nargs="*", help="which, as `list` names them")
-    parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--task", metavar="TASK", type=int, help="those that were to this task")
-    parser.add_argument("--json", action="store_true", help="a JSON object in each line, with the payload")
+    parser.add_argument("ids", metavar="ID", nargs="*", help="ids of messages, as printed by `list`")
+    parser.add_argument("--all", action="store_true", help="select all messages")
+    parser.add_argument("--task", metavar="TASK", type=int, help="select messages to this task")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per line, with the payload")
     add_way(parser)
 
 

@@ -31,7 +31,7 @@ def add_looking_commands(commands: Any) -> None:
     parser = add_asking(
         commands,
         _tap,
-        "show messages as they pass through a worker; nothing is taken from their consumers",
+        "show copies of messages that pass through a worker; consumers are not affected",
         "--task 42 --sample 0.01",
     )
     parser.add_argument(
@@ -39,40 +39,40 @@ def add_looking_commands(commands: Any) -> None:
         metavar="TASKS",
         type=task_list,
         default=(),
-        help="of messages to these tasks, like 42 or 1,2,10-19 (default: of all)",
+        help="tasks with messages to show, like 42 or 1,2,10-19 (default: all)",
     )
     parser.add_argument(
         "--sample",
         metavar="SHARE",
         type=of_kind(_SHARE),
         default=1.0,
-        help="of this share of them (default 1: all)",
+        help="share of the messages to show (default: 1, all of them)",
     )
     parser.add_argument(
         "--rate",
         metavar="N",
         type=positive_number,
         default=100,
-        help="so many a second (default 100, at most 1000)",
+        help="maximum messages per second (default: 100, maximum: 1000)",
     )
     parser.add_argument(
         "--bytes",
         metavar="N",
         type=positive_number,
         default=4096,
-        help="show N bytes of each message (default 4096, at most 65536)",
+        help="bytes of each message to show (default: 4096, maximum: 65536)",
     )
     parser.add_argument(
         "--decode",
         choices=list(Decoding),
         type=Decoding,
         default=Decoding.TEXT,
-        help="text; json; or tuple, which a topology's components emit (default text)",
+        help="format of payloads: text, json, or tuple, for a topology's tuples (default: text)",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each, with base64")
-    parser.add_argument("--count", metavar="N", type=number, help="end after N messages")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per message, with base64")
+    parser.add_argument("--count", metavar="N", type=number, help="exit after N messages")
 
-    about = "write what helps to find a fault at a worker to a zip file, without secrets"
+    about = "write diagnostics of a worker to a zip file, without secrets"
     parser = add_asking(commands, _debug, about, "-o worker.zip")
     parser.add_argument(
         "-o",
@@ -80,12 +80,12 @@ def add_looking_commands(commands: Any) -> None:
         metavar="FILE",
         type=Path,
         default=Path("tuplewire-debug.zip"),
-        help="a file that is not there yet (default tuplewire-debug.zip)",
+        help="output file, which must not exist (default: tuplewire-debug.zip)",
     )
-    about = "change what a worker logs, for a time"
+    about = "change a worker's log level temporarily"
     parser = add_asking(commands, _log_level, about, "debug --for 60")
     parser.add_argument(
-        "level", metavar="LEVEL", choices=["debug", "info", "warning", "error"], help="its level"
+        "level", metavar="LEVEL", choices=["debug", "info", "warning", "error"], help="new log level"
     )
     parser.add_argument(
         "--for",
@@ -93,14 +93,14 @@ def add_looking_commands(commands: Any) -> None:
         metavar="SECONDS",
         type=positive_seconds,
         default=600.0,
-        help="then it is as configured again (default 600, at most a day)",
+        help="seconds until the configured level is restored (default: 600, maximum: 86400)",
     )
     parser.add_argument(
         "--every",
         metavar="SECONDS",
         type=positive_seconds,
         default=60.0,
-        help="so often each kind of event is logged that others can cause (default 60)",
+        help="minimum seconds between log entries for the same peer-triggered event (default: 60)",
     )
 
 

@@ -16,20 +16,20 @@ def add_membership_command(commands: Any) -> None:
     parser = add_command(
         commands,
         _membership,
-        "give the tasks of a topology to its workers as these come and go",
+        "assign the tasks of a topology to its workers, as workers join and leave",
         "workers.example:6700 --tasks 0-99",
     )
     parser.add_argument(
         "workers",
         metavar="HOST:PORT",
         nargs="+",
-        help="where workers are; a name stands for all addresses that it has, as a headless Service",
+        help="addresses of workers; a host name stands for all its IP addresses, like a headless Service",
     )
-    parser.add_argument("--tasks", required=True, help="all tasks that there are: 0-99, or 1,2,10-19")
+    parser.add_argument("--tasks", required=True, help="all tasks of the topology: 0-99, or 1,2,10-19")
     parser.add_argument(
-        "--topology", help="the topology that the workers serve (default: TUPLEWIRE_TOPOLOGY, or default)"
+        "--topology", help="topology of the workers (default: TUPLEWIRE_TOPOLOGY, or default)"
     )
-    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="of each event")
+    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="format of log events")
     add_setting_flags(parser, Credentials)
 
 

@@ -42,19 +42,19 @@ def add_message_commands(commands: Any) -> None:
     """Add the commands that send and receive."""
     parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
     parser.add_argument(
-        "task", metavar="TASK", nargs="?", type=int, help="the task; JSON may name it instead"
+        "task", metavar="TASK", nargs="?", type=int, help="task to send to, unless JSON lines contain it"
     )
     parser.add_argument(
-        "message", metavar="MESSAGE", nargs="*", help="the messages; none, or -: read standard input"
+        "message", metavar="MESSAGE", nargs="*", help="messages to send; none or -: read standard input"
     )
-    parser.add_argument("--source", metavar="TASK", type=int, help="the task that sends (default: none)")
-    parser = _add_messages(commands, _recv, "take the messages of tasks, and print them", "42 --count 1")
-    parser.add_argument("tasks", metavar="TASKS", type=task_list, help="the tasks, like 42 or 1,2,10-19")
+    parser.add_argument("--source", metavar="TASK", type=int, help="task that sends (default: none)")
+    parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
+    parser.add_argument("tasks", metavar="TASKS", type=task_list, help="tasks, like 42 or 1,2,10-19")
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="where to; none, or -: write standard output"
+        "file", metavar="FILE", nargs="?", default="-", help="output file; none or -: standard output"
     )
-    parser.add_argument("--count", metavar="N", type=number, help="end after N messages")
-    parser.add_argument("--quiet", metavar="SECONDS", type=seconds, help="end after SECONDS of silence")
+    parser.add_argument("--count", metavar="N", type=number, help="exit after N messages")
+    parser.add_argument("--quiet", metavar="SECONDS", type=seconds, help="exit after SECONDS of silence")
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
@@ -66,8 +66,8 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
         choices=list(MessageFormat),
         type=MessageFormat,
         default=MessageFormat.LINES,
-        help="lines: a payload in each; json: in each an object with task, message (or base64), key and "
-        "headers; prefixed: the length in four bytes before each payload (default lines)",
+        help="lines: a payload per line; json: an object per line with task, message (or base64), key and "
+        "headers; prefixed: the length in four bytes before each payload (default: lines)",
     )
     return parser
 
@@ -77,10 +77,10 @@ def add_way(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
-        help=f"of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
+        help=f"address of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
     )
     parser.add_argument(
-        "--topology", metavar="NAME", help="its topology (default: TUPLEWIRE_TOPOLOGY, or default)"
+        "--topology", metavar="NAME", help="topology of the worker (default: TUPLEWIRE_TOPOLOGY, or default)"
     )
     add_access(parser)
 

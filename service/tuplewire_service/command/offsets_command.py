@@ -22,14 +22,14 @@ _LATEST = "latest"
 def add_offsets_command(commands: Any) -> None:
     """Add the command."""
     parser = add_asking(
-        commands, _offsets, "show how far tasks are acknowledged, or acknowledge messages", "--tasks 1-4"
+        commands, _offsets, "show the acknowledged offsets of tasks, or acknowledge messages", "--tasks 1-4"
     )
-    parser.add_argument("--tasks", metavar="TASKS", type=task_list, help="such as 1,2,10-19 (default: all)")
+    parser.add_argument("--tasks", metavar="TASKS", type=task_list, help="tasks, like 1,2-9 (default: all)")
     parser.add_argument(
         "--acknowledge-to",
         metavar="SEQUENCE",
-        help=f"give up the messages of these tasks for good, to a sequence or all ({_LATEST}); refused for a "
-        "task with a consumer",
+        help=f"permanently discard the messages of these tasks up to a sequence, or all ({_LATEST}); refused "
+        "for a task with a consumer",
     )
 
 

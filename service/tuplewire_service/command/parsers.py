@@ -32,7 +32,7 @@ Handler = Callable[[argparse.Namespace], int]
 ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
 
 
-EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 a defect; 130 interrupted."
+EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 interrupted."
 """What each command says of them in its help."""
 
 
@@ -92,7 +92,7 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str) -
 def add_access(parser: argparse.ArgumentParser) -> None:
     """Add the flags of whatever talks to a worker: how long to wait, and what to show."""
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=5.0, help="how long to wait for it (default 5)"
+        "--timeout", metavar="SECONDS", type=seconds, default=5.0, help="wait for the worker (default: 5)"
     )
     add_setting_flags(parser, Credentials)
 

@@ -36,23 +36,23 @@ _SHARE = 6
 
 def add_top_command(commands: Any) -> None:
     """Add the command."""
-    parser = add_asking(commands, _top, "show what a whole cluster does now: workers, tasks, programs", "")
+    parser = add_asking(commands, _top, "show the current state of a cluster: workers, tasks, programs", "")
     parser.description = (
-        "Show what a whole cluster does now, from any of its workers: who is slow, whom that holds up, what "
-        "flows, who is connected. On a terminal it is live, until Ctrl-C; elsewhere use --once or --json. "
-        "--web shows it as a page in a browser."
+        "Show the current state of a cluster, from any of its workers: slow tasks, the senders they block, "
+        "message rates, and clients. On a terminal, the view is live until Ctrl-C; elsewhere, use --once or "
+        "--json. --web shows a page in a browser."
     )
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
         type=positive_seconds,
-        help="between two looks (default 1, and 3 with --web)",
+        help="seconds between updates (default: 1, with --web: 3)",
     )
-    parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end")
+    parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
-    parser.add_argument("--web", action="store_true", help="show a page in a browser on this machine instead")
-    parser.add_argument("--port", type=int, default=9465, help="of that page (default 9465; 0: any free one)")
-    parser.add_argument("--filter", metavar="TEXT", default="", help="only rows that have this text")
+    parser.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")
+    parser.add_argument("--port", type=int, default=9465, help="port of the page (default: 9465; 0: any)")
+    parser.add_argument("--filter", metavar="TEXT", default="", help="show only rows that contain this text")
 
 
 def _top(arguments: argparse.Namespace) -> int:
