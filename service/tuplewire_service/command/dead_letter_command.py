@@ -1,6 +1,7 @@
-"""`tuplewire dead-letters`: what was rejected too often, with ordinary reads of the dead-letter task.
+"""`tuplewire dead-letters`: lists, shows, replays and drops messages that were rejected too often.
 
-While it looks, it is the task's consumer. What it leaves goes to the next one, marked redelivered.
+It is the dead-letter task's consumer while it runs. The next consumer receives the remaining dead letters,
+with `redelivered` set. Used by cli.py. Owns no state. Not thread-safe. Design: docs/design/acking.md.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _is_meant(letter: DeadMessage, arguments: argparse.Namespace) -> bool:
 
 @dataclass
 class _Box:
-    """The dead letters there are, and those who can take some out."""
+    """The current dead letters, and the client and receiver to replay and remove them."""
 
     client: Client
     receiver: Receiver
@@ -83,12 +84,12 @@ class _Box:
     letters: Sequence[DeadMessage]
 
     def take_out(self, ids: Collection[str]) -> None:
-        """Let go of some; all others come again behind each other."""
+        """Remove these dead letters. All others are rejected, so they are redelivered in order."""
         for each in self.arrived:
             kept = [
                 Rejected(index, 0.0, "kept", wait=False)
                 for index, letter in _letters_in(each)
-                if letter is None or letter.id not in ids
+                if letter is None or letter.id not in ids  # None: a message that is not a dead letter
             ]
             self.receiver.acknowledge(each, kept)
 
@@ -105,7 +106,7 @@ def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
 
 @contextmanager
 def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
-    """Read what is in the dead-letter task, wherever it is."""
+    """Receive all messages of the dead-letter task from the worker that owns it."""
     arguments.address = address_of(arguments)
     with control_of(arguments) as control:
         status = control.status()
@@ -122,7 +123,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
         there = next((each for each in control.status().tasks if each.task == task), None)
     if there is None:
         raise ConfigError(f"no worker has the dead-letter task {task}: give it to one in the assignment")
-    room = max(1, there.queued_messages)
+    room = max(1, there.queued_messages)  # all are received before one is acknowledged
     with client_of(
         arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="go_on"
     ) as client:
@@ -133,7 +134,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
 
 
 def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
-    """Take as many messages, or what comes before the timeout."""
+    """Return this number of messages, or those that arrive within `timeout` seconds."""
     arrived: list[Arrived] = []
     deadline = time.monotonic() + timeout
     while messages > 0 and (each := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
@@ -208,7 +209,7 @@ def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMess
         ]
     ]
     box.client.send(TaskMessageBatch.from_groups(groups), timeout=arguments.timeout)
-    box.client.flush(arguments.timeout)  # sent twice rather than not at all
+    box.client.flush(arguments.timeout)  # before the removal: an error may duplicate, but not lose messages
     box.take_out({each.id for each in letters})
     print(f"{len(letters)} sent again", file=sys.stderr)
     return EXIT_OK

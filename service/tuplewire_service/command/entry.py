@@ -1,4 +1,4 @@
-"""The beginning and the end of the command `tuplewire`: Ctrl-C while Python still reads our modules, too."""
+"""The entry point of the command `tuplewire`. It handles Ctrl-C even while Python imports modules."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def main() -> int:
     """Run the command and return its exit code; see tuplewire_service.command.cli."""
     try:
         if os.getpid() == 1:
-            # The kernel ignores SIGTERM for process 1 until there is a handler. A pod that was deleted while
-            # it started would go on, take tasks, and be killed with them at the end of the grace period.
+            # The kernel ignores SIGTERM for process 1 without a handler. A pod that is deleted during its
+            # start would continue, receive tasks, and be killed with them after the grace period.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)  # see _interrupt_again()
         sys.unraisablehook = _interrupt_again
         _open_closed_streams()
         from tuplewire_service.command import cli
 
-        for stream in (sys.stdout, sys.stderr):  # for any encoding
+        for stream in (sys.stdout, sys.stderr):  # print any string in any encoding
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="backslashreplace")
@@ -34,22 +34,22 @@ def main() -> int:
     except KeyboardInterrupt:
         print("tuplewire: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except Exception:  # noqa: BLE001 - a defect, and nobody is left to tell
+    except Exception:  # noqa: BLE001 - a defect; no other handler follows
         traceback.print_exc()
         return _DEFECT
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing left to put in order
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no cleanup remains
 
 
 def _open_closed_streams() -> None:
-    """Have standard streams that are closed, as by cron or a daemon, read nothing and write nowhere.
+    """Open /dev/null for standard streams that are closed, as by cron or a daemon.
 
-    Before anything else is opened: it would get the number of the stream, and what is printed.
+    Call this first: the next file that is opened would get the stream's number, and its output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
@@ -57,7 +57,7 @@ def _open_closed_streams() -> None:
 
 
 def _interrupt_again(lost: Any) -> None:
-    """Bring a Ctrl-C again that came where Python cannot raise it: in a callback of an import, say."""
+    """Repeat a Ctrl-C that Python could not raise, such as in a callback of an import."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
     else:

@@ -1,4 +1,4 @@
-"""The last line of a terminal while something takes its time. It needs rich: console_of() says who has it."""
+"""The progress line of a terminal. Requires rich; see console_of()."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BAR_WIDTH = 16
 
 
 class LiveLine:
-    """A line that is drawn over and over: the time it takes, a bar where there is an end, and a text.
+    """A line with the elapsed time, a bar if the end is known, and a text. Thread-safe.
 
-    It is one line, so that what other processes write to the terminal meanwhile stays whole. A thread draws
-    it from begin() or show() to end(), after which nothing of it is left. Any thread may change it.
+    A thread redraws it from begin() or show() until end(), which erases it. It is one line, so the output of
+    other processes to the terminal stays intact.
     """
 
     def __init__(self, console: Console) -> None:
@@ -35,22 +35,22 @@ class LiveLine:
             get_renderable=self._rendered,
             refresh_per_second=_REFRESHED_PER_SECOND,
             transient=True,
-            redirect_stdout=False,  # which may go elsewhere
+            redirect_stdout=False,  # it may be a file
             redirect_stderr=False,
         )
 
     def begin(self) -> None:
-        """Draw it without a text, with the time from now on."""
+        """Draw the line without a text, and restart its time."""
         self._since, self._text, self._share = time.monotonic(), "", None
         self._live.start()
 
     def show(self, text: str, share: float | None = None) -> None:
-        """Change the text, and draw it if it was not; share: of a known whole, how much is done, 0 to 1."""
+        """Change the text, and draw the line if it is hidden. `share` is the completed share, 0 to 1."""
         self._text, self._share = shown(text), share
         self._live.start()
 
     def end(self) -> None:
-        """Take it away: what is written next stands in its place. Does nothing where it is not drawn."""
+        """Erase the line, if it is drawn."""
         self._live.stop()
 
     def _rendered(self) -> Table:

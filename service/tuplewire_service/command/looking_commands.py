@@ -1,4 +1,7 @@
-"""`tuplewire tap`, `debug` and `log-level`: look into a running worker."""
+"""`tuplewire tap`, `debug` and `log-level`: inspect a running worker.
+
+Used by cli.py. Owns no state. Not thread-safe. Design: docs/design/traces.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, within(math.
 
 
 def add_looking_commands(commands: Any) -> None:
-    """Add the commands that look into a running worker."""
+    """Add the commands that inspect a running worker."""
     parser = add_asking(
         commands,
         _tap,
@@ -134,9 +137,9 @@ def _tap(arguments: argparse.Namespace) -> int:
             most_bytes=arguments.bytes,
         )
         try:
-            with closing(tapped):
+            with closing(tapped):  # ends the tap at the worker
                 for number, response in enumerate(tapped):
-                    if not number:
+                    if not number:  # the first response: the tap is open
                         print(f"tapping at {shown(worker_id)}; Ctrl-C ends it", file=sys.stderr, flush=True)
                     passed = response.passed
                     for message in response.messages[:left]:

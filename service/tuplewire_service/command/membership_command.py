@@ -1,4 +1,4 @@
-"""`tuplewire membership`: gives the tasks to the workers as these come and go."""
+"""`tuplewire membership`: assigns tasks to workers while workers join and leave."""
 
 from __future__ import annotations
 

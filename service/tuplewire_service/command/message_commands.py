@@ -1,4 +1,8 @@
-"""`tuplewire send` and `tuplewire recv`."""
+"""`tuplewire send` and `tuplewire recv`.
+
+Used by cli.py and dead_letter_command.py. Owns no state. Not thread-safe.
+Reference: docs/reference/command.md.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,12 @@ if TYPE_CHECKING:
     from tuplewire.connection.control_client import ControlClient
     from tuplewire.settings.config import SessionKeywords
 
-LOCAL_ADDRESS = "127.0.0.1:6700"
-"""Where a worker listens by default."""
+LOCAL_ADDRESS = "127.0.0.1:6700"  # the default address of a worker
 _PATIENCE_SECONDS = 1.0
 
 
 def add_message_commands(commands: Any) -> None:
-    """Add the commands that send and receive."""
+    """Add the commands `send` and `recv`."""
     parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
     parser.add_argument(
         "task", metavar="TASK", nargs="?", type=int, help="task to send to, unless JSON lines contain it"
@@ -58,7 +61,7 @@ def add_message_commands(commands: Any) -> None:
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
-    """Add a command that sends or receives."""
+    """Add a command that sends or receives messages."""
     parser = add_command(commands, handler, help_text, example)
     add_way(parser)
     parser.add_argument(
@@ -73,7 +76,7 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
 
 
 def add_way(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that client_of() needs."""
+    """Add the flags for client_of()."""
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
@@ -94,7 +97,7 @@ def address_of(arguments: argparse.Namespace) -> str:
 def client_of(
     arguments: argparse.Namespace, source: int | None = None, **settings: Unpack[SessionKeywords]
 ) -> Iterator[Client]:
-    """Connect a client to a worker that is there; UnreachableError at once where none is."""
+    """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
     arguments.address = address_of(arguments)
     with control_of(arguments) as control:
         _wait_ready(control, arguments.timeout)
@@ -111,7 +114,7 @@ def client_of(
     try:
         yield client
     except FlushTimeoutError:
-        client.close(0)  # it has waited, and in vain
+        client.close(0)  # the flush has already waited
         raise
     finally:
         with suppress(FlushTimeoutError):
@@ -119,7 +122,7 @@ def client_of(
 
 
 def _wait_ready(control: ControlClient, timeout: float) -> None:
-    """Wait for a worker, and say soon what is wrong; UnreachableError where it is not ready in time."""
+    """Wait for a worker, and print the problem after one second. Raise UnreachableError after `timeout`."""
     patience = min(timeout, _PATIENCE_SECONDS)
     try:
         control.wait_ready(patience)
@@ -148,7 +151,7 @@ def _send(arguments: argparse.Namespace) -> int:
 
 
 def _share_of_input(_: int) -> float | None:
-    """Return how much of standard input is read; None where that is no file."""
+    """Return the share of standard input that was read; None if it is not a file."""
     size = os.fstat(sys.stdin.fileno()).st_size
     return os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) / size if size else None
 
@@ -161,7 +164,7 @@ def _recv(arguments: argparse.Namespace) -> int:
         write = writer_of_messages(
             out, arguments.format, terminal=sys.stdout.encoding if out.isatty() else None
         )
-        # Not beside the end of a pipe, which may write to the same terminal.
+        # Only with a file: the reader of a pipe may write to the same terminal.
         drawn = stat.S_ISREG(os.fstat(out.fileno()).st_mode)
         with client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
             messages = subscription.messages(arguments.count, quiet=arguments.quiet)
@@ -173,5 +176,5 @@ def _recv(arguments: argparse.Namespace) -> int:
 
 
 def _opened(file: str) -> AbstractContextManager[BinaryIO]:
-    """Open what is written to; standard output stays open."""
+    """Open the output; standard output stays open afterwards."""
     return nullcontext(sys.stdout.buffer) if file == "-" else Path(file).open("wb")

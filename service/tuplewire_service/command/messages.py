@@ -1,4 +1,8 @@
-"""Messages in files, pipes and on terminals: what `tuplewire send` reads and `tuplewire recv` writes."""
+"""The formats of messages in files, pipes and terminals, for `tuplewire send` and `tuplewire recv`.
+
+Used by message_commands.py, looking_commands.py, tapped.py and dead_letter_command.py. Owns no state.
+Thread-safe. Reference: docs/reference/command.md.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +23,33 @@ _LENGTH = struct.Struct(">I")
 
 
 class MessageFormat(StrEnum):
-    """How messages follow each other in a file."""
+    """The format of messages in a file."""
 
-    LINES = "lines"
-    """One in each line, as it is."""
+    LINES = "lines"  # one unchanged payload per line
     JSON = "json"
-    """In each line a JSON object: `task`, and `message` (text) or `base64` (bytes that are no text).
+    """One JSON object per line: `task`, and `message` (text) or `base64` (bytes that are not text).
 
-    Where a message has them: `key`, and `headers` as pairs of name and value. A key or a value that is no
-    text is an object with `base64`.
+    Optional are `key`, and `headers` as pairs of name and value. A key or value that is not text is an object
+    with `base64`.
     """
-    PREFIXED = "prefixed"
-    """Before each its length, in four bytes, big-endian. Of the task nothing is said."""
+    PREFIXED = "prefixed"  # each payload after its length in four bytes, big-endian; without tasks
 
 
 class Decoding(StrEnum):
-    """How a payload is to be read that somebody looks at."""
+    """The interpretation of a payload for display."""
 
     TEXT = "text"
     JSON = "json"
-    TUPLE = "tuple"
-    """As a component of a topology has emitted it."""
+    TUPLE = "tuple"  # as a component of a topology emits it
 
 
 def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
-    """Return what stands for each message in a file, as it comes; ConfigError where one is cut off."""
+    """Return the encoded messages of a file as they arrive. Raise ConfigError if the last one is cut off."""
     return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)
 
 
 class Beside(TypedDict, total=False):
-    """What goes with a payload, as keywords of `send`."""
+    """The optional parts of a message, as keyword arguments of `send`."""
 
     key: bytes
     headers: list[tuple[str, bytes | None]]
@@ -57,10 +58,10 @@ class Beside(TypedDict, total=False):
 def read_messages(
     payloads: Iterable[bytes], form: MessageFormat, task: int | None
 ) -> Iterator[tuple[int, bytes, Beside]]:
-    """Return the task, the payload, and the key and headers of each message.
+    """Yield the task, the payload, and the key and headers of each message.
 
-    task: of messages that name none. Raises ConfigError, with the number of the message, for what is no
-    message, and for one without a task.
+    `task` is for messages that name no task. Raises ConfigError, with the number of the message, if a message
+    is invalid or has no task.
     """
     for number, line in enumerate(payloads, 1):
         to, payload, beside = (
@@ -103,7 +104,7 @@ def _from_json(line: bytes, number: int) -> tuple[int | None, bytes, Beside]:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Return the bytes that a text, or an object with `base64`, stands for."""
+    """Return the bytes of a string, or of an object with `base64`."""
     if isinstance(value, dict):
         return base64.b64decode(value["base64"], validate=True)
     encoded: bytes = value.encode()
@@ -119,10 +120,9 @@ def _header_of(pair: Any) -> tuple[str, bytes | None]:
 def writer_of_messages(
     file: BinaryIO, form: MessageFormat, *, terminal: str | None
 ) -> Callable[[TaskMessage], object]:
-    """Return what writes a message to a file.
+    """Return a function that writes a message to a file. Raise ConfigError if a terminal cannot show it.
 
-    terminal: the encoding of a terminal, where control characters are shown, and not obeyed; None: it is
-    none. Raises ConfigError for what a terminal cannot show.
+    `terminal` is the encoding of a terminal, for which control characters are escaped; None: no terminal.
     """
     if form is MessageFormat.PREFIXED:
         if terminal:
@@ -136,7 +136,7 @@ def writer_of_messages(
 
 
 def as_json(message: TaskMessage) -> dict[str, Any]:
-    """Return a message as it is written in JSON; its headers are left out where they cannot be read."""
+    """Return the JSON fields of a message, without its key and headers if they cannot be decoded."""
     payload = _as_value(message.payload)
     fields: dict[str, Any] = {"task": message.task}
     fields |= payload if isinstance(payload, dict) else {"message": payload}
@@ -151,7 +151,7 @@ def as_json(message: TaskMessage) -> dict[str, Any]:
 
 
 def _as_value(value: bytes) -> str | dict[str, str]:
-    """Return bytes as a text, or as an object with `base64` where they are none."""
+    """Return bytes as a string, or as an object with `base64` if they are not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

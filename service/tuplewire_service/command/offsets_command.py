@@ -1,4 +1,4 @@
-"""`tuplewire offsets`: how far the tasks of a topology are acknowledged."""
+"""`tuplewire offsets`: shows how far the tasks of a topology are acknowledged, or acknowledges messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
 def _at(
     worker: pb.AssignedWorker, topology: str, tasks: list[int], to: str | None, arguments: argparse.Namespace
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a worker's tasks, after acknowledging their messages if that is wanted."""
+    """Return the rows of a worker's tasks. If `to` is given, first acknowledge messages up to it."""
     from tuplewire.connection.worker_client import WorkerClient
     from tuplewire.wire import control_pb2 as pb
 
@@ -67,7 +67,7 @@ def _at(
         if to is not None:
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}
             client.acknowledge(topology, worker.worker_id, found.incarnation, ends)
-            found = client.poll(asked)
+            found = client.poll(asked)  # to show the new state
     return [
         (
             each.task,

@@ -1,6 +1,6 @@
-"""What the subcommands of `tuplewire` are made of: parsers, flags, and the way to a worker.
+"""Parsers, flags and control clients that the subcommands of `tuplewire` share.
 
-What needs gRPC is imported late: whether it may print is said before that.
+Used by all commands. They import gRPC late, after silence_grpc(). Owns no state. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
 
 
 EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 interrupted."
-"""What each command says of them in its help."""
+"""The last part of each command's help."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line, and whose exit code is that of bad usage."""
+    """A parser that reports an error in one line, and exits with EXIT_USAGE."""
 
     _intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Take options between positional arguments, too, where no command follows."""
+        """Accept options between positional arguments, unless the parser has subcommands."""
         if self._intermixed or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
-        self._intermixed = True  # argparse calls this again for each half
+        self._intermixed = True  # argparse calls this method again for each half
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def of_kind(kind: Kind) -> Callable[[str], Any]:
-    """Return the `type` of an argument whose values are those of a setting of this kind."""
+    """Return the `type` of an argument that accepts the values of a setting of this kind."""
 
     def read(text: str) -> Any:
         try:
@@ -77,7 +77,7 @@ task_list = of_kind(TASKS)
 
 
 def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
-    """Add the command that has the handler's name."""
+    """Add a command with the name of its handler."""
     name = handler.__name__.removeprefix("_").replace("_", "-")
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -90,7 +90,7 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str) -
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of whatever talks to a worker: how long to wait, and what to show."""
+    """Add the flags for a connection to a worker: the timeout and the credentials."""
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=5.0, help="wait for the worker (default: 5)"
     )
@@ -107,26 +107,24 @@ def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings])
             metavar=known.kind.metavar,
             nargs="?" if known.is_flag else None,
             const="true" if known.is_flag else None,
-            help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
+            help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),  # for argparse
         )
 
 
 def given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:
-    """Return the texts of those flags that were given, by the settings' names."""
+    """Return the values of the given flags by setting name."""
     given = {name: getattr(arguments, f"setting_{name}") for name in settings_of(settings)}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def silence_grpc() -> None:
-    """Keep gRPC's own lines off standard error: they are no events, and what counts is in our errors.
-
-    It reads this when it is imported.
-    """
+    """Disable gRPC's own log on standard error: Tuplewire's errors contain the relevant problems."""
+    # gRPC reads the variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def credentials_of(arguments: argparse.Namespace) -> Credentials:
-    """Return what the flags say, and the environment where they say nothing."""
+    """Return the credentials of the flags and, for missing flags, of the environment."""
     known = settings_of(Credentials)
     given = given_flags(arguments, Credentials).items()
     flags = {name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}

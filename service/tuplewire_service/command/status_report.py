@@ -1,4 +1,8 @@
-"""A worker's status for people and for programs."""
+"""A worker's status as text and as JSON.
+
+Used by asking_commands.py, bundle.py and cluster_tables.py. Owns no state. Thread-safe.
+Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,19 @@ from tuplewire.text.shown import shown
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import Interval, state_name
 
-_MOST_SHOWN = 10
-"""Tasks in one line that are named to people."""
-_MOST_LINES = 40
-"""Lines of one kind that people get."""
+_MOST_SHOWN = 10  # tasks in one line of the text
+_MOST_LINES = 40  # lines of one kind in the text
 
 _Each = TypeVar("_Each")
 
 
 def ledger_of(ledger: pb.Ledger) -> LedgerSnapshot:
-    """Read a balance from the wire."""
+    """Convert a ledger from its wire message."""
     return LedgerSnapshot(ledger.accepted, ledger.acknowledged, dict(ledger.dropped), ledger.pending)
 
 
 def status_as_json(status: pb.GetStatusResponse) -> dict[str, Any]:
-    """Return the status as plain values; counts are numbers, which protobuf's own JSON makes strings."""
+    """Return the status as plain values. Counts are numbers; in protobuf's own JSON, they are strings."""
     return {**_plain(status), "state": state_name(status.state)}
 
 
@@ -47,14 +49,11 @@ def _plain(value: Any) -> Any:
 
 def _field(message: Message, field: Any) -> Any:
     absent = field.has_presence and field.message_type is None and not message.HasField(field.name)
-    return None if absent else _plain(getattr(message, field.name))
+    return None if absent else _plain(getattr(message, field.name))  # JSON has null for an unset field
 
 
 def status_as_text(status: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) -> str:
-    """Return the status as lines for a terminal, of each kind no more than a person reads.
-
-    before: an earlier one of the worker, for rates since then.
-    """
+    """Return the status as text, with long lists shortened, and rates since `before`, an earlier status."""
     return "\n".join(map(shown, _lines(status, Interval(before, status))))
 
 
@@ -177,7 +176,7 @@ def _origin(client: pb.SessionStatus | pb.ConsumerStatus) -> str:
 
 
 def _tasks(tasks: Sequence[pb.TaskStatus], over: Interval) -> Iterator[str]:
-    """Where there are too many to read, those with the most in their queues come first."""
+    """Yield the lines of tasks; if there are too many, the tasks with most queued messages come first."""
     if len(tasks) > _MOST_LINES:
         tasks = sorted(tasks, key=attrgetter("queued_messages"), reverse=True)
     more = "task        and {} more; --json has all of them"
@@ -207,7 +206,7 @@ def _named(tasks: Sequence[int]) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """Return a time as people say it."""
+    """Return a time in days, hours, minutes or seconds, with one decimal."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

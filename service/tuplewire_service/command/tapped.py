@@ -1,4 +1,7 @@
-"""Tapped messages, as a terminal or a program may have them. Everything in them may come from anybody."""
+"""Tapped messages as text and as JSON. All their content is untrusted, so text is escaped.
+
+Used by looking_commands.py. Owns no state. Thread-safe. Design: docs/design/traces.md.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from tuplewire_service.command.messages import Decoding
 
 
 def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
-    """Return a line: when, from whom, to whom, key and headers, and the payload after a bar."""
+    """Return a line with the time, task, place, sender, key and headers, and the payload after a bar."""
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
     instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
     facts: dict[str, Any] = {"task": message.task, "at": message.place, "sender": message.sender}
     if message.HasField("source"):
         facts["source"] = message.source
     if message.accepted_unix_micros:
-        age = max(0, message.seen_unix_micros - message.accepted_unix_micros)
+        age = max(0, message.seen_unix_micros - message.accepted_unix_micros)  # clocks of two hosts
         facts["age_ms"] = f"{age / 1000:.1f}"
     if message.redelivered:
         facts["redelivered"] = "yes"
@@ -34,7 +37,7 @@ def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
 
 
 def _key_and_headers(message: pb.TappedMessage) -> dict[str, str]:
-    if message.headers_bytes > len(message.headers):
+    if message.headers_bytes > len(message.headers):  # they exceed the limit of the tap
         return {"headers": f"({message.headers_bytes} bytes)"}
     try:
         key, headers = decode_headers(message.headers)
@@ -51,7 +54,7 @@ def _text(value: bytes) -> str:
 
 
 def _payload(message: pb.TappedMessage, decoding: Decoding) -> str:
-    """Return the payload; as text where it is not what it is to be read as."""
+    """Return the payload, as plain text if it is incomplete or cannot be decoded."""
     payload = message.payload
     whole = len(payload) == message.size_bytes
     if decoding is not Decoding.TEXT and whole:
@@ -67,10 +70,8 @@ def _json(payload: bytes) -> str:
 
 
 def _tuple(payload: bytes) -> str:
-    """Return a tuple as `task:component:stream [values]`, and what it descends from.
-
-    It is read without its topology, so that its values have no names.
-    """
+    """Return a tuple as `task:component:stream [values]`, with its message ID if it is anchored."""
+    # The field names of the values are not in the payload, but in the topology.
     size, at = read_array_size(payload, 0)
     if size != _PARTS:
         raise ValueError("a tuple has three parts")
@@ -89,7 +90,7 @@ _PARTS = 3
 
 
 def tapped_as_json(message: pb.TappedMessage) -> str:
-    """Return one JSON object; bytes are base64, as they need not be text."""
+    """Return a JSON object, with bytes in base64, because they may not be text."""
     fields: dict[str, Any] = {
         "task": message.task,
         "source": message.source if message.HasField("source") else None,

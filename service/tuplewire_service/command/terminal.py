@@ -1,6 +1,7 @@
-"""What a terminal gets, by rich: tables that fit its width. Pipes and files get plain text, for programs.
+"""Output of the commands: tables that fit a terminal's width, by rich; plain text for pipes and files.
 
-Everything is escaped: what is shown may come from anybody. `rich` is imported once there is a terminal.
+Cells are escaped, because their content may be untrusted. Only a terminal requires the import of rich. Used
+by commands and demos. Owns no state. Not thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _REDRAW_SECONDS = 0.5
 
 
 def console_of(stream: TextIO) -> Console | None:
-    """Return a console that writes to a stream; None where plain text is wanted.
+    """Return a console that writes to a stream, or None for plain text.
 
-    That is so for what is no terminal, for one that can nothing but write (TERM=dumb), and without the extra
-    `service`, which brings rich. The console takes text as it is: no markup, no emoji, no highlights.
+    Plain text is for files and pipes, for terminals without control sequences (TERM=dumb), and without rich
+    (extra `service`). The console prints text unchanged: no markup, no emoji, no highlights.
     """
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None
@@ -36,7 +37,7 @@ def console_of(stream: TextIO) -> Console | None:
 
 
 def write_text(stream: TextIO, text: str) -> None:
-    """Write whole lines; on a terminal, those that are too long for it are wrapped between words."""
+    """Write whole lines, which the caller has escaped. A terminal wraps long lines between words."""
     console = console_of(stream)
     if console is None:
         stream.write(text)
@@ -45,7 +46,7 @@ def write_text(stream: TextIO, text: str) -> None:
 
 
 def write_page(stream: TextIO, text: str, *, anew: bool) -> None:
-    """Write whole lines; anew: in place of what a terminal shows, and elsewhere with an empty line after."""
+    """Write whole lines. With `anew`, clear a terminal first; elsewhere, add an empty line."""
     console = console_of(stream) if anew else None
     if console is not None:
         console.clear()
@@ -56,9 +57,9 @@ def write_page(stream: TextIO, text: str, *, anew: bool) -> None:
 def counted(
     items: Iterable[_Item], what: str, share: Callable[[int], float | None], *, drawn: bool
 ) -> Generator[_Item]:
-    """Yield items, and say on a terminal at standard error how many there were, and how fast; to be closed.
+    """Yield items. If `drawn`, show their number and rate on standard error, if it is a terminal.
 
-    share: how much of all is done after so many, 0 to 1, or None where nobody knows. drawn: whether to.
+    `share` returns the completed share, 0 to 1, after a number of items, or None. Close the generator.
     """
     console = console_of(sys.stderr) if drawn else None
     if console is None:
@@ -80,7 +81,7 @@ def counted(
 
 
 def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write columns, the first to the left and the others to the right; cells are escaped."""
+    """Write columns with escaped cells, the first one left-aligned and the others right-aligned."""
     lines = [[shown(cell) for cell in row] for row in (header, *rows)]
     console = console_of(stream)
     if console is None:

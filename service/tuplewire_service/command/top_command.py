@@ -1,4 +1,7 @@
-"""`tuplewire top`: the present state of a whole cluster, redrawn at an interval."""
+"""`tuplewire top`: the current state of a whole cluster, redrawn at an interval.
+
+Used by cli.py. Owns no state. Not thread-safe. Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,8 @@ if TYPE_CHECKING:
 
     from tuplewire_service.command.viewer.cluster_rows import ClusterRows, Look
 
-_MOST_LINES = 40
-"""Rows of one table that --once prints."""
-_SHARE = 6
-"""A table gets one of this many lines of the terminal, and at least three."""
+_MOST_LINES = 40  # rows of one table with --once
+_SHARE = 6  # a table gets a sixth of the terminal's lines, and at least three
 
 
 def add_top_command(commands: Any) -> None:
@@ -57,7 +58,7 @@ def add_top_command(commands: Any) -> None:
 
 def _top(arguments: argparse.Namespace) -> int:
     if arguments.interval is None:
-        # A page stays open for hours, and 10,000 tasks take some milliseconds of a worker at each look.
+        # A page stays open for hours, and a poll of 10,000 tasks takes some milliseconds of a worker.
         arguments.interval = 3.0 if arguments.web else 1.0
     printed = arguments.once or arguments.json
     if arguments.web and (printed or arguments.filter):
@@ -103,7 +104,7 @@ def _serve(look: Callable[[], Sequence[Look]], arguments: argparse.Namespace) ->
 
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
-    """Redraw the screen with the most important rows of each table, as many as fit."""
+    """Redraw the screen with the first rows of each table, as far as they fit."""
     text = StringIO()
     _print(text, rows, wanted, max(3, console.height // _SHARE))
     lines = [line[: console.width] for line in text.getvalue().splitlines()[: console.height - 1]]
@@ -112,7 +113,7 @@ def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
 
 
 def _print(stream: TextIO, rows: ClusterRows, wanted: str, most: int) -> None:
-    """Write each table that has rows with a text, most of its rows at most."""
+    """Write each table that has rows with `wanted`, at most `most` rows of each."""
     from tuplewire_service.command.cluster_tables import TABLES
 
     for sentence in rows.blocking:
@@ -121,7 +122,7 @@ def _print(stream: TextIO, rows: ClusterRows, wanted: str, most: int) -> None:
         found = table.rows(rows, wanted)
         if not found:
             continue
-        # Columns that say nothing of any row only make the lines longer.
+        # Columns without any content are omitted, to save width.
         columns = [each for each in table.columns if any(map(each.cell, found))]
         write_text(stream, f"\n{table.name}\n")
         lines = [[column.cell(row) for column in columns] for row in found[:most]]
