@@ -66,7 +66,7 @@ class DataPlane:
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
         self._services = Services(self.security.check_call)
-        incarnation = time.time_ns()
+        incarnation = time.time_ns()  # later processes of the worker have a higher one
         host = bracketed(split_host_port(config.listen)[0])
         # Programs use gRPC, whatever transport connects the workers.
         programs = GrpcContext(
@@ -78,7 +78,7 @@ class DataPlane:
             self.security.wiring([self._services]),
         )
         self._contexts: list[IContext] = [programs]
-        peers = None
+        peers = None  # by default, workers use the transport of programs
         self._peers_port = 0
         if config.transport != DEFAULT_TRANSPORT:
             peers_host, self._peers_port = split_host_port(config.listen_peers or f"{host}:0")

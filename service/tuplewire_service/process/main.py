@@ -123,7 +123,7 @@ def _serve(
             program = load_program(plane.host(), flags)
         plane.bind()
         servers = plane.worker.servers
-        if config.tasks:
+        if config.tasks:  # the worker assigns them to itself
             address, peer_address = _advertised(config, servers)
             only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
             plane.assign(Assignment(1, config.topology, (only,)))

@@ -44,7 +44,7 @@ class Security(Collector):
         self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
         self._files: list[WatchedFiles[Any]] = [self._certificates] if self._certificates else []
         certificates = self._certificates
-        names = config.tls_worker_names
+        names = config.tls_worker_names  # default: the names in this worker's certificate
         self.guard = Guard(
             Policy(
                 topology=config.topology,
