@@ -1,1 +1,1 @@
-"""What `tuplewire top` shows: looks at every worker of a cluster, as rows, and the live page of them."""
+"""The viewer of `tuplewire top`: polls of all workers of a cluster, their rows, and the live page."""

@@ -1,4 +1,4 @@
-"""Polls every worker of a cluster, given the address of one: its assignment has the others."""
+"""Polls every worker of a cluster, given the address of one. Its assignment has the other addresses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ class ClusterLooks(ControlClients[ControlClient]):
         connect: Callable[[str], ControlClient],
         most_tasks: int | None = None,
     ) -> None:
-        """Begin with the address of one worker.
+        """Start with the worker at the address `first`, without a connection.
 
-        Args:
-            first: The address of that worker.
-            connect: Makes the client of an address.
-            most_tasks: The most tasks that each worker reports; None: all.
+        `connect` creates the client for an address. `most_tasks` limits the tasks of each status; None: all.
         """
         super().__init__(connect)
         self._most_tasks = most_tasks
@@ -50,7 +47,7 @@ class ClusterLooks(ControlClients[ControlClient]):
         for address, answer in answers.items():
             worker = asked[address]
             if isinstance(answer, TuplewireError):
-                if not self._first.worker:
+                if not self._first.worker:  # no status has arrived yet
                     raise answer
                 worker.now, worker.problem = None, str(answer)
             else:
@@ -58,7 +55,7 @@ class ClusterLooks(ControlClients[ControlClient]):
                 worker.worker = answer.worker_id
 
     def _newest(self) -> pb.Assignment | None:
-        """Return the newest assignment, where it is newer than the one that is known here."""
+        """Return the newest assignment if it is newer than the last applied one."""
         found = [(each.now.assignment_version, each.address) for each in self._workers if each.now]
         version, address = max(found, default=(0, ""))
         if version <= self._version:
@@ -66,10 +63,10 @@ class ClusterLooks(ControlClients[ControlClient]):
         try:
             return self[address].assignment()
         except TuplewireError:
-            return None  # until the next look
+            return None  # the next poll tries again
 
     def _take(self, assignment: pb.Assignment) -> list[Look]:
-        """Keep the workers of an assignment; return the new ones."""
+        """Apply an assignment to the list of workers; return the new ones. The first worker always stays."""
         self._version = assignment.version
         wanted = {each.worker_id: each.address for each in assignment.workers}
         self._workers = [

@@ -1,7 +1,8 @@
-"""What a cluster does now, as rows: made of two looks at each of its workers. Pure: no clock, no I/O.
+"""The current state of a cluster as rows, made from two statuses of each worker. Pure: no clock, no I/O.
 
-A rate is what a count has grown by between the looks, over the time that the worker says has passed. It is
-None after one look. Who holds others up, the workers say themselves, of their last seconds.
+A rate is the growth of a count between the statuses, per second of the worker's clock; None after one status.
+The workers report the tasks that block others, for their last seconds. Used by top_command.py, live_page.py
+and bundle.py. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tuplewire_service.command.viewer.topology_rows import (
 LOCAL = "local"
 _BUSY, _IDLE = "busy", "idle"
 _HELD_UP = "backpressured_"
-_MOST = 0.99
+_MOST = 0.99  # the quantile of latencies
 
 
 @dataclass(slots=True)
 class Look:
-    """A worker as it is now, and as it was at the look before; without a status, why there is none."""
+    """A worker with its current and its previous status, or the problem if it did not answer."""
 
     worker: str
     address: str
@@ -43,10 +44,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker. busy, idle and backpressured are shares of its time, 0 to 1; because: of the last one.
+    """A worker. `busy`, `idle` and `backpressured` are shares of its time, 0 to 1; `states` has all shares.
 
-    end_to_end_seconds, queue_wait_seconds: what 99 of 100 messages took at most; None: there were none.
-    states: all shares of its time.
+    `because` is the main cause of `backpressured`. `end_to_end_seconds` and `queue_wait_seconds` are 99th
+    percentiles; None: there were no messages.
     """
 
     worker: str
@@ -76,9 +77,9 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task. load: how full its queue is, 0 to 1.
+    """A task. `load` is the fill level of its queue, 0 to 1.
 
-    blocking: for what share of the last seconds it held others up; blocked_workers: those where they are.
+    `blocking` is the share of the last seconds for which it blocked senders, at the `blocked_workers`.
     """
 
     task: int
@@ -101,7 +102,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """A connection from a worker to another one. blocking: of its worst task there, as in TaskRow."""
+    """A connection to another worker. `blocking` is the highest of the tasks there; see TaskRow."""
 
     worker: str
     peer: str
@@ -118,7 +119,7 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True)
 class SenderRow:
-    """A session at a worker; sender: its id, or that of the worker that sends."""
+    """A sender's session at a worker. `sender` is the ID of the sender, or of the worker that sends."""
 
     worker: str
     sender: str
@@ -137,7 +138,7 @@ class SenderRow:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A subscription at a worker. tasks: those of its held_tasks that the worker tells."""
+    """A subscription at a worker. `tasks` are the reported ones of its `held_tasks` tasks."""
 
     worker: str
     consumer: str
@@ -151,7 +152,7 @@ class ConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class LossRow:
-    """Messages that a worker has given up, or messages and streams that it has refused."""
+    """Messages that a worker dropped, or messages or streams that it refused."""
 
     worker: str
     what: str
@@ -162,7 +163,7 @@ class LossRow:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRows:
-    """All of it. blocking: who is slow and holds whom up, a sentence each, the worst first."""
+    """All rows. `blocking` has sentences about slow components, then about blocking tasks, worst first."""
 
     components: list[ComponentRow] = field(default_factory=list)
     edges: list[EdgeRow] = field(default_factory=list)
@@ -178,19 +179,18 @@ class ClusterRows:
 
 @dataclass(slots=True)
 class _Hold:
-    """How one task holds others up."""
+    """A task that blocks senders: for a `share` of the last `span` seconds, at these workers."""
 
     share: float = 0.0
     span: float = 0.0
     workers: list[str] = field(default_factory=list)
 
 
-_Holds = Mapping[tuple[str, str], _Hold]
-"""By the worker that has the task, and the task."""
+_Holds = Mapping[tuple[str, str], _Hold]  # by the worker that owns the task, and the task
 
 
 def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
-    """Return the rows of a cluster, by looks at all of its workers."""
+    """Return the rows of a cluster."""
     looks = list(looks)
     holds = _holds(each.now for each in looks if each.now is not None)
     known = [(each.now, Interval(each.before, each.now)) for each in looks if each.now is not None]
@@ -252,10 +252,10 @@ def _holds(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], _H
         for each in status.blocking:
             if each.recent_seconds <= 0 or status.recent.seconds <= 0:
                 continue
-            at = status.worker_id if each.where == LOCAL else each.where
+            at = status.worker_id if each.where == LOCAL else each.where  # the owner of the task
             hold = holds.setdefault((at, each.task), _Hold())
             share = min(1.0, each.recent_seconds / status.recent.seconds)
-            if share > hold.share:
+            if share > hold.share:  # of the reports of several workers, the worst one counts
                 hold.share, hold.span = share, status.recent.seconds
             hold.workers = sorted([*hold.workers, status.worker_id])
     return holds
@@ -317,7 +317,7 @@ def _senders(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow]:
     for each in now.sessions:
         at = each.who, each.sender_id
         then = before.get(at, pb.SessionStatus())
-        # Of many, a worker lists some: one that is listed anew may have been there for long.
+        # A worker lists only some of many sessions, so a newly listed session may be an old one.
         known = at in before or each.seconds < over.seconds
         yield SenderRow(
             worker=now.worker_id,
@@ -370,7 +370,7 @@ def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
         row = tasks.get((worker, task))
         component = None if row is None else components.get(row.component)
         if component is not None and (component.busy >= BUSY or component.held_up >= HELD_UP):
-            continue  # it has a sentence of its own, or waits for one that has
+            continue  # slow_sentences() covers it, or the component that it waits for
         consumer = None if row is None else consumers.get((worker, row.task))
         if consumer is not None:
             why = f"{consumer.consumer} has {consumer.outstanding_messages:,} unacknowledged"

@@ -1,7 +1,8 @@
-"""The live page of `tuplewire top --web`: one HTML file, and the JSON that it reads every second or so.
+"""The live page of `tuplewire top --web`: one HTML file, and the JSON that it polls.
 
-The page is served on this machine alone, by the user's own process, which asks workers with the user's
-certificate and token. So the page shows the same as `tuplewire top`.
+It is served on this machine only, by the user's process, which polls workers with the user's certificate and
+token. So the page shows the same data as `tuplewire top`. Used by top_command.py. Owns the server and the
+last data. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -28,22 +29,20 @@ from tuplewire.errors import BindError, TuplewireError
 from tuplewire_service.command.viewer.cluster_rows import Look, TaskRow, cluster_rows
 
 PAGE = Path(__file__).with_name("live_page.html")
-MOST_ROWS = 200
-"""Of each kind, so that a browser stays quick with 10,000 tasks."""
+MOST_ROWS = 200  # of each kind, so that a browser stays fast with 10,000 tasks
 
 
 class LivePage:
-    """Serves the page on 127.0.0.1 from threads of its own; a context manager.
+    """Serves the page on 127.0.0.1 in its own threads; a context manager.
 
-    Attributes:
-        url: the link to the page. It has a token: without it the server sends nothing about the cluster.
+    `url` is the link to the page. It contains a token, which the server requires for data of the cluster.
     """
 
     def __init__(self, look: Callable[[], Sequence[Look]], port: int, interval: float) -> None:
-        """Listen; BindError when the port is in use.
+        """Listen. Raise BindError if the port is in use. The port 0 selects a free one.
 
-        look: returns the present state of each worker; called from one thread at a time. port: 0 for any
-        free one. interval: seconds between two looks, however many browsers are open.
+        `look` returns the state of each worker, and is called from one thread at a time: once in `interval`
+        seconds, regardless of the number of browsers.
         """
         self._look = look
         self._interval = interval
@@ -58,6 +57,7 @@ class LivePage:
             raise BindError(
                 f"cannot listen on 127.0.0.1:{port} for the page: {error.strerror}; choose another --port"
             ) from error
+        # Browsers send no fragment (#), so the token is not part of a request's path.
         self.url = f"http://127.0.0.1:{self._server.server_port}/#token={self._token}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="live-page")
 
@@ -71,13 +71,13 @@ class LivePage:
         self._server.server_close()
 
     def admits(self, authorization: str) -> bool:
-        """Return whether a request has the token of the link."""
+        """Return True if a request has the token of the link."""
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
     def json(self) -> bytes:
-        """Return the data of the page; TuplewireError while the first worker has never answered."""
+        """Return the data of the page. Raise TuplewireError if the first worker has never answered."""
         with self._lock:
-            # A browser may be a little early.
+            # 0.9: a browser may poll a little early, and must not get old data.
             if time.monotonic() - self._looked_at > 0.9 * self._interval:
                 self._json = json.dumps(
                     {"pace": self._interval, **_contents(self._look())}, default=_fields
@@ -122,11 +122,11 @@ class _PageHandler(BaseHTTPRequestHandler):
         ):
             self.send_header(name, value)
         self.end_headers()
-        with contextlib.suppress(OSError):  # the browser has left
+        with contextlib.suppress(OSError):  # the browser disconnected
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: a request every second is no event."""
+        """Log nothing, because browsers poll."""
 
 
 def _contents(looks: Sequence[Look]) -> dict[str, Any]:
@@ -166,18 +166,18 @@ def _contents(looks: Sequence[Look]) -> dict[str, Any]:
 
 
 def _weight(task: TaskRow) -> tuple[float, float, float, int]:
-    """Return the rank of a task: tasks that block others first, then the busiest."""
+    """Return the rank of a task: by the time that it blocks others, by the load of its queue, by its rate."""
     return task.blocking, task.load, task.received_rate or 0.0, -task.task
 
 
 def _fields(row: Any) -> dict[str, Any]:
-    """Return the fields of a row without copying their values, which `asdict` would."""
+    """Return the fields of a row, without the deep copy of `asdict`."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 @cache
 def _html() -> tuple[bytes, Sequence[tuple[str, str]]]:
-    """Return the page, and headers by which a browser lets it do nothing else."""
+    """Return the page, and headers that restrict it to its own script, style and data."""
     text = PAGE.read_text(encoding="utf-8")
     script, style = (
         base64.b64encode(

@@ -1,4 +1,4 @@
-"""Rates, by two looks at a worker. Pure: the time that has passed, the worker says itself."""
+"""Rates from two statuses of a worker. Pure: the statuses contain the worker's clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def state_name(state: pb.WorkerState) -> str:
 
 
 class Interval:
-    """The time between two looks at one process. Of another process, or without a look before: none."""
+    """The interval between two statuses of one process; empty after a restart or without an earlier one."""
 
     def __init__(self, before: pb.GetStatusResponse | None, now: pb.GetStatusResponse) -> None:
         same = before is not None and before.incarnation == now.incarnation
@@ -21,13 +21,11 @@ class Interval:
         self._all_listed = len(self.before.tasks) >= self.before.local_tasks
 
     def task(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
-        """Return by how much what came to a task, and what its consumer acknowledged, grows in a second.
-
-        A task that has left and come back has begun anew. None: it was not among those listed before.
-        """
+        """Return the messages per second that a task received and that its consumer acknowledged, or None."""
+        # A task that left and returned has a new begin_sequence: its counts restarted at zero.
         then = self._tasks.get((task.task, task.begin_sequence))
         if then is None:
-            if not self._all_listed:
+            if not self._all_listed:  # the earlier status may have omitted the task
                 return None, None
             then = pb.TaskStatus()
         return (
@@ -36,22 +34,22 @@ class Interval:
         )
 
     def rate(self, now: int, before: int) -> float | None:
-        """Return by how much a count grows in a second; None: nobody knows.
+        """Return the growth of a count per second, or None if unknown.
 
-        before: 0 where it was not there. A count that has fallen has begun anew.
+        `before` is 0 for a new count. A count that decreased has restarted at zero.
         """
         if self.seconds <= 0:
             return None
         return (now - before if before <= now else now) / self.seconds
 
     def share(self, now: float, before: float) -> float:
-        """Return for what share of the time, 0 to 1, something was so, by the seconds of it until now."""
+        """Return the share of the interval, 0 to 1, of a state with these total seconds."""
         return min(1.0, max(0.0, now - before) / self.seconds) if self.seconds > 0 else 0.0
 
     def quantile(self, share: float, now: pb.Latency, before: pb.Latency) -> float | None:
-        """Return the time, in seconds, that this share of messages took at most; None: there were none.
+        """Return the quantile `share` of a latency in seconds, or None without messages in the interval.
 
-        Between the bounds of a bucket it is interpolated, as Prometheus does.
+        It is interpolated within a bucket, as in Prometheus.
         """
         if self.seconds <= 0:
             return None
@@ -66,7 +64,7 @@ class Interval:
         return lower if any(grown) else None
 
     def shares(self, now: pb.GetStatusResponse) -> dict[str, float]:
-        """Return the shares of the worker's states; after one look, those of its last seconds."""
+        """Return the shares of the worker's states; after one status, for the worker's last seconds."""
         spent = dict(now.state_seconds)
         if self.seconds > 0:
             spent = {each: took - self.before.state_seconds[each] for each, took in spent.items()}

@@ -1,7 +1,8 @@
-"""What a topology does now, as rows: its components, the edges between them, and their executors. Pure.
+"""The current state of a topology as rows: components, edges between them, and executors. Pure.
 
-Source: the capacity of Storm's UI, and the backpressure of Flink's: who is busy all the time is slow, and who
-waits until what it emits finds room is held up by somebody further down.
+An executor that is always busy is slow. One that waits for space for its output is blocked by a component
+downstream. Used by cluster_rows.py. Owns no state. Thread-safe. Source: the capacity in Storm's UI, and the
+backpressure in Flink's. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ from dataclasses import dataclass
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import Interval
 
-BUSY = 0.8
-"""The share of its time from which an executor counts as being at its limit."""
-HELD_UP = 0.2
-"""The share from which one counts as being held up."""
+BUSY = 0.8  # the share of its time from which an executor counts as at its limit
+HELD_UP = 0.2  # the share of its time from which an executor counts as blocked
 _FULL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRow:
-    """An executor. busy, held_up: shares of its time, 0 to 1; full: of its queue."""
+    """An executor. `busy` and `held_up` are shares of its time, `full` is a share of its queue, 0 to 1."""
 
     component: str
     worker: str
@@ -40,10 +39,10 @@ class ExecutorRow:
 
 @dataclass(frozen=True, slots=True)
 class ComponentRow:
-    """A spout or bolt on all workers. busy, held_up, full: those of its executor that has most of it.
+    """A spout or bolt on all workers. `busy`, `held_up` and `full` are the maxima of its executors.
 
-    blocking: for what share of the last seconds one of its tasks held others up. slow: whether it is what the
-    others wait for.
+    `blocking` is the share of the last seconds for which one of its tasks blocked senders. `slow` is True if
+    other components wait for it.
     """
 
     component: str
@@ -66,7 +65,7 @@ class ComponentRow:
 
 @dataclass(frozen=True, slots=True)
 class EdgeRow:
-    """A subscription, on all workers."""
+    """A subscription of a component, with the sum of all workers."""
 
     source: str
     target: str
@@ -75,12 +74,11 @@ class EdgeRow:
     rate: float | None
 
 
-Known = tuple[pb.GetStatusResponse, Interval]
-"""A worker, and the time since the look before."""
+Known = tuple[pb.GetStatusResponse, Interval]  # a worker's status, and the interval before it
 
 
 def executor_rows(now: pb.GetStatusResponse, over: Interval) -> Iterator[ExecutorRow]:
-    """Yield a worker's executors."""
+    """Yield the executors of a worker."""
     before = {
         (each.component, executor.first_task, executor.tasks): executor
         for each in over.before.components
@@ -108,7 +106,7 @@ def executor_rows(now: pb.GetStatusResponse, over: Interval) -> Iterator[Executo
 
 
 def edge_rows(workers: Sequence[Known]) -> list[EdgeRow]:
-    """Return the edges of the topology, with what goes over each to all workers."""
+    """Return the edges of the topology, with the total rate of each on all workers."""
     edges: dict[tuple[str, str, str, str], float | None] = {}
     for now, over in workers:
         before = {
@@ -127,10 +125,7 @@ def edge_rows(workers: Sequence[Known]) -> list[EdgeRow]:
 def component_rows(
     workers: Sequence[Known], executors: Iterable[ExecutorRow], blocking: Mapping[int, float]
 ) -> list[ComponentRow]:
-    """Return the components of the topology, in its order.
-
-    blocking: for each task that holds others up, for what share of the last seconds.
-    """
+    """Return the components of the topology, in its order. `blocking` is by task; see TaskRow."""
     known = {each.component: each for now, _ in workers for each in now.components}
     here: dict[str, list[ExecutorRow]] = {name: [] for name in known}
     for row in executors:
@@ -148,6 +143,8 @@ def _component(
     tasks = range(component.first_task, component.first_task + component.tasks)
     blocks = max((share for task, share in blocking.items() if task in tasks), default=0.0)
     busy, held_up, full = (_most(rows, each) for each in ("busy", "held_up", "full"))
+    # A busy component is slow only if tuples or other components wait for it. A component that blocks others
+    # and is not blocked itself is slow even if it is not busy.
     waited_for = full >= _FULL or any(each.component in held for each in component.inputs)
     return ComponentRow(
         component=component.component,
@@ -172,7 +169,7 @@ def _component(
 def slow_sentences(
     components: Sequence[ComponentRow], edges: Sequence[EdgeRow], executors: Sequence[ExecutorRow]
 ) -> Iterator[str]:
-    """Yield who is slow and at its limit, a sentence each, the busiest first."""
+    """Yield a sentence for each slow component at its limit, the busiest first."""
     by_name = {each.component: each for each in components}
     at_limit = [each for each in components if each.slow and each.busy >= BUSY]
     for slow in sorted(at_limit, key=lambda each: -each.busy):
@@ -193,7 +190,7 @@ def slow_sentences(
 
 
 def component_of(task: int, components: Iterable[ComponentRow]) -> str:
-    """Return the component that a task is one of; empty: none that is known."""
+    """Return the component of a task; an empty string if it is unknown."""
     return next(
         (each.component for each in components if 0 <= task - each.first_task < each.tasks),
         "",
@@ -210,6 +207,6 @@ def _most(rows: Iterable[ExecutorRow], name: str) -> float:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of what is known; None where nothing is."""
+    """Return the sum of the known values; None if all are unknown."""
     known = [each for each in values if each is not None]
     return sum(known) if known else None
