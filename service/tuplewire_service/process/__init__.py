@@ -1,1 +1,1 @@
-"""The worker as a process: its configuration, its life and its exit code."""
+"""The worker as a process: its start, its parts, its shutdown and its exit code."""

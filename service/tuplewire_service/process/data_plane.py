@@ -66,7 +66,7 @@ class DataPlane:
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
         self._services = Services(self.security.check_call)
-        incarnation = time.time_ns()  # later processes of the worker have a higher one
+        incarnation = time.time_ns()  # distinguishes the processes of one worker
         host = bracketed(split_host_port(config.listen)[0])
         # Programs use gRPC, whatever transport connects the workers.
         programs = GrpcContext(

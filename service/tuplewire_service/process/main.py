@@ -49,7 +49,7 @@ logger = event_logger(__name__)
 _CLOSE_SECONDS = 4.0  # with the default drain of 25 s, below 30 s, the grace period of Kubernetes and Spark
 _PROGRAM_SECONDS = 1.0  # for executors to end after the drain: they are idle, or abandoned
 _LAST_SCRAPE_SECONDS = 1.0  # for one more scrape if the drain dropped messages
-_SWITCH_SECONDS = 0.0005  # the longest delay of the event loop by a scrape; executors keep Python's 5 ms
+_SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; executors keep Python's 5 ms
 _LINE_END = "\n"
 
 

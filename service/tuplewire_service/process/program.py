@@ -133,7 +133,7 @@ class Host:
             program: The program.
             tasks: Its tasks on all workers; only it receives their messages.
             outbound: Returns the tasks to which it sends, from those that run here. The worker connects to
-                their owners at once, and to others with the first message. None: all tasks.
+                their owners immediately, and to others with the first message. None: all tasks.
         """
 
         def attach() -> None:

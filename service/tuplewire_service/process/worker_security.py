@@ -91,7 +91,7 @@ class Security(Collector):
             self.admit(context).control(method.rpartition("/")[2])
 
     async def watch(self) -> None:
-        """Check the files every second until cancelled, to log problems soon after a change."""
+        """Check the files every second until cancelled, to apply changes and log problems soon."""
         while True:
             for file in self._files:
                 file.get()
