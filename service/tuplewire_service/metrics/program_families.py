@@ -59,7 +59,7 @@ def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
         first = taken.get(family.name)
         if first is None:
             names = exposed_names(family)
-            if not taken.keys().isdisjoint(names):  # such as a counter `x` and a gauge `x_total`
+            if not taken.keys().isdisjoint(names):  # such as a counter `x` after a gauge `x_total`
                 continue
             taken |= dict.fromkeys(names, family)
         elif (first.name, first.kind, first.labels) != (family.name, family.kind, family.labels):

@@ -22,7 +22,7 @@ class Names:
         self._others: set[str] = set()
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the names of all current keys."""
+        """Return the name of each key. The argument must contain all current keys."""
         keys = list(keys)
         self._own.intersection_update(keys)
         self._others.intersection_update(keys)
