@@ -134,7 +134,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
 
 
 def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
-    """Return this number of messages, or those that arrive within `timeout` seconds."""
+    """Receive this number of messages, or fewer if `timeout` seconds have passed."""
     arrived: list[Arrived] = []
     deadline = time.monotonic() + timeout
     while messages > 0 and (each := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:

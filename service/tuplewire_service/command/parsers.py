@@ -107,7 +107,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings])
             metavar=known.kind.metavar,
             nargs="?" if known.is_flag else None,
             const="true" if known.is_flag else None,
-            help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),  # for argparse
+            help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),  # argparse: %
         )
 
 
