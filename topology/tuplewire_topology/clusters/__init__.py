@@ -1,1 +1,1 @@
-"""Topologies in one process: executors over any transport, and the local cluster."""
+"""Clusters: topologies in this process, or in one process per worker on this machine."""

@@ -1,5 +1,6 @@
-"""For tests of a topology: spouts that emit what a test says, and what components emitted and received.
+"""Test support for topologies: spouts with given tuples, and records of emitted and received tuples.
 
+Used by clusters and tests. Captured and FeederSpout.feed() are thread-safe; spouts run on executors' threads.
 Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.
 """
 
@@ -20,9 +21,9 @@ from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 
 
 class FeederSpout(Spout):
-    """Emits what it is fed, also while the topology runs; every task takes from the same feed.
+    """Emits the tuples passed to feed(), also while the topology runs. All tasks share one feed.
 
-    outputs: as of any spout. acked, failed: the message ids that it was told.
+    `acked` and `failed` have the message IDs with these outcomes.
     """
 
     def __init__(self, outputs: Sequence[str] | Sequence[Stream]) -> None:
@@ -33,10 +34,10 @@ class FeederSpout(Spout):
         self._collectors: list[SpoutOutputCollector] = []
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy(self)  # with the same feed
+        return copy(self)  # tasks are deep copies, and must share the feed
 
     def feed(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
-        """Have a tuple emitted; from any thread."""
+        """Add a tuple to emit. Thread-safe."""
         self._feed.append((stream, values, message_id))
         for collector in self._collectors:
             collector.wake()
@@ -49,7 +50,7 @@ class FeederSpout(Spout):
         self._collectors.append(collector)
 
     def next_tuple(self) -> None:
-        """Emit what comes next, if there is something."""
+        """Emit the next tuple, if there is one."""
         try:
             stream, values, message_id = self._feed.popleft()
         except IndexError:
@@ -58,53 +59,47 @@ class FeederSpout(Spout):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all that it was fed has been emitted; it can be fed again."""
+        """True if all fed tuples have been emitted; more can follow."""
         return not self._feed
 
     def ack(self, message_id: Any) -> None:
-        """Note it."""
+        """Record the message ID."""
         self.acked.append(message_id)
 
     def fail(self, message_id: Any) -> None:
-        """Note it."""
+        """Record the message ID."""
         self.failed.append(message_id)
 
 
 class FixedTupleSpout(Spout):
-    """Emits given tuples on the stream "default", each until it is processed; then it is exhausted.
-
-    Of several tasks the first emits them.
-    """
+    """Emits given tuples on the stream "default" in its first task, and again if they fail."""
 
     def __init__(self, tuples: Sequence[Sequence[Any]]) -> None:
         self._left = deque(enumerate(tuples))
         self._on_the_way: dict[int, Sequence[Any]] = {}
 
     def next_tuple(self) -> None:
-        """Emit the next one."""
+        """Emit the next tuple."""
         number, values = self._left.popleft()
         self._on_the_way[number] = values
         self.collector.emit(values, message_id=number)
 
     @property
     def exhausted(self) -> bool:
-        """Whether all have been emitted."""
+        """True if all tuples have been emitted."""
         return self.context.task_index > 0 or not self._left
 
     def ack(self, message_id: Any) -> None:
-        """Forget a tuple that is processed."""
+        """Remove a processed tuple."""
         del self._on_the_way[message_id]
 
     def fail(self, message_id: Any) -> None:
-        """Emit a tuple again that has failed."""
+        """Emit a failed tuple again."""
         self._left.append((message_id, self._on_the_way[message_id]))
 
 
 def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any]]]) -> Topology:
-    """Return a topology whose spouts emit given tuples; each name in `sources` is that of a spout.
-
-    Source: Storm's `MockedSources`.
-    """
+    """Return a topology with given tuples in place of the named spouts. Source: Storm's `MockedSources`."""
     components = dict(topology.components)
     for name, tuples in sources.items():
         component = topology.component(name)
@@ -115,9 +110,9 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
 
 
 class Captured:
-    """Everything that the components of a topology emitted and received; thread-safe.
+    """Tuples that components emitted and received. Thread-safe. Grows as long as the topology runs.
 
-    It grows for as long as the topology runs. components: those whose tuples are kept; None: all.
+    `components` limits the record of emitted tuples to these; None: all.
     """
 
     def __init__(self, components: Collection[str] | None = None) -> None:
@@ -127,7 +122,7 @@ class Captured:
         self._received: defaultdict[str, list[Tuple]] = defaultdict(list)
 
     def add(self, runs: Sequence[Emitted]) -> None:
-        """Take in what a task has emitted."""
+        """Record tuples that a task has emitted."""
         with self._lock:
             for run in runs:
                 if self._components is not None and run.source.component not in self._components:
@@ -136,35 +131,32 @@ class Captured:
                 self._emitted[key] += [message.values for message in run.tuples]
 
     def receive(self, component: str, tuples: Sequence[Tuple]) -> None:
-        """Take in what a component is given."""
+        """Record tuples that a bolt has received."""
         with self._lock:
             self._received[component] += tuples
 
     def add_values(self, component: str, stream: str, values: Iterable[Sequence[Any]]) -> None:
-        """Take in the values of tuples that a component emitted elsewhere."""
+        """Record the values of tuples that a component emitted in another process."""
         with self._lock:
             self._emitted[component, stream] += map(tuple, values)
 
     def streams(self) -> list[tuple[str, str]]:
-        """Return each component and stream that something was emitted on."""
+        """Return the components and streams with recorded tuples."""
         with self._lock:
             return list(self._emitted)
 
     def tuples(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[Any, ...]]:
-        """Return the values of what a component emitted on a stream, in order for each task.
-
-        Source: Storm's `Testing.readTuples`.
-        """
+        """Return the values emitted on a stream, in order per task. Source: Storm's `Testing.readTuples`."""
         with self._lock:
             return list(self._emitted[component, stream])
 
     def received(self, component: str) -> list[Tuple]:
-        """Return what a bolt was given, in order for each of its tasks; without ticks."""
+        """Return the tuples that a bolt has received, in order for each of its tasks, without ticks."""
         with self._lock:
             return [message for message in self._received[component] if not message.is_tick]
 
     def clear(self) -> Self:
-        """Forget everything so far."""
+        """Delete all records."""
         with self._lock:
             self._emitted.clear()
             self._received.clear()

@@ -1,4 +1,8 @@
-"""Where topologies run: in this process, workers and all, or in a process for each worker."""
+"""Clusters run topologies, with all workers in this process, or with one process per worker.
+
+Used by tests, notebooks and `tuplewire run`. Owns the running topologies, and ends them. Not thread-safe.
+Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _Running = TypeVar("_Running", bound=LocalTopology | DistributedTopology)
 
 
 class _Cluster(Generic[_Running]):
-    """The topologies that run, by name; its end is theirs."""
+    """The running topologies by name. The end of the cluster ends them."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
@@ -39,18 +43,18 @@ class _Cluster(Generic[_Running]):
             raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
 
     def topology(self, name: str) -> _Running:
-        """Return one that runs; TopologyError for another name."""
+        """Return a running topology; TopologyError if there is none with this name."""
         if name not in self._running:
             known = ", ".join(map(repr, self._running)) or "none"
             raise TopologyError(f"no topology {name!r} runs here; there are {known}")
         return self._running[name]
 
     def wait(self, name: str, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until a topology has nothing left to do, as that says itself."""
+        """Wait until a topology has finished; see `wait` of its class."""
         self.topology(name).wait(timeout)
 
     def kill(self, name: str, timeout: float = KILL_SECONDS) -> None:
-        """End a topology, as that says itself. Source: Storm's `killTopology`."""
+        """End a topology; see `close` of its class. Source: Storm's `killTopology`."""
         running = self.topology(name)
         del self._running[name]
         running.close(timeout)
@@ -60,14 +64,14 @@ class _Cluster(Generic[_Running]):
         return {name: running.status() for name, running in self._running.items()}
 
     def shutdown(self) -> None:
-        """Kill every topology; does nothing the second time. Source: Storm's `shutdown`."""
-        with contextlib.ExitStack() as stack:
+        """Kill every topology. Idempotent. Source: Storm's `shutdown`."""
+        with contextlib.ExitStack() as stack:  # an error of one does not leave the others running
             for name in list(self._running):
                 stack.callback(self.kill, name)
 
 
 class LocalCluster(_Cluster[LocalTopology]):
-    """Runs topologies in this process, with the executors, queues and transports that they have elsewhere.
+    """Runs topologies in this process, with the same executors, queues and transports as elsewhere.
 
     ::
 
@@ -76,10 +80,9 @@ class LocalCluster(_Cluster[LocalTopology]):
             running.wait()
             running.captured.tuples("count")
 
-    A topology of several workers (`topology.workers`) has a transport between them,
-    `storm.messaging.transport`: "local" by default, or any other.
+    Several workers (`topology.workers`) use the transport `storm.messaging.transport`, by default "local".
 
-    simulated_time: let time pass by advance() only, for ticks. Source: Storm's `LocalCluster`.
+    With `simulated_time`, the time for ticks passes by advance() only. Source: Storm's `LocalCluster`.
     """
 
     def __init__(self, *, simulated_time: bool = False) -> None:
@@ -93,12 +96,13 @@ class LocalCluster(_Cluster[LocalTopology]):
         topology: Topology,
         collect: Sequence[str] | None = None,
     ) -> LocalTopology:
-        """Run a topology; conf: settings by Storm's keys, and the user's own.
+        """Run a topology. Source: Storm's `submitTopology`.
 
-        collect: the components of which what they emit is kept to be looked at; by default all, and what they
-        receive as well.
-        Raises ConfigError for a name that is in use or a setting that is wrong, and the TaskError of a spout
-        or bolt that cannot be opened. Source: Storm's `submitTopology`.
+        Args:
+            conf: Settings by Storm's keys, and the user's own.
+            collect: Record only tuples emitted by these components; by default all, and received tuples.
+
+        Raises ConfigError for a used name or an invalid setting, and TaskError if a task cannot be opened.
         """
         self._check_free(name)
         timer = SimulatedTimer() if self._simulated_time else None
@@ -108,9 +112,9 @@ class LocalCluster(_Cluster[LocalTopology]):
         return running
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
-        """Let simulated time pass, and have everything that it leads to done after each increment.
+        """Advance the simulated time, and wait after each increment until all topologies are idle.
 
-        ConfigError for a cluster without simulated time. Source: Storm's `advanceClusterTime`.
+        Raises ConfigError without simulated time. Source: Storm's `advanceClusterTime`.
         """
         if not self._simulated_time:
             raise ConfigError("time passes by itself here; make the cluster with simulated_time=True")
@@ -140,12 +144,15 @@ class DistributedCluster(_Cluster[DistributedTopology]):
         topology: Topology | str,
         collect: Sequence[str] = (),
     ) -> DistributedTopology:
-        """Run a topology; conf: settings by Storm's keys, and the user's own, in what JSON has a form for.
+        """Run a topology.
 
-        topology: the object, or `package.module:function` that returns it in each process, which looks for
-        modules where this one does. collect: the components whose tuples finish() returns. Raises ConfigError
-        for a name that is in use or a setting that is wrong, and LaunchError or ProcessFailedError for a
-        process that does not start.
+        Args:
+            conf: Settings by Storm's keys, and the user's own, as JSON values.
+            topology: The object, or a `package.module:function` that returns it in each process. The
+                processes search modules on this process's path.
+            collect: The components with tuples that finish() returns.
+
+        Raises ConfigError for a used name or an invalid setting, else LaunchError or ProcessFailedError.
         """
         self._check_free(name)
         running = self._running[name] = DistributedTopology(name, conf, topology, collect)
@@ -154,9 +161,9 @@ class DistributedCluster(_Cluster[DistributedTopology]):
 
 
 def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:
-    """Return what runs topologies with these settings, by `storm.cluster.mode`.
+    """Return a cluster of the kind `storm.cluster.mode`; ConfigError if a setting is invalid.
 
-    Raises ConfigError for a setting of the launcher that is wrong. Source: Storm's `ConfigUtils.isLocalMode`.
+    Source: Storm's `ConfigUtils.isLocalMode`.
     """
     settings = LaunchSettings.from_conf(conf)
     return DistributedCluster() if settings.mode is ClusterMode.DISTRIBUTED else LocalCluster()
@@ -168,10 +175,10 @@ def complete_topology(
     conf: Mapping[str, Any] | None = None,
     timeout: float = WAIT_SECONDS,
 ) -> Captured:
-    """Run a topology until every given tuple is processed, and return everything that was emitted.
+    """Run a topology until all tuples of `sources` are processed, and return all emitted tuples.
 
-    sources: tuples for each spout, which are emitted in place of its own. Raises the TaskError by which the
-    topology fails, and TimeoutError. Source: Storm's `Testing.completeTopology`.
+    `sources` replaces the spouts with these names. Raises TimeoutError, or TaskError if the topology fails.
+    Source: Storm's `Testing.completeTopology`.
     """
     with LocalCluster() as cluster:
         running = cluster.submit("complete-topology", conf or {}, with_sources(topology, sources))

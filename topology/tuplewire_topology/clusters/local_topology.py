@@ -1,4 +1,8 @@
-"""A topology of a local cluster: its workers, all in this process. Source: Storm's `ILocalTopology`."""
+"""A topology of a local cluster, with all workers in this process. Source: Storm's `ILocalTopology`.
+
+Used by cluster.py. Owns the workers, the acker and the assignment. Thread-safe: changes of workers and of the
+spouts' state exclude each other. Design: docs/design/topologies.md (changes in a local cluster).
+"""
 
 from __future__ import annotations
 
@@ -33,10 +37,10 @@ logger = event_logger(__name__)
 WAIT_SECONDS = 60.0
 KILL_SECONDS = 10.0
 _USER_CODE_SECONDS = 1.0
-"""How long a killed worker's executors may take to come back from the user's code."""
+"""The time that a killed worker's executors have to return from user code."""
 
 _LOOK_SECONDS = 0.005
-"""How often somebody who waits looks whether connections have news, which they do not tell."""
+"""The poll interval of a wait, because connections do not notify waiting threads."""
 
 _REMEMBERED = 1000
 
@@ -51,11 +55,10 @@ class TopologyStatus:
 
 
 class LocalTopology:
-    """A topology that runs. Made by LocalCluster.submit.
+    """A running topology. Created by LocalCluster.submit.
 
-    captured: all that its components emitted and received; only what some emitted, where these are named
-    to be collected.
-    errors, dead_letters: the last thousand of each. topology: what runs. timer: of simulated time, if any.
+    `captured` has the emitted and received tuples; with `collect`, only tuples emitted by these components.
+    `errors` and `dead_letters` have the last thousand of each. `timer` is set if time is simulated.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class LocalTopology:
         self._dead: list[Executor[Any]] = []
         try:
             portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
-            # What is wrong with a transport's settings is an error of one worker alone, too.
+            # Also for one worker, which has no transport, so that invalid settings always raise an error.
             check_conf(conf, name)
             self._several = len(portions) > 1
             for number, portion in enumerate(portions):
@@ -121,7 +124,7 @@ class LocalTopology:
         )
 
     def _assign(self) -> None:
-        """Tell every worker where the tasks are; one alone need not be told."""
+        """Send the owners of all tasks to every worker, if there are several."""
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
         if self._several:
             self._version += 1
@@ -131,7 +134,7 @@ class LocalTopology:
                 hosted.assign(self._version, shares, dead)
 
     def _hosted(self) -> Iterator[tuple[EmbeddedWorker, Collection[int]]]:
-        """Yield what is around each of several workers that live, with its tasks."""
+        """Yield the embedded worker of each living worker, with its tasks; nothing for a single worker."""
         for worker in self._living():
             if worker.hosted is not None:
                 yield worker.hosted, worker.tasks
@@ -141,13 +144,13 @@ class LocalTopology:
         try:
             worker.transfer.tell(column)
         except ClosedError:
-            if not worker.dead:
+            if not worker.dead:  # a killed worker loses outcomes, as a crashed one does
                 raise
 
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open every task, then have the spouts asked; the TaskError of what cannot be opened."""
+        """Open every task, then activate the spouts; TaskError if a task cannot be opened."""
         try:
             for worker in self._workers:
                 worker.start()
@@ -157,24 +160,24 @@ class LocalTopology:
         self.activate()
 
     def activate(self) -> None:
-        """Have the spouts asked for tuples. Source: Storm's `activate`."""
+        """Start to request tuples from the spouts. Source: Storm's `activate`."""
         with self._changing:
             self._active = True
             for worker in self._workers:
                 worker.activate()
 
     def deactivate(self) -> None:
-        """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
+        """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
         with self._changing:
             self._active = False
             for worker in self._workers:
                 worker.deactivate()
 
     def wait(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until it is over: all spouts are exhausted, or inactive, and no tuple is on the way.
+        """Wait until the topology has finished: all spouts exhausted or inactive, and no tuple in flight.
 
-        Raises the TaskError by which the topology has failed, and TimeoutError after so many seconds, which
-        names the spouts that are not exhausted.
+        Raises TaskError if the topology has failed. Raises TimeoutError, with the names of spouts that are
+        not exhausted, after `timeout` seconds.
         """
         self._rest(timeout, changes=0)
 
@@ -192,16 +195,14 @@ class LocalTopology:
         return f"topology {self.name!r} still had something to do after {timeout} s{why}"
 
     def _wait_idle(self, timeout: float, changes: int = 0) -> bool:
-        """Wait until all is idle or has failed; False when the time is over first.
-
-        changes: how many may be under way; a topology that is paused for one is not idle for others.
-        """
+        """Wait until all workers are idle or one has failed; return False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         epochs: dict[LocalWorker, int] = {}
         while True:
             for worker in self._living():
                 if worker not in epochs:
                     epochs[worker] = worker.new_epoch()
+            # A topology that is paused for a change is idle for this change only, not for other callers.
             if self.failure is not None or (self._changes <= changes and rests(epochs)):
                 return True
             left = deadline - time.monotonic()
@@ -211,10 +212,10 @@ class LocalTopology:
                 self._moved.wait(min(left, _LOOK_SECONDS))
 
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
-        """Wait until it is idle, give bolts that get ticks their last one, wait, and return what was kept.
+        """Wait until the topology has finished, send the final ticks, wait, and return the recorded tuples.
 
-        So a bolt that adds up emits what it has on a tick, and once more at the end. A bolt after it gets its
-        last tick when all that has arrived; the bolts of a cycle get theirs together. Raises as wait() does.
+        A bolt that aggregates can emit its result on the final tick. Bolts get this tick after the results of
+        earlier bolts; the bolts of a cycle get it together. Raises the errors of wait().
         """
         self.wait(timeout)
         for level in self.topology.tick_levels(self._conf):
@@ -225,7 +226,7 @@ class LocalTopology:
 
     @property
     def failure(self) -> TuplewireError | None:
-        """The error by which it has failed, if it has."""
+        """The error that made the topology fail, if any."""
         failures = (worker.failure for worker in self._living())
         return next((failure for failure in failures if failure is not None), None)
 
@@ -237,11 +238,11 @@ class LocalTopology:
         )
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
-        """Return, for each of several workers, its balance in messages."""
+        """Return the ledger of each worker, in messages; empty for a single worker."""
         return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
 
     def beats(self) -> list[ExecutorBeat]:
-        """Return what every executor was doing at its worker's last heartbeat."""
+        """Return the activity of every executor at its worker's last heartbeat."""
         return [beat for worker in self._living() for beat in worker.heartbeat.executors]
 
     def metrics(self) -> list[pb.MetricFamily]:
@@ -249,9 +250,9 @@ class LocalTopology:
         return metric_families(self.status().executors, self.beats())
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
-        """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.
+        """Deactivate the topology, wait up to `timeout` seconds until it has finished, and end all workers.
 
-        A topology that has failed is ended at once. Does nothing the second time.
+        A failed topology ends immediately. Idempotent.
         """
         deadline = time.monotonic() + timeout
         self.deactivate()
@@ -268,20 +269,19 @@ class LocalTopology:
     # --- what happens to workers ------------------------------------------------------------------------
 
     def worker_of(self, task: int) -> int:
-        """Return the number, from 0, of the worker that has a task; TopologyError for an unknown task."""
+        """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
         self.topology.component_of(task)
         return self._workers.index(self._worker_of[task])
 
     def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
-        """Move the executor of a task to another worker, while tuples flow. Source: Storm's `rebalance`.
+        """Move the executor of a task to another worker while tuples flow. Source: Storm's `rebalance`.
 
-        Spouts are deactivated, as Storm's are, until all that is on the way is executed. Then the executor's
-        tasks are closed there and opened anew here, and everything goes on. So nothing is lost, doubled or
-        overtaken. What a bolt keeps without having acked it goes with it: its spout hears that it has failed.
-        A spout that moves begins anew, and hears no more of what it had on the way.
+        Pauses spouts until all tuples in flight are executed. Then closes the executor's tasks, and opens
+        them on the other worker. No tuple is lost, duplicated or reordered, except that unacked tuples of a
+        moved bolt fail, and a moved spout starts again without outcomes of its earlier tuples.
 
-        Raises TopologyError for an unknown task or worker, TimeoutError when something is still on the way
-        after so many seconds, and nothing has moved then; the TaskError of a task that cannot be opened.
+        Raises TopologyError for an unknown task or worker, and TimeoutError if tuples are still in flight
+        after `timeout` seconds; nothing has moved then. Raises TaskError if a task cannot be opened.
         """
         component = self.topology.component_of(task)
         tasks = next(each for each in self.topology.executors_of(component.id) if task in each)
@@ -293,19 +293,18 @@ class LocalTopology:
             source.remove(tasks, timeout)
             self._settle(tasks)
             target.tasks |= frozenset(tasks)
-            self._assign()
+            self._assign()  # first, because a link can receive only for tasks that its worker owns
             target.add(tasks)
 
     def kill_worker(self, worker: int, timeout: float = WAIT_SECONDS) -> None:
-        """End a worker as in a crash, then start it anew, as Storm's supervisor does; tuples flow meanwhile.
+        """Crash a worker, then start it again like Storm's supervisor, while tuples flow.
 
-        Its executors end where they are, its spouts and bolts are not told, and what is in its queues and
-        connections is lost. The spouts of other workers hear at once that the tuples of which anything was
-        lost have failed, and of no others; Storm's hear so after topology.message.timeout.secs. Its own begin
-        anew, and hear no more of what they had on the way.
+        Its executors stop without closing spouts and bolts, and tuples in queues and connections are lost.
+        On other workers, spout tuples with a lost copy fail immediately, and no others; in Storm, after
+        topology.message.timeout.secs. Its own spouts start again without outcomes of their earlier tuples.
 
-        Raises TopologyError for an unknown worker, and the TaskError of a task that cannot be opened. Raises
-        TimeoutError when something is on the way still after so many seconds; the topology then goes on
+        Raises TopologyError for an unknown worker, and TaskError if a task cannot be opened. Raises
+        TimeoutError if tuples are still in flight after `timeout` seconds; the topology then continues
         without the worker, until it is killed again.
         """
         dead = self._worker(worker)
@@ -328,7 +327,7 @@ class LocalTopology:
 
     @contextlib.contextmanager
     def _paused(self, timeout: float) -> Iterator[None]:
-        """Have nothing on the way while something changes; see wait() for what is raised."""
+        """Pause spouts and ticks, and wait until no tuple is in flight. Raises the errors of wait()."""
         self._changes += 1
         with contextlib.ExitStack() as stack:
             for worker in self._living():
@@ -347,10 +346,10 @@ class LocalTopology:
         return [worker for worker in self._workers if not worker.dead]
 
     def _settle(self, gone: Collection[int]) -> None:
-        """Have the spouts hear of what is lost, while nothing is on the way. gone: tasks that have moved."""
+        """Fail lost tuples at their spouts, while none is in flight. `gone` are tasks that are moving."""
         dead = {task for worker in self._workers if worker.dead for task in worker.tasks}
         spouts = dead.union(gone)
-        held: Counter[Root] = Counter()
+        held: Counter[Root] = Counter()  # bolts hold the only copies left, so a tree with more has lost some
         for worker in self._living():
             for bolt in worker.bolts:
                 held += bolt.held(spouts)

@@ -1,4 +1,7 @@
-"""A worker of a local cluster: executors, and a worker around them where there are others."""
+"""A worker of a local cluster: executors, and an embedded worker if the topology has several workers.
+
+Used by local_topology.py. Owns both. Not thread-safe, like ExecutorWorker. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,16 @@ from tuplewire_topology.running.outgoing import outbound_tasks
 
 
 def link_to(hosted: EmbeddedWorker, topology: Topology, conf: Mapping[str, Any]) -> Link:
-    """Return the link of executors to the worker in this process."""
+    """Return a link from executors to their embedded worker."""
     settings = TopologySettings.from_conf(conf)
     client = hosted.host.client(len(topology.tasks), settings.receive_queue_tuples)
     return Link(client, spouts=topology.spout_tasks, worker=hosted.host)
 
 
 class LocalWorker(ExecutorWorker):
-    """Executors, and the worker around them. Source: Storm's `Worker`, as its `LocalContainer` runs it.
+    """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`.
 
-    hosted: that worker; None for executors that are alone. moved: see IdleWatch. settings: further arguments
-    of ExecutorWorker. dead: whether it was killed.
+    `hosted` is None for a single worker. `moved`: see IdleWatch. `settings` are passed to ExecutorWorker.
     """
 
     def __init__(
@@ -60,22 +62,22 @@ class LocalWorker(ExecutorWorker):
 
     @property
     def pending(self) -> int:
-        """Messages in the client and in the worker. Call only from the event loop."""
+        """The number of messages in the client and in the worker. Call only from the event loop."""
         if self.hosted is None or self.link is None or self.dead:
             return 0
         return self.link.pending + self.hosted.held_messages
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
-        """End it as if its process were killed; see ExecutorWorker.kill."""
+        """End like a killed process; see ExecutorWorker.kill."""
         self.dead = True
-        left = super().kill(0.0)
+        left = super().kill(0.0)  # no wait yet: executors may wait for the link, which ends below
         if self.hosted is not None and self.link is not None:
             self.link.abort()
             self.hosted.abort()
         return [executor for executor in left if not executor.join(timeout)]
 
     def close(self, timeout: float = 10.0) -> None:
-        """End it in good order; see ExecutorWorker.close."""
+        """End cleanly; see ExecutorWorker.close."""
         try:
             super().close(timeout)
         finally:
@@ -84,10 +86,9 @@ class LocalWorker(ExecutorWorker):
 
 
 def rests(epochs: Mapping[LocalWorker, int]) -> bool:
-    """Whether workers have nothing to do: no tuple in a queue, in an executor's hands or on the way.
+    """Return True if no tuple is queued, executed or in flight in any living worker.
 
-    epochs: of IdleWatch, by worker; those that are dead do not count. The workers are looked at one after the
-    other; that nothing has begun anywhere meanwhile says that what was seen of each still holds for all.
+    Checks one worker after another. If `begun` is then unchanged, the results were all true at one moment.
     """
     living = [(worker, epoch) for worker, epoch in epochs.items() if not worker.dead]
     before = [worker.idle.begun for worker, _ in living]
@@ -99,6 +100,6 @@ def rests(epochs: Mapping[LocalWorker, int]) -> bool:
 
 
 def _pending(workers: Iterable[LocalWorker]) -> int:
-    """Return how many messages are on the way between workers, at one moment of their event loop."""
+    """Return the number of messages between workers, read at one moment of the event loop."""
     hosted = [worker for worker in workers if worker.hosted is not None]
     return messaging_loop().call(lambda: sum(worker.pending for worker in hosted)) if hosted else 0
