@@ -1,4 +1,8 @@
-"""A topology of which each worker is a process of this machine. Source: Storm's distributed mode."""
+"""A topology with one process on this machine for each worker. Source: Storm's distributed mode.
+
+Used by cluster.py. Owns the processes and the assignment. Not thread-safe, except for status() and beats().
+Design: docs/design/topologies.md (a process that runs executors is a worker).
+"""
 
 from __future__ import annotations
 
@@ -32,13 +36,13 @@ from tuplewire_topology.running.heartbeat import ExecutorBeat
 _FIRST_POLL_SECONDS = 0.005
 _POLL_SECONDS = 0.1
 _QUIET_SECONDS = 1.0
-"""How long nothing must have happened, once a process has been started again."""
+"""The time between polls after a restart. Two equal reports at rest then end the topology."""
 
 
 class DistributedTopology:
-    """A topology that runs in processes. Made by DistributedCluster.submit.
+    """A topology that runs in processes. Created by DistributedCluster.submit.
 
-    captured: what the components that are collected have emitted, once finish() has returned.
+    `captured` has the tuples of the collected components after finish().
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class DistributedTopology:
         self._assign()
 
     def _assign(self) -> None:
-        """Tell every worker who has which tasks, and wait until it runs its own."""
+        """Send the assignment to every worker, and wait until each runs its tasks."""
         self._version += 1
         workers = [
             {
@@ -123,30 +127,30 @@ class DistributedTopology:
             list(pool.map(lambda worker: worker.follow(assignment), self._workers))
 
     def log_of(self, index: int) -> Path:
-        """Return the file that has the output of a worker."""
+        """Return the file with the output of a worker."""
         return self.log_dir / f"{self.name}-worker-{index}.log"
 
     @property
     def addresses(self) -> list[str]:
-        """The workers' addresses: for `tuplewire status`, or a program that is not in the topology."""
+        """The workers' addresses, for `tuplewire status` or for programs outside the topology."""
         return [worker.address for worker in self._workers]
 
     @property
     def metrics_urls(self) -> list[str]:
-        """Where the workers' metrics are."""
+        """The URLs of the workers' metrics."""
         return [worker.metrics_url for worker in self._workers]
 
     @property
     def restarts(self) -> int:
-        """How often a process was started again."""
+        """The number of process restarts."""
         return sum(worker.starts - 1 for worker in self._workers)
 
     def activate(self) -> None:
-        """Have the spouts asked for tuples. Source: Storm's `activate`."""
+        """Start to request tuples from the spouts. Source: Storm's `activate`."""
         self._switch(active=True)
 
     def deactivate(self) -> None:
-        """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
+        """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
         self._switch(active=False)
 
     def _switch(self, *, active: bool) -> None:
@@ -155,12 +159,10 @@ class DistributedTopology:
             worker.switch(active=active)
 
     def wait(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until it is over: all spouts are exhausted, or inactive, and no tuple is on the way.
+        """Wait until the topology has finished: all spouts exhausted or inactive, and no tuple in flight.
 
-        Raises ProcessFailedError, with the traceback of the user's code, or LaunchError, when a process has
-        failed for good, and TimeoutError after so many seconds. Where a process was started again, what was
-        in it is lost, and the counts do not add up any more: then it is over when for a second all were at
-        rest and nothing came or went.
+        Raises ProcessFailedError, with the traceback of the user's code, or LaunchError, if a process fails
+        and is not restarted, and TimeoutError after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         pause = _FIRST_POLL_SECONDS
@@ -172,6 +174,8 @@ class DistributedTopology:
                     report = worker.report(wave)
                     if report is not None:
                         termination.take(worker.name, wave, report)
+            # A restart loses tuples and counts, so sums no longer match. The topology has then finished when
+            # all processes were at rest, with the same counts, for _QUIET_SECONDS.
             if self.restarts and termination.exact:
                 termination = self._termination()
             if termination.over:
@@ -193,11 +197,11 @@ class DistributedTopology:
         return Termination((worker.name for worker in self._workers), exact=not self.restarts)
 
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
-        """Wait until it is over, give bolts that get ticks their last one, wait, and return what was kept.
+        """Wait until the topology has finished, send the final ticks, wait, and return the collected tuples.
 
-        So a bolt that adds up emits what it has on a tick, and once more at the end. A bolt after it gets its
-        last tick when all that has arrived; the bolts of a cycle get theirs together. Raises as wait() does,
-        and ProcessFailedError where a component that is collected has emitted what no message can carry.
+        A bolt that aggregates can emit its result on the final tick. Bolts get this tick after the results of
+        earlier bolts; the bolts of a cycle get it together. Raises the errors of wait(), and
+        ProcessFailedError if a collected tuple has a value that no message can carry.
         """
         self.wait(timeout)
         for level in self.topology.tick_levels(self._conf):
@@ -210,14 +214,14 @@ class DistributedTopology:
         return self.captured
 
     def worker_of(self, task: int) -> int:
-        """Return the number, from 0, of the worker that has a task; TopologyError for an unknown task."""
+        """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
         self.topology.component_of(task)
         return next(number for number, tasks in enumerate(self._tasks) if task in tasks)
 
     def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
-        """Move the executor of a task to another worker, as LocalTopology.move_task does.
+        """Move the executor of a task to another worker; see LocalTopology.move_task.
 
-        Raises TopologyError for an unknown task or worker, and as wait() does: nothing has moved then.
+        Nothing has moved if this raises TopologyError for an unknown task or worker, or an error of wait().
         """
         source = self._tasks[self.worker_of(task)]
         if not 0 <= worker < len(self._tasks):
@@ -231,7 +235,7 @@ class DistributedTopology:
         try:
             self.wait(timeout)
             source[:] = [each for each in source if each not in tasks]
-            self._tasks[worker] += tasks
+            self._tasks[worker] += tasks  # no tuple is in flight, so none arrives at the old worker
             self._assign()
         finally:
             self._switch(active=active)
@@ -243,18 +247,18 @@ class DistributedTopology:
         return TopologyStatus(self.name, state, executors)
 
     def beats(self) -> list[ExecutorBeat]:
-        """Return what every executor was doing at its worker's last heartbeat; `stuck` says which hang."""
+        """Return the activity of every executor at its worker's last heartbeat."""
         return [each for worker in self._workers for each in worker.beats()]
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
-        """Return each worker's balance, in messages."""
+        """Return the ledger of each worker, in messages."""
         return {worker.name: worker.ledger() for worker in self._workers}
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
-        """Deactivate it, let what is on the way finish, at most so many seconds, and end every process.
+        """Deactivate the topology, wait up to `timeout` seconds until it has finished, and end all processes.
 
-        Each then sees off what it has sent, and only then closes its connections. A topology that has failed
-        is ended at once, and a process that does not end is killed. Does nothing the second time.
+        Each process drains before it closes its connections. A failed topology ends immediately, and a
+        process that does not end is killed. Idempotent.
         """
         deadline = time.monotonic() + timeout
         if timeout and not self._failed:

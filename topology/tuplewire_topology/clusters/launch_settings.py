@@ -1,4 +1,7 @@
-"""The settings for starting worker processes. Source: Storm's `Config` and `DaemonConfig`."""
+"""Settings for the start of worker processes, by Storm's keys. Source: Storm's `Config` and `DaemonConfig`.
+
+Used by distributed clusters. Immutable: thread-safe. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class ClusterMode(StrEnum):
     LOCAL = "local"
     """All in this process."""
     DISTRIBUTED = "distributed"
-    """Each in a separate process."""
+    """Each in its own process."""
 
 
 def _words(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -56,9 +59,9 @@ _VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _variables,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings(Settings):
-    """The settings for starting worker processes, with Storm's keys.
+    """Settings for the start of worker processes. Each field has its description and Storm's key.
 
-    The key of `restarts` is not Storm's, because Storm's supervisor restarts workers without a limit.
+    The key for restarts is Tuplewire's, because Storm's supervisor restarts a worker without limit.
     """
 
     REFUSED = ("storm.cluster.", "supervisor.", "worker.")
@@ -127,11 +130,11 @@ class LaunchSettings(Settings):
 
     @property
     def run_as(self) -> str | None:
-        """The user to run workers as; None: this process's user."""
+        """The user to run as; None: the user of this process."""
         return self.user if self.as_user else None
 
     def port_of(self, index: int) -> int:
-        """Return the port of a worker. Raises ConfigError if there are fewer ports than workers."""
+        """Return the port of a worker; ConfigError if there are fewer ports than workers."""
         if not self.ports:
             return 0
         if index >= len(self.ports):
@@ -142,7 +145,7 @@ class LaunchSettings(Settings):
         return self.ports[index]
 
     def interpreter_options(self, *, port: int, worker_id: str, topology_id: str) -> list[str]:
-        """Return the options of a worker's interpreter, with the placeholders replaced."""
+        """Return the options of a worker's interpreter, with its port and IDs filled in."""
         names = {"%ID%": str(port), "%WORKER-ID%": worker_id, "%TOPOLOGY-ID%": topology_id}
         words = [*self.options, *self.topology_options]
         for name, value in names.items():

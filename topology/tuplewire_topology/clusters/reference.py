@@ -1,6 +1,7 @@
-"""How a process gets the topology that it runs a part of: by name, or as a file.
+"""References to topologies for other processes: a name to import, or a file. Source: Storm's `stormcode.ser`.
 
-Source: Storm's `stormcode.ser`.
+Used by distributed clusters and by their processes. Not thread-safe: load_topology() extends sys.path.
+Design: docs/design/topologies.md (control by a socket pair).
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ _PROGRAM = b"__main__"
 
 
 def load_topology(reference: str) -> Topology:
-    """Return the topology that a text names.
+    """Return the topology of a reference; ConfigError if the reference is invalid.
 
-    `package.module:name`, or `file.py:name`, is a Topology, or a function without arguments that returns one;
-    it is imported, and looks for its own modules in the current directory, or beside the file.
-    A path that ends with .pickle is what save_topology wrote. Reading it runs what is in it, so it must
-    belong to this process's user and be closed to all others. Raises ConfigError for what is none of these.
+    `package.module:name` and `file.py:name` import a Topology, or a function without arguments that returns
+    one, with modules from the current directory or the file's directory. A path ending in .pickle is a file
+    of save_topology. Reading it runs code, so only this process's user may have access to it.
     """
     if reference.endswith(SUFFIX):
         return _unpickle(Path(reference))
@@ -39,7 +39,7 @@ def load_topology(reference: str) -> Topology:
         )
     file = Path(module) if module.endswith(".py") else None
     directory = str(Path.cwd() if file is None else file.parent.resolve())
-    if directory not in sys.path:  # look there as well, as Python does for a program that is run there
+    if directory not in sys.path:  # as Python does for a program in that directory, but last
         sys.path.append(directory)
     try:
         found = getattr(importlib.import_module(module if file is None else file.stem), name)
@@ -52,11 +52,10 @@ def load_topology(reference: str) -> Topology:
 
 
 def save_topology(topology: Topology, path: Path, user: str | None = None) -> str:
-    """Write a topology, with the objects of its components, and return the path as load_topology takes it.
+    """Write a topology with its components, and return the path as a reference for load_topology.
 
-    What the running program defines itself, such as a notebook's classes, travels as code, by cloudpickle.
-    user: whose process is to read it; None: this one's. Only that user can. Raises TopologyError for a
-    component that cannot be written, or that needs cloudpickle where there is none.
+    Only `user` can read the file; None: this process's user. Raises TopologyError for a component that cannot
+    be written, or that needs cloudpickle if it is not installed.
     """
     write_private(path, _pickled(topology), user)
     return str(path)
@@ -65,10 +64,10 @@ def save_topology(topology: Topology, path: Path, user: str | None = None) -> st
 def _pickled(topology: Topology) -> bytes:
     try:
         content = pickle.dumps(topology)
-        if _PROGRAM not in content:
+        if _PROGRAM not in content:  # otherwise, such as in notebooks, cloudpickle includes the code
             return content
         problem = "a class or function of it is defined in the program that is run"
-    except Exception as error:  # noqa: BLE001 - whatever the user's objects say
+    except Exception as error:  # noqa: BLE001 - the user's objects may raise anything
         problem = str(error)
     by_value = _cloudpickle()
     if by_value is None:
@@ -86,7 +85,7 @@ def _pickled(topology: Topology) -> bytes:
 
 
 def _cloudpickle() -> ModuleType | None:
-    """Return cloudpickle, by itself or as PySpark carries it; None where there is neither."""
+    """Return cloudpickle, or PySpark's copy of it; None if neither is installed."""
     for name in ("cloudpickle", "pyspark.cloudpickle"):
         try:
             return importlib.import_module(name)
@@ -99,7 +98,7 @@ def _unpickle(path: Path) -> Topology:
     try:
         with path.open("rb") as file:
             _check_private(path, os.fstat(file.fileno()))
-            topology = pickle.load(file)  # noqa: S301 - from this user, as was just seen
+            topology = pickle.load(file)  # noqa: S301 - the check above shows that it is this user's file
     except ConfigError:
         raise
     except Exception as error:

@@ -1,6 +1,7 @@
-"""The topology whose tasks a worker process runs itself, from its first assignment to its end.
+"""The program of a worker process that runs executors of a topology. Source: Storm's `Worker`.
 
-Source: Storm's `Worker`, whose executors are what a worker is there for.
+Used by the worker process through an entry point. Owns the executors, their client and the end of the control
+channel. Thread-safe. Design: docs/design/topologies.md (a process that runs executors is a worker).
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ _LOOK_SECONDS = 0.2
 _OPEN_SECONDS = 60.0
 _END_SECONDS = 1.0
 _FAILED_SECONDS = 1.0
-"""How long a worker may pass on what it holds for others, once its own program has failed."""
+"""The time that a worker has to forward messages of other workers after its program has failed."""
 _PART_BYTES = MIB
 
 
 class TopologyProgram(Program):
-    """Runs the tasks of a topology that the assignment gives to this worker, as it changes; thread-safe.
+    """Runs the tasks that the current assignment gives to this worker. Thread-safe.
 
-    A process that controls this one says when the spouts begin; without one, they begin at once. An error of
-    a spout or bolt ends the process.
+    A controlling process activates the spouts; without one, the assignment does. An error of a spout or bolt
+    ends the process.
     """
 
     def __init__(self, host: Host, flags: ProgramFlags) -> None:
-        """Load the topology, and attach to the worker. Raises ConfigError if one of the two is wrong."""
+        """Load the topology, and attach to the worker. Raises ConfigError for invalid settings."""
         self._conf = dict(flags.conf)
         settings = TopologySettings.from_conf(self._conf)
         self._receive_queue_tuples = settings.receive_queue_tuples
@@ -99,21 +100,21 @@ class TopologyProgram(Program):
         self._thread.start()
 
     def statistics(self) -> Sequence[ExecutorStatistics]:
-        """Return a snapshot of every executor; none before the first assignment."""
+        """Return a snapshot of every executor; empty before the first assignment."""
         return [] if self._executors is None else self._executors.statistics()
 
     def beats(self) -> Sequence[ExecutorBeat]:
-        """Return what every executor was doing at the last heartbeat; none before the first assignment."""
+        """Return the activity of executors at the last heartbeat; empty before the first assignment."""
         return [] if self._executors is None else self._executors.heartbeat.executors
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add the topology, and its executors here, to the worker's status."""
+        """Add the topology and its local executors to the worker's status."""
         executors = self._executors
         statistics = [] if executors is None else executors.statistics(registered=False)
         status.components.extend(component_statuses(self._topology, statistics))
 
     def stop_input(self) -> None:
-        """Follow no assignment any more, and stop the spouts; what is on the way goes on."""
+        """Ignore later assignments, and stop the spouts; tuples in flight are still processed."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_END_SECONDS)
@@ -125,7 +126,7 @@ class TopologyProgram(Program):
         return metric_families(self.statistics(), self.beats())
 
     def close(self, timeout: float) -> bool:
-        """End the executors; False, and a word in the log, when one has not ended in so many seconds."""
+        """End the executors; log, and return False, if one does not end within `timeout` seconds."""
         self._ending.set()
         try:
             if self._executors is not None:
@@ -147,7 +148,7 @@ class TopologyProgram(Program):
                     self._ending.wait(_LOOK_SECONDS)
                 elif (message := self._channel.receive(_LOOK_SECONDS)) is not None:
                     self._answer(self._channel, *message)
-        except UnreachableError as error:
+        except UnreachableError as error:  # the controlling process has exited, so the topology ends
             logger.warning("program.alone", extra={"reason": str(error)})
             self._host.request_stop("parent-gone", failed=True, deadline_seconds=_FAILED_SECONDS)
         except BaseException as error:
@@ -164,7 +165,7 @@ class TopologyProgram(Program):
                 logger.warning("program.alone", extra={"reason": failure.summary})
 
     def _follow(self) -> None:
-        """Run what the assignment in force gives to this worker: end what is gone, open what is new."""
+        """Apply a new assignment: end executors that have left this worker, and open new ones."""
         assignment = self._host.assignment
         if assignment is None or assignment.version == self._version:
             return
@@ -186,7 +187,7 @@ class TopologyProgram(Program):
             self._executors.start(_OPEN_SECONDS)
         else:
             self._executors.follow(wanted, _OPEN_SECONDS)
-        if self._channel is None:
+        if self._channel is None:  # otherwise the controlling process decides
             self._active = assignment.active
         if self._active:
             self._executors.activate()
@@ -198,26 +199,23 @@ class TopologyProgram(Program):
             self._channel.send("following", assignment.version)
 
     def _warn_of_missing(self, tasks: Collection[int], owners: Container[int]) -> None:
-        """Log tasks that these send to and no worker has, once for each set.
-
-        Source: Storm's "Missing assignment for following tasks".
-        """
+        """Log target tasks without a worker, once per set. Source: Storm's "Missing assignment" warning."""
         missing = frozenset(task for task in outbound_tasks(self._topology, tasks) if task not in owners)
         if missing and missing != self._missing:
             logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
         self._missing = missing
 
     def _bury(self, letter: DeadLetter) -> bool:
-        """Send a tuple that was given up to the worker's dead-letter task; in an executor's thread.
+        """Send a dropped tuple to the worker's dead-letter task; return False without a task or space.
 
-        Returns False where there is none, or no room; what could not be sent is nobody's message.
+        Called on executors' threads.
         """
-        if not letter.tries:
+        if not letter.tries:  # the tuple could not be sent, so it is not a message of any task
             return False
         try:
             payload = self._serializer.serialize(Tuple(letter.tuple.values, letter.tuple.source))
         except UnsupportedValueError:
-            return False  # the log has it
+            return False  # the error that made it a dead letter is logged
         source = letter.tuple.source_task
         group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
         return self._host.bury(group, letter.tries, letter.reason)
@@ -229,7 +227,7 @@ class TopologyProgram(Program):
         return self._executors
 
     def _answer(self, channel: Channel, kind: str, values: Sequence[Any]) -> None:
-        """Do what is asked over the channel."""
+        """Execute a request of the controlling process, and answer it."""
         match kind:
             case "assign":
                 self._host.assign(values[0])
@@ -243,7 +241,7 @@ class TopologyProgram(Program):
                 self._running.tick(values)
             case "report":
                 report = self._running.report()
-                self._running.check()
+                self._running.check()  # a failure is sent with its traceback, by _main()
                 channel.send("report", *values, *from_report(report))
             case "statistics":
                 channel.send("statistics", *map(from_statistics, self.statistics()))
@@ -261,7 +259,7 @@ class TopologyProgram(Program):
 
 
 def _hand_over(captured: Captured, channel: Channel) -> None:
-    """Send what was kept, some at a time; UnsupportedValueError for a value that no message can carry."""
+    """Send the collected tuples in parts; UnsupportedValueError for a value that no message can carry."""
     for component, stream in captured.streams():
         rows: list[bytes] = []
         size = 0

@@ -1,6 +1,7 @@
-"""The process of one worker, as whoever started it sees it, and the channel between the two.
+"""The controlling side of a worker process, and the channel. Source: Storm's `Container` and `Slot`.
 
-Source: Storm's `Container` and `Slot`.
+Used by distributed_topology.py; topology_program.py has the other end. Owns the process and its supervisor.
+WorkerProcess is thread-safe, Channel is not. Design: docs/design/topologies.md (control by a socket pair).
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ _MOST_BYTES = 256 * 1024 * 1024
 
 
 class Channel:
-    """One end of a socket pair; used from one thread at a time.
+    """One end of a socket pair. Not thread-safe. Raises UnreachableError once the other end is closed.
 
-    A message is a kind and values, in the form of a tuple's values (MessagePack), which runs nothing when it
-    is read: the two processes may be of different users. Raises UnreachableError once the other end is gone.
+    A message has a kind and values, as MessagePack, because pickles would run code of another user.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -48,10 +48,7 @@ class Channel:
             raise UnreachableError("the process at the other end of the channel is gone") from error
 
     def receive(self, timeout: float | None) -> tuple[str, list[Any]] | None:
-        """Return the next message as its kind and values; None when there is none in so many seconds.
-
-        Raises MalformedError for what is no message.
-        """
+        """Return the kind and values of the next message, or None after `timeout` seconds; MalformedError."""
         try:
             if not self._connection.poll(timeout):
                 return None
@@ -67,7 +64,7 @@ class Channel:
         return kind, values
 
     def close(self) -> None:
-        """End it; does nothing the second time."""
+        """Close this end. Idempotent."""
         self._connection.close()
 
 
@@ -76,10 +73,10 @@ _STOP_MARGIN_SECONDS = 10.0
 
 
 class WorkerProcess:
-    """Started, started again where that is wanted, asked, and ended; thread-safe.
+    """Starts, restarts, queries and ends the process of a worker. Thread-safe.
 
-    command: what is run; its address and channel are added. listen: the address to bind, port 0 for any free
-    one; a process that is started again keeps the one that it had.
+    `command` gets options for the address and the channel. `listen` is the address to bind; for port 0, the
+    process uses a free port, and keeps it after a restart.
     """
 
     def __init__(self, command: Command, settings: LaunchSettings, listen: str) -> None:
@@ -99,13 +96,13 @@ class WorkerProcess:
         self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
 
     def _start(self) -> Child:
-        """Start the process; at a restart also bring it to where it was."""
+        """Start the process; after a restart, also restore its assignment and activity."""
         with self._lock:
             if self.starts:
                 self._channel.close()
             ours, theirs = socket.socketpair()
             self._channel = Channel(ours.detach())
-            with theirs:  # for the process to inherit
+            with theirs:  # closed here once inherited, so that the exit of the child ends the channel
                 words = [*self._command.words, f"--listen={join_host_port(self._host, self._port)}"]
                 words.append(f"--control={theirs.fileno()}")
                 child = Child(replace(self._command, words=words, descriptors=[theirs.fileno()]))
@@ -125,7 +122,7 @@ class WorkerProcess:
         self.given_up = self.failure or error
 
     def await_bound(self, child: Child | None = None) -> None:
-        """Wait until it has bound its port; LaunchError, with its last words, when it does not."""
+        """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""
         child = child or self._supervisor.child
         try:
             _, bound = self._receive("bound", self._settings.start_seconds)
@@ -136,12 +133,12 @@ class WorkerProcess:
             raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
 
     def follow(self, assignment: Mapping[str, Any]) -> None:
-        """Have it run what an assignment gives to it, and watch it from the first one on."""
+        """Apply an assignment in the process, and wait for it; the first one starts the supervision."""
         first = self._assignment is None
         with self._lock:
             self._assignment = assignment
             self._follow()
-        if first:
+        if first:  # an exit before this is an error of the start
             self._supervisor.watch()
 
     def _follow(self) -> None:
@@ -150,27 +147,27 @@ class WorkerProcess:
             self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
 
     def switch(self, *, active: bool) -> None:
-        """Have its spouts asked for tuples, or not; also once it is started again."""
+        """Activate or deactivate the spouts of the process, also after restarts."""
         with self._lock:
             self.active = active
-            with contextlib.suppress(UnreachableError):  # whoever asks for its report will hear
+            with contextlib.suppress(UnreachableError):  # report() raises the failure, if there is no restart
                 self.tell("activate" if active else "deactivate")
 
     def tell(self, kind: str, *values: Any) -> None:
-        """Send it a message; UnreachableError when it is gone."""
+        """Send a message to the process; UnreachableError if it has exited."""
         with self._lock:
             self._channel.send(kind, *values)
 
     def _ask(self, kind: str, *values: Any) -> list[Any]:
-        """Send it a message, and return the values of the answer, which is of the same kind."""
+        """Send a message, and return the values of the answer, which has the same kind."""
         with self._lock:
             self.tell(kind, *values)
             return self._receive(kind, _ANSWER_SECONDS)[1]
 
     def _receive(self, wanted: str, timeout: float, otherwise: str = "") -> tuple[str, list[Any]]:
-        """Return the next message, of the kind that is wanted, or otherwise possible.
+        """Return the next message, if its kind is `wanted` or `otherwise`.
 
-        Raises the failure that it tells, and LaunchError where another comes or none.
+        Raises a reported failure, and LaunchError for another message or a timeout.
         """
         message = self._channel.receive(timeout)
         if message is None:
@@ -187,10 +184,7 @@ class WorkerProcess:
         return message
 
     def report(self, wave: int) -> ProcessReport | None:
-        """Return what it has to say; None while it is being started again.
-
-        Raises the error by which it has failed for good.
-        """
+        """Return the state of the process, or None during a restart. Raises the errors of check()."""
         try:
             return to_report(self._ask("report", wave)[1:])
         except (UnreachableError, ProcessFailedError):
@@ -198,29 +192,26 @@ class WorkerProcess:
             return None
 
     def check(self) -> None:
-        """Raise the error by which it has failed for good, if it has."""
+        """Raise the failure of the process, if it is not restarted."""
         if self.failure is not None and not self._settings.restarts:
             raise self.failure
         if self.given_up is not None:
             raise self.given_up
 
     def statistics(self) -> list[ExecutorStatistics]:
-        """Return a snapshot of its executors."""
+        """Return snapshots of its executors."""
         return list(map(to_statistics, self._ask("statistics")))
 
     def beats(self) -> list[ExecutorBeat]:
-        """Return what its executors were doing at its last heartbeat."""
+        """Return the activity of its executors at its last heartbeat."""
         return list(map(to_beat, self._ask("beats")))
 
     def ledger(self) -> LedgerSnapshot:
-        """Return its balance."""
+        """Return its ledger, in messages."""
         return LedgerSnapshot(*self._ask("ledger"))
 
     def collect(self, captured: Captured) -> None:
-        """Take over what it has kept of the tuples that its components emitted.
-
-        Raises ProcessFailedError where a value cannot leave its process.
-        """
+        """Move its collected tuples to `captured`; ProcessFailedError if a message cannot carry a value."""
         with self._lock:
             self.tell("collect")
             while True:
@@ -234,7 +225,7 @@ class WorkerProcess:
                     raise LaunchError(f"{self.name} hands over what is no result: {error}") from error
 
     def stop(self, seconds: float) -> int:
-        """End it, in so many seconds in good order; kill it some seconds later. Returns its exit code."""
+        """Drain for up to `seconds`, and kill the process if it does not exit then; return the exit code."""
         self._supervisor.no_more()
         with contextlib.suppress(UnreachableError):
             self.tell("close", seconds)
