@@ -55,7 +55,7 @@ class BoltExecutor(Executor[BoltTask]):
         return held
 
     def _open(self, task: int) -> BoltTask:
-        bolt = deepcopy(self.component.template)
+        bolt = deepcopy(self.component.template)  # each task has its own bolt
         opened = BoltTask(*self._parts(task), bolt=bolt, execute=bolt.execute)
         collector = OutputCollector(
             opened.outbox,
@@ -114,7 +114,7 @@ class BoltExecutor(Executor[BoltTask]):
         A tuple that the bolt has acked or failed is not retried. Tuples emitted by each call are sent.
         """
         tries = 1
-        followed = message in task.open
+        followed = message in task.open  # an untracked tuple is never in `open`
         while tries < self.settings.error_tries and (message in task.open or not followed):
             self._told(task.id, error, message)
             tries += 1

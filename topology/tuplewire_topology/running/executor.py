@@ -108,7 +108,7 @@ class Executor(ABC, Generic[TaskKind]):
     def __init__(self, tasks: range, surroundings: Surroundings) -> None:
         self.tasks = tasks
         self.component = surroundings.topology.component_of(tasks[0])
-        self.conf = {**surroundings.conf, **self.component.configuration}
+        self.conf = {**surroundings.conf, **self.component.configuration}  # the component's settings win
         self.settings = TopologySettings.from_conf(self.conf)
         self.queue = ReceiveQueue(self.settings.receive_queue_tuples)
         self.tally = Tally()
@@ -168,7 +168,7 @@ class Executor(ABC, Generic[TaskKind]):
         executed = sum(at_work.executed_by.values())
         queue = self.queue.statistics()
         wait = self._load.look(queue.arrived, executed, at_work.busy_seconds + at_work.sending_seconds)
-        return max(queue.fill, wait)
+        return max(queue.fill, wait)  # a nearly full queue is a load even if tuples are fast
 
     @property
     def pending(self) -> int:
@@ -302,7 +302,7 @@ class Executor(ABC, Generic[TaskKind]):
         """Send and return the tuples that a task has emitted; report acked and failed tuples to the acker."""
         if self._abandoned:
             raise ClosedError("this executor's worker was killed")
-        if self._refresh_due:
+        if self._refresh_due:  # requested by a timer, done here: only this thread uses the groupings
             self._refresh_due = False
             for each in self._tasks.values():
                 each.outgoing.refresh()
@@ -333,7 +333,7 @@ class Executor(ABC, Generic[TaskKind]):
         """Send columns, waiting for free space, and measure the time."""
         pulse = self.pulse
         doing, began = pulse.doing, pulse.clock()
-        pulse.doing = Doing.SENDING
+        pulse.doing = Doing.SENDING  # a wait for free space is not a stuck call
         self.tally.sends_since = began
         self._surroundings.transfer(columns, partial(self._undeliverable, task))
         pulse.enter(pulse.task, doing)

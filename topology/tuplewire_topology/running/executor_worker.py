@@ -175,7 +175,7 @@ class ExecutorWorker:
 
     def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        for executor in executors:
+        for executor in executors:  # all start before the first wait, so tasks open in parallel
             executor.start()
         for executor in executors:
             if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
@@ -186,7 +186,7 @@ class ExecutorWorker:
                 for task in executor.tasks:
                     self._ticks.add(task, executor.settings.tick_seconds)
             period = self.settings.message_timeout_seconds / PARTS
-            if self._has_ackers and period and not isinstance(executor, BoltExecutor):
+            if self._has_ackers and period and not isinstance(executor, BoltExecutor):  # ackers and spouts
                 self._recurring.append(self._timer.every(period, executor.rotate))
         if self._link is not None:  # after all tasks are open, because the queues fill from now on
             self._link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
@@ -262,7 +262,7 @@ class ExecutorWorker:
         tracing.flush()
         if stuck:
             raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
-        if self.failure is None:
+        if self.failure is None:  # the state file of a failed worker remains
             self._heartbeats.end()
 
     def _end_timer(self) -> None:

@@ -109,7 +109,7 @@ class Heartbeats:
         self.last = self._take()
         if self.file is not None:
             try:
-                write_atomically(self.file, json.dumps(self.last.to_json()))
+                write_atomically(self.file, json.dumps(self.last.to_json()))  # readers see a whole file
             except OSError as error:
                 logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 
@@ -130,7 +130,7 @@ class Heartbeats:
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
         for each in stuck - self._stuck:  # not again at each beat
             _log_stuck(each, beats[each])
-        for each in self._stuck & beats.keys() - stuck:
+        for each in self._stuck & beats.keys() - stuck:  # removed executors have not recovered
             logger.info("executor.moves_again", extra={"component": each.component.id})
         self._stuck = stuck
         return WorkerHeartbeat(

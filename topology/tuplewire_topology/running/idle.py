@@ -54,14 +54,14 @@ class IdleWatch:
         """Subtract executed tuples, after the tuples that they caused were counted."""
         with self.moved:
             self._present -= tuples
-            if not self._present:
+            if not self._present:  # waits depend only on 0
                 self.moved.notify_all()
 
     def enter(self) -> bool:
         """Count one input from outside, such as a tick; while paused, return False and count nothing."""
         with self.moved:
             if not self.paused:
-                self.sent(1)
+                self.sent(1)  # re-enters the condition, which has an RLock
                 return True
             return False
 

@@ -139,7 +139,7 @@ class Link:
             try:
                 self._client.send(batch, timeout=patience)
             except BufferFullError:
-                patience = BLOCKED_AGAIN_SECONDS
+                patience = BLOCKED_AGAIN_SECONDS  # later reports are less frequent
                 tasks = sorted({group.task for group in groups})
                 seconds = round(time.monotonic() - began)
                 logger.warning("executors.blocked", extra={"tasks": tasks, "seconds": seconds})

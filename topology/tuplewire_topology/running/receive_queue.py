@@ -55,7 +55,7 @@ class RateTracker:
     def __init__(self, now: float) -> None:
         self._started = now
         self._second = int(now)
-        self._buckets = deque([0] * (_WINDOW_SECONDS + 1), _WINDOW_SECONDS + 1)
+        self._buckets = deque([0] * (_WINDOW_SECONDS + 1), _WINDOW_SECONDS + 1)  # last: current second
 
     def count(self, amount: int, now: float) -> None:
         """Count `amount` at the monotonic time `now`, in seconds."""
@@ -66,7 +66,7 @@ class RateTracker:
         """Return the average per second."""
         self._turn(now)
         full_seconds = min(self._second - self._started, float(_WINDOW_SECONDS))
-        if full_seconds < 1:
+        if full_seconds < 1:  # just started: use all counts
             return sum(self._buckets) / max(now - self._started, 1.0)
         return (sum(self._buckets) - self._buckets[-1]) / full_seconds
 
@@ -108,7 +108,7 @@ class ReceiveQueue:
                 self._emptied.wait_for(lambda: self._population < self.capacity or self._closed)
                 self._waiting -= 1
                 room = self.capacity - self._population
-                self._add(AddressedTuples(column.task, tuples[:room]))
+                self._add(AddressedTuples(column.task, tuples[:room]))  # raises if close() ended the wait
                 tuples = tuples[room:]
 
     def publish_to_overflow(self, column: AddressedTuples) -> None:
@@ -144,7 +144,7 @@ class ReceiveQueue:
                 taken.append(column)
                 count += len(column.tuples)
             self._population -= count
-            if count:
+            if count:  # the space may be enough for several publishers
                 self._emptied.notify_all()
             return taken
 

@@ -66,7 +66,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._askable = False
         self._finished_in = _BUSY
         """The epoch of the last round if every task was exhausted in it, else _BUSY."""
-        self._expires = bool(
+        self._expires = bool(  # the acker of a single process has no timeout
             ACKER_COMPONENT in surroundings.topology.components and self.settings.message_timeout_seconds
         )
 
@@ -186,7 +186,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _round(self) -> None:
         """Request tuples from each task that may emit, for a short time each."""
-        epoch = self._surroundings.idle.epoch
+        epoch = self._surroundings.idle.epoch  # read first: a wait that starts now needs another round
         self._emitted = self._askable = False
         for task in self._tasks.values():
             self._askable |= self._ask(task)
@@ -206,7 +206,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _ask(self, task: SpoutTask) -> bool:
         """Let a task emit until it has no tuples, or reaches a limit; return False if it may not emit."""
         deadline = time.monotonic() + _ROUND_SECONDS
-        bound = self.settings.max_spout_pending or sys.maxsize
+        bound = self.settings.max_spout_pending or sys.maxsize  # 0: no limit
         outbox, pulse = task.outbox, self.pulse
         asked = False
         pulse.enter(task.id, Doing.NEXT_TUPLE)

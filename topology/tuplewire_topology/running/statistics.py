@@ -86,7 +86,7 @@ class CallWatch:
         """Return the seconds since the current call of user code was first seen; 0 if there is none."""
         pulse = self._pulse
         now, seen = pulse.clock(), (pulse.calls, pulse.doing)
-        if seen != self._seen or seen[1] in OURS:
+        if seen != self._seen or seen[1] in OURS:  # another call, or none
             self._seen, self._since = seen, now
         return now - self._since
 
@@ -280,7 +280,7 @@ class ExecutorLoad:
         tuples, spent = executed - self._executed, max(0.0, seconds - self._seconds)
         self._executed, self._seconds = executed, seconds
         latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # else one took it all
-        self._per_tuple = (self._per_tuple + latest) / 2 if self._per_tuple else latest
+        self._per_tuple = (self._per_tuple + latest) / 2 if self._per_tuple else latest  # smoothed
         wait = max(0, arrived - executed) * self._per_tuple
         return wait / (1.0 + wait)
 

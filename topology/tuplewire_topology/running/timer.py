@@ -30,7 +30,7 @@ class Timer(ABC):
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._heap: list[tuple[float, int, float, Action]] = []
-        self._order = count()
+        self._order = count()  # identifies an action, and orders equal times
         self._closed = False
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Timer(ABC):
         with self._changed:
             order = next(self._order)
             heapq.heappush(self._heap, (self._now() + period, order, period, action))
-            self._changed.notify()
+            self._changed.notify()  # it may be due before the action that the thread waits for
         return partial(self._cancel, order)
 
     def _cancel(self, order: int) -> None:
@@ -158,7 +158,7 @@ class Ticks:
     def add(self, task: int, seconds: float) -> None:
         """Send a task a tick every `seconds`."""
         self._waiting.discard(task)
-        self._late.pop(task, None)
+        self._late.pop(task, None)  # from an earlier time at this worker
         column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
         self._ticks[task] = self._timer.every(seconds, partial(self._give, column))
 
@@ -187,7 +187,7 @@ class Ticks:
         self.remove(list(self._ticks))
 
     def _give(self, column: AddressedTuples) -> None:
-        if column.task in self._waiting:
+        if column.task in self._waiting:  # a slow task gets no backlog of ticks
             return
         if not self._idle.enter():
             self._late[column.task] = column

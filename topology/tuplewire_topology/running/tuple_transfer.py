@@ -58,7 +58,7 @@ class Transfer:
 
         The tuples of a column have one source. Raises ClosedError if a target executor has stopped.
         """
-        known: dict[Tuple, bytes] = {}
+        known: dict[Tuple, bytes] = {}  # serialized tuples of this call
         remote: list[TaskGroup] = []
         for column in columns:
             queue = self.queues.get(column.task)
