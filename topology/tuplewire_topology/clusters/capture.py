@@ -39,7 +39,7 @@ class FeederSpout(Spout):
     def feed(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
         """Add a tuple to emit. Thread-safe."""
         self._feed.append((stream, values, message_id))
-        for collector in self._collectors:
+        for collector in self._collectors:  # their executors may wait after an empty next_tuple()
             collector.wake()
 
     def open(

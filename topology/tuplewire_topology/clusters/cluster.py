@@ -156,7 +156,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
         """
         self._check_free(name)
         running = self._running[name] = DistributedTopology(name, conf, topology, collect)
-        running.activate()
+        running.activate()  # after the registration, so that shutdown() ends it if this fails
         return running
 
 

@@ -105,7 +105,7 @@ class DistributedTopology:
                 user=self._settings.run_as,
             )
             self._workers.append(WorkerProcess(command, self._settings, join_host_port(self._host, port)))
-        for worker in self._workers:
+        for worker in self._workers:  # after all of them were started, so they start in parallel
             worker.await_bound()
         self._tasks = [list(share) for share in portions]
         self._assign()
@@ -123,7 +123,7 @@ class DistributedTopology:
             for worker, tasks in zip(self._workers, self._tasks, strict=True)
         ]
         assignment = {"version": self._version, "topology": self.name, "workers": workers}
-        with ThreadPoolExecutor(len(self._workers)) as pool:
+        with ThreadPoolExecutor(len(self._workers)) as pool:  # each call waits until all tasks are open
             list(pool.map(lambda worker: worker.follow(assignment), self._workers))
 
     def log_of(self, index: int) -> Path:
@@ -262,7 +262,7 @@ class DistributedTopology:
         """
         deadline = time.monotonic() + timeout
         if timeout and not self._failed:
-            with contextlib.suppress(TuplewireError, TimeoutError):
+            with contextlib.suppress(TuplewireError, TimeoutError):  # the processes end in any case
                 self.deactivate()
                 self.wait(timeout)
         workers, self._workers = self._workers, []

@@ -124,7 +124,7 @@ class LaunchSettings(Settings):
             raise ConfigError(
                 "supervisor.run.worker.as.user needs the name of a user: set topology.submitter.user"
             )
-        fixed = [port for port in self.ports if port]
+        fixed = [port for port in self.ports if port]  # 0 can be repeated
         if len(set(fixed)) < len(fixed):
             raise ConfigError(f"supervisor.slots.ports names a port twice: {self.ports}")
 
@@ -135,7 +135,7 @@ class LaunchSettings(Settings):
 
     def port_of(self, index: int) -> int:
         """Return the port of a worker; ConfigError if there are fewer ports than workers."""
-        if not self.ports:
+        if not self.ports:  # any free port
             return 0
         if index >= len(self.ports):
             raise ConfigError(

@@ -200,7 +200,7 @@ class LocalTopology:
         epochs: dict[LocalWorker, int] = {}
         while True:
             for worker in self._living():
-                if worker not in epochs:
+                if worker not in epochs:  # also workers that were started during the wait
                     epochs[worker] = worker.new_epoch()
             # A topology that is paused for a change is idle for this change only, not for other callers.
             if self.failure is not None or (self._changes <= changes and rests(epochs)):
@@ -310,7 +310,7 @@ class LocalTopology:
         dead = self._worker(worker)
         with self._changing:
             self._dead += dead.kill(_USER_CODE_SECONDS)
-            self._assign()
+            self._assign()  # other workers drop messages for the dead one, so the pause can end
             with self._paused(timeout):
                 self._settle(())
                 self._workers[worker] = self._make_worker(worker, dead.tasks)

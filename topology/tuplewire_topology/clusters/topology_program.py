@@ -167,7 +167,7 @@ class TopologyProgram(Program):
     def _follow(self) -> None:
         """Apply a new assignment: end executors that have left this worker, and open new ones."""
         assignment = self._host.assignment
-        if assignment is None or assignment.version == self._version:
+        if assignment is None or assignment.version == self._version:  # none yet, or already applied
             return
         wanted = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
         self._warn_of_missing(wanted, assignment.owner_of)
@@ -216,7 +216,7 @@ class TopologyProgram(Program):
             payload = self._serializer.serialize(Tuple(letter.tuple.values, letter.tuple.source))
         except UnsupportedValueError:
             return False  # the error that made it a dead letter is logged
-        source = letter.tuple.source_task
+        source = letter.tuple.source_task  # negative for ticks
         group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
         return self._host.bury(group, letter.tries, letter.reason)
 

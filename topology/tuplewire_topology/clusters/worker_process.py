@@ -98,7 +98,7 @@ class WorkerProcess:
     def _start(self) -> Child:
         """Start the process; after a restart, also restore its assignment and activity."""
         with self._lock:
-            if self.starts:
+            if self.starts:  # a restart: the old process has exited
                 self._channel.close()
             ours, theirs = socket.socketpair()
             self._channel = Channel(ours.detach())
@@ -114,12 +114,12 @@ class WorkerProcess:
                     if self.active:
                         self.tell("activate")
                 except TuplewireError:
-                    child.end(time.monotonic())
+                    child.end(time.monotonic())  # the supervisor counts a failed restart
                     raise
             return child
 
     def _give_up(self, error: TuplewireError) -> None:
-        self.given_up = self.failure or error
+        self.given_up = self.failure or error  # the program's error explains more than an exit code
 
     def await_bound(self, child: Child | None = None) -> None:
         """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""
@@ -127,7 +127,7 @@ class WorkerProcess:
         try:
             _, bound = self._receive("bound", self._settings.start_seconds)
             self.address, self.peer_address, self.metrics_url = bound
-            self._port = split_host_port(self.address)[1]
+            self._port = split_host_port(self.address)[1]  # a restart must keep the assigned address
         except UnreachableError as error:
             code = child.wait(self._settings.stop_seconds)
             raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
