@@ -27,7 +27,7 @@ _Running = TypeVar("_Running", bound=LocalTopology | DistributedTopology)
 
 
 class _Cluster(Generic[_Running]):
-    """The running topologies by name. The end of the cluster ends them."""
+    """The running topologies by name. Leaving the context ends them."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}

@@ -266,7 +266,7 @@ class LocalTopology:
             for executor in self._dead:
                 stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
 
-    # --- what happens to workers ------------------------------------------------------------------------
+    # --- changes of workers -----------------------------------------------------------------------------
 
     def worker_of(self, task: int) -> int:
         """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""

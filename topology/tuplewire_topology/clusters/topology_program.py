@@ -206,7 +206,7 @@ class TopologyProgram(Program):
         self._missing = missing
 
     def _bury(self, letter: DeadLetter) -> bool:
-        """Send a dropped tuple to the worker's dead-letter task; return False without a task or space.
+        """Send a dropped tuple to the worker's dead-letter task; return False if this is not possible.
 
         Called on executors' threads.
         """

@@ -48,7 +48,7 @@ class Channel:
             raise UnreachableError("the process at the other end of the channel is gone") from error
 
     def receive(self, timeout: float | None) -> tuple[str, list[Any]] | None:
-        """Return the kind and values of the next message, or None after `timeout` seconds; MalformedError."""
+        """Return a message as kind and values, or None after `timeout` seconds. Raises MalformedError."""
         try:
             if not self._connection.poll(timeout):
                 return None

@@ -296,7 +296,7 @@ class Executor(ABC, Generic[TaskKind]):
             return False
         return self._surroundings.dead_letter(DeadLetter(message, told, tries)) is not False
 
-    # --- what tasks emit ----------------------------------------------------------------------------------
+    # --- emitted tuples -----------------------------------------------------------------------------------
 
     def _flush(self, task: TaskKind) -> list[Emitted]:
         """Send and return the tuples that a task has emitted; report acked and failed tuples to the acker."""

@@ -48,8 +48,8 @@ class ExecutorWorker:
         tasks: The tasks of whole executors; by default all.
         conf: Settings by Storm's keys, and the user's own.
         link: Connects other processes with tasks of the topology.
-        acker: Tracks tuples if the topology has no acker tasks (with_ackers); shared by the workers of a
-            process, like `idle`. If both it and `link` are missing, the worker creates one.
+        acker: Tracks tuples if the topology has no acker tasks (with_ackers). The workers of a process can
+            share it. If both it and `link` are missing, the worker creates one.
         error, dead_letter, emitted, received: See Surroundings.
         state_file: Gets each heartbeat as JSON; removed after a clean end.
         port: The worker's port, for the contexts of its tasks.

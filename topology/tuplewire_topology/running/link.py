@@ -1,6 +1,6 @@
-"""The connection between the executors of a process and those of other processes: a client of a worker.
+"""The connection from the executors of a process to other processes: a client of a worker.
 
-Used by executor_worker.py. Owns the client. Thread-safe. Source: what Storm's worker needs of `IContext`.
+Used by executor_worker.py. Owns the client. Thread-safe. Source: Storm's `IContext`, as its worker uses it.
 Design: docs/design/topologies.md.
 """
 
