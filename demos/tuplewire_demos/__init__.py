@@ -1,11 +1,11 @@
-"""Complete pipelines that run on Spark with Tuplewire between their tasks; read them as examples.
+"""Complete example pipelines on Spark, with tasks that exchange messages over Tuplewire.
 
-`flights` is one hop (spouts -> bolts) of two Spark jobs, with parts of its own. `words` is Storm's classic, a
-topology that runs anywhere. Their parts:
+`flights` is one hop (spouts -> bolts) between two Spark jobs; its parts are flight_*. `words` is Storm's word
+count, a topology that also runs without Spark. They share these parts:
 
-attachment  which worker each task talks to
-stream      sending and receiving inside a task, with an end that proves that nothing is missing
+attachment  the worker of each task
+stream      sending and receiving inside a task, with an end marker that detects missing messages
 jobs        spouts and bolts as two Spark jobs that run at the same time
-text        a file's lines as a DataFrame, and what is done about bad ones
+text        the lines of a file as a DataFrame, and a tally of bad lines
 report      progress and the final account
 """

@@ -1,4 +1,4 @@
-"""Which worker each task talks to."""
+"""The worker of each task of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuplewire.spark.shipped import Shipped
 
 
 def spread(*components: Iterable[int], n_workers: int) -> dict[int, list[int]]:
-    """Return the tasks of each worker, by its index, with the tasks of each component dealt in turn."""
+    """Return the tasks of each worker, by index. The tasks of each component are assigned in turn."""
     if n_workers < 1:
         raise ConfigError(f"a pipeline needs at least one worker, not {n_workers}")
     placed: dict[int, list[int]] = {index: [] for index in range(n_workers)}
@@ -24,10 +24,10 @@ def spread(*components: Iterable[int], n_workers: int) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Attachment(Shipped):
-    """How the tasks of one run reach their workers; it travels to them with the code.
+    """The workers of one run's tasks. Spark sends it to the tasks with the code.
 
-    run: names the run, so that two on the same workers do not take each other for a restart.
-    addresses: of the workers. worker_of: the index of the worker that holds each receiving task.
+    run: names the run, so that workers do not take two runs for restarts of each other.
+    addresses: of the workers. worker_of: the index of the worker that owns each receiving task.
     """
 
     topology: str
@@ -43,20 +43,20 @@ class Attachment(Shipped):
         workers: Sequence[Endpoint],
         placed: Mapping[int, Iterable[int]],
     ) -> Attachment:
-        """Build from the running workers and the tasks of each, by index."""
+        """Build an attachment from the running workers and the tasks of each, by index."""
         worker_of = {task: index for index, tasks in placed.items() for task in tasks}
         return cls(topology, run, tuple(worker.unix_address for worker in workers), worker_of)
 
     def crosses(self, task: int, to: int) -> bool:
-        """Whether what a task sends to another goes from worker to worker."""
+        """Return True if messages from one task to another are forwarded between workers."""
         return self._index(task) != self._index(to)
 
     def _index(self, task: int) -> int:
-        # A task that only sends is free to use any worker; they take turns.
+        # A task that only sends may use any worker, so these tasks are spread over all workers.
         return self.worker_of.get(task, task % len(self.addresses))
 
     def client(self, task: int) -> Client:
-        """Return a client for a task, within the PySpark task that runs it."""
+        """Return a client for a task. Raises ConfigError outside a PySpark task."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

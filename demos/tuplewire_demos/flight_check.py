@@ -1,4 +1,4 @@
-"""What Spark's own groupBy makes of the flights, and what differs from it."""
+"""The check of the flights' result against Spark's own groupBy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOLERANCE = 1e-9
 
 
 def expected(flights: DataFrame) -> DataFrame:
-    """Return what Spark's own groupBy makes of the same flights, as rows of SCHEMA."""
+    """Return the result of Spark's own groupBy for the same flights, as rows of SCHEMA."""
     from pyspark.sql import functions as F  # noqa: N812
 
     late = F.col("dep_delay") > LATE_MINUTES
@@ -46,7 +46,7 @@ def expected(flights: DataFrame) -> DataFrame:
 
 
 def differences(rows: Sequence[Row], wanted: Sequence[Row]) -> list[str]:
-    """Compare two results: counts and names exactly, means and shares to 1e-9; say what differs."""
+    """Return the differences of two results: any in counts and names, above 1e-9 in means and shares."""
     ours = {row["carrier"]: row for row in rows}
     theirs = {row["carrier"]: row for row in wanted}
     found = []

@@ -1,4 +1,4 @@
-"""The file of flights: that of New York in 2013, its header and its lines."""
+"""The input of the flights demo: the flights from New York in 2013, and the header and lines of a file."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def nyc_flights() -> Iterator[Path]:
 
 
 def read_header(path: Path) -> list[str]:
-    """Return the names in the first line; InputError when it is not that of a file of flights."""
+    """Return the column names in the first line. Raises InputError unless they include COLUMNS."""
     check_file(path)
     with path.open("rb") as file:
         first = file.readline(1 << 20)
     try:
-        # The form of UTF-8 that spreadsheets write begins with a byte order mark.
+        # Spreadsheets write UTF-8 with a byte order mark.
         text = first.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: line 1 is not UTF-8 at byte {error.start}: convert the file") from error
@@ -52,7 +52,7 @@ def read_header(path: Path) -> list[str]:
 
 
 def raw_lines(spark: SparkSession, path: Path) -> DataFrame:
-    """Return the lines of a file as the spouts take them: `id` and `value`, which are bytes."""
+    """Return the lines of a file in the form that the spouts read: `id`, and `value` as bytes."""
     from pyspark.sql.functions import col
 
     return read_lines(spark, path).select("id", col("value").cast("binary").alias("value"))

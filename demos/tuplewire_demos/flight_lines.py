@@ -1,4 +1,4 @@
-"""Lines of CSV to columns of flights, in a spout."""
+"""Parses lines of CSV into columns of flights, in a spout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 COLUMNS = ("carrier", "dep_delay", "origin", "dest")
-"""The columns that the input must have. dep_delay is in minutes; empty or NA for a cancelled flight."""
+"""The required columns. dep_delay is in minutes, and empty or NA for a cancelled flight."""
 FLIGHTS = pa.schema(
     [("carrier", pa.string()), ("dep_delay", pa.float64()), ("origin", pa.string()), ("dest", pa.string())]
 )
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class FlightReader:
-    """Reads lines after the header. header: the names in it."""
+    """Parses the lines after the header. header: its column names."""
 
     def __init__(self, header: Sequence[str]) -> None:
         self._n_columns = len(header)

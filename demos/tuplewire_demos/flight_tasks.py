@@ -1,4 +1,7 @@
-"""The spouts and bolts of the flights, as the tasks of PySpark that run them."""
+"""The spouts and bolts of the flights demo, as PySpark tasks.
+
+Used by flights.py. A bolt owns its sums. Not thread-safe. Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,20 @@ SCHEMA = pa.schema(
         ("route_flights", pa.int64()),
     ]
 )
-"""The result: one row for each carrier; the mean (minutes) and the share are over flights that left."""
+"""The result: one row for each carrier. The mean (minutes) and the share exclude cancelled flights."""
 
 _PARTS = 64
-"""How many messages' sums a bolt keeps before it adds them up."""
+"""The number of messages for which a bolt stores separate sums before it combines them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOnly:
-    """Reads the flights of a partition as a spout does, and sends none."""
+    """Reads the flights of a partition like a spout, but sends none."""
 
     reader: FlightReader
 
     def __call__(self, partition: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run as a PySpark task (mapInArrow); yields a report."""
+        """Run in a PySpark task (mapInArrow); yield a report."""
         tally = SkipTally()
         rows = sum(len(tally.split(self.reader.read(lines))) for lines in partition)
         yield report(tally, rows=rows)
@@ -54,7 +57,7 @@ class ReadOnly:
 
 @dataclass(frozen=True, slots=True)
 class FlightSpout:
-    """Sends the flights of a partition to the bolts; equal carriers go to the same bolt."""
+    """Sends the flights of a partition to the bolts; all flights of a carrier to the same bolt."""
 
     reader: FlightReader
     attachment: Attachment
@@ -63,7 +66,7 @@ class FlightSpout:
     n_spouts: int
 
     def __call__(self, partition: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run as a PySpark task (mapInArrow); yields the spout's report."""
+        """Run in a PySpark task (mapInArrow); yield the spout's report."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -77,7 +80,7 @@ class FlightSpout:
             for lines in partition:
                 flights = tally.split(self.reader.read(lines)).select(COLUMNS)
                 started = time.monotonic()
-                # Each carrier is looked at once for a whole batch.
+                # The grouping chooses a bolt once for each carrier of a batch, not for each flight.
                 carriers = flights.column("carrier").dictionary_encode()
                 chosen = pa.array(grouping.choose(carriers.dictionary.to_pylist()), pa.int32())
                 tasks, payloads = route_rows(chosen.take(carriers.indices), flights)
@@ -94,13 +97,13 @@ class FlightSpout:
 
 @dataclass(frozen=True, slots=True)
 class DelayBolt:
-    """Aggregates the flights of the carriers that come to a task. seconds: gets what that took."""
+    """Aggregates the flights that a task receives. seconds: accumulates the time for this."""
 
     attachment: Attachment
     seconds: Accumulator[float]
 
     def __call__(self, task: int) -> Iterator[pa.RecordBatch]:
-        """Run in a PySpark task; yields rows of SCHEMA once every spout has ended."""
+        """Run in a PySpark task; yield rows of SCHEMA after every spout has finished."""
         delays = _Delays()
         seconds = 0.0
         with self.attachment.client(task) as client:
@@ -114,13 +117,13 @@ class DelayBolt:
 
 
 class _Delays:
-    """What is known of each carrier and route: tables of sums, a row for each."""
+    """Tables of sums, with a row for each carrier and route."""
 
     def __init__(self) -> None:
         self._parts: list[pa.Table] = []
 
     def add(self, flights: pa.RecordBatch) -> None:
-        """Take flights in columns."""
+        """Add flights, given as columns."""
         delay = flights.column("dep_delay")
         columns = {
             "carrier": flights.column("carrier"),
@@ -135,7 +138,7 @@ class _Delays:
             self._parts = [_summed(pa.concat_tables(self._parts))]
 
     def result(self) -> pa.RecordBatch:
-        """Return rows of SCHEMA."""
+        """Return the sums as rows of SCHEMA."""
         routes = _summed(pa.concat_tables(self._parts)).to_pylist() if self._parts else []
         carriers: dict[str, list[dict[str, Any]]] = {}
         for row in routes:
@@ -157,7 +160,7 @@ def _row(carrier: str, routes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     flights, departed, minutes, late = (
         sum(route[name] for route in routes) for name in ("flights", "departed", "minutes", "late")
     )
-    # Of equally busy routes, the first by name.
+    # Among equally busy routes, the first by name, like the groupBy of flight_check.py.
     busiest = min(routes, key=lambda route: (-route["flights"], route["route"]))
     return {
         "carrier": carrier,

@@ -1,8 +1,9 @@
-"""Flights: delays by carrier. Spouts read flights, fields-grouped by carrier; bolts aggregate.
+"""The flights demo, which computes delays by carrier: spouts read flights, and bolts aggregate them.
 
 lines -> spouts (PySpark tasks) -> fields grouping on carrier -> bolts (PySpark tasks) -> DataFrame
 
-A message holds flights in columns: a spout divides a batch of Spark's by the bolts, and sends each its part.
+A message holds flights in columns: a spout divides a batch of Spark among the bolts. Used by run_command.py.
+Owns no state. Not thread-safe. Design: docs/design/rows-and-memory.md.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ TOPOLOGY = "flights"
 
 
 def assignment_for(n_workers: int, n_bolts: int = 2) -> dict[int, list[int]]:
-    """Return the tasks of each worker, by its index."""
+    """Return the tasks of each worker, by index."""
     return spread(_bolt_tasks(n_bolts), n_workers=n_workers)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One time through the input.
+    """One run over the input.
 
-    seconds: from the spouts' start to the last bolt's end, with Spark's reading. sending: what it took the
-    spouts to pack and send, receiving: the bolts to unpack and count; each is the sum of its tasks.
+    seconds: from the spouts' start to the last bolt's end, including Spark's reading. sending: seconds of all
+    spouts to pack and send. receiving: seconds of all bolts to unpack and count.
     """
 
     seconds: float
@@ -53,7 +54,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The messages and end marks of all rounds; crossed: those that went from worker to worker."""
+    """The messages and end marks of all rounds. crossed: the ones forwarded between workers."""
 
     messages: int
     crossed: int
@@ -62,16 +63,16 @@ class Account:
 
     @property
     def accepted(self) -> int:
-        """What the workers have accepted together: a message that crosses is accepted twice."""
+        """The number of messages that all workers have accepted: a forwarded message is accepted twice."""
         return self.messages + self.crossed + self.marks + self.crossed_marks
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Findings):
-    """A finished run.
+    """The results of a finished run.
 
-    table: the result. rows: how many were sent in each round. alone: the seconds in which Spark reads the
-    same rows and sends none.
+    table: the output of the bolts. rows: the number sent in each round. alone: the seconds that Spark takes
+    to read the same rows without sending them.
     """
 
     table: DataFrame
@@ -92,9 +93,9 @@ def run_flights(
 ) -> RunResult:
     """Run the pipeline on workers of TOPOLOGY that have assignment_for(len(workers), n_bolts).
 
-    path: a CSV file with a header and COLUMNS among its columns. repeat: how many times all of it runs; only
-    the first has to start Python in Spark's tasks.
-    Raises InputError, ConfigError or PipelineError; rows that cannot be used are skipped and reported.
+    path: a CSV file with a header and at least COLUMNS. repeat: the number of rounds; only the first one
+    starts Python in Spark's tasks.
+    Raises InputError, ConfigError or PipelineError. Unusable rows are skipped and reported.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -146,7 +147,7 @@ def run_flights(
 
 
 def _account(reports: Sequence[Row], attachment: Attachment, tasks: Sequence[int], rounds: int) -> Account:
-    """Return the messages and end marks of so many rounds like this one."""
+    """Return the account of all rounds, each of which is like the reported one."""
     crossing = sum(attachment.crosses(each["source"], bolt) for each in reports for bolt in tasks)
     return Account(
         rounds * sum(each["messages"] for each in reports),
@@ -180,7 +181,7 @@ def write_result(stream: TextIO, result: RunResult) -> None:
 
 
 def _rates(result: RunResult) -> Iterator[str]:
-    """Yield the parts of the ledgers' sum, and the times of messaging and of Spark, each by itself."""
+    """Yield lines with the parts of the ledgers' sum, and with the times of messaging and of Spark alone."""
     account, rows = result.account, result.rows
     yield (
         f"Accepted together: {account.messages:,} messages + {account.crossed:,} that crossed, once more "

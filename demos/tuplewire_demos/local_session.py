@@ -1,4 +1,8 @@
-"""A local Spark session with a JVM of its own."""
+"""A local Spark session with its own JVM.
+
+Used by run_command.py, run_wordcount.py and users' programs. Owns the JVM and its temporary files.
+Not thread-safe. Design: docs/design/deployment.md.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,9 @@ if TYPE_CHECKING:
     from tuplewire_demos.report import Progress
 
 _JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A JVM that runs for seconds only starts quickly with these."""
+"""Options for a fast start, because the JVM often runs only for seconds."""
 _END_SECONDS = 60.0
-"""How long the JVM has to end."""
+"""The time that the JVM has to exit."""
 _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 _LOGGING = """\
 status = off
@@ -54,16 +58,14 @@ def local_session(
     log_level: str = "fatal",
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Start Spark in this process's own JVM; on leaving, stop both and wait for them.
+    """Start Spark in a JVM of this process. At the end, stop both and wait for them.
 
-    cores: how many tasks run at the same time; default: as many as the machine has processors. They are
-    threads, so more than that is allowed. memory: the JVM's heap. log_level: of Spark's own log, to
-    stderr. conf: further Spark settings, which win over those made here.
+    cores: the number of tasks that run at the same time, by default one for each processor. They are threads,
+    so there may be more. memory: the JVM's heap. log_level: of Spark's log on stderr. conf: more settings of
+    Spark; they override the settings of this function.
 
-    The Python workers run this very interpreter. Ctrl-C raises KeyboardInterrupt, and nothing else.
-
-    Raises ConfigError when pyspark or Java is missing, when this process has a session already, or when it is
-    a client of Spark Connect.
+    Python workers use the same interpreter. Ctrl-C raises KeyboardInterrupt and has no other effect. Raises
+    ConfigError if pyspark or Java is missing, or if this process has a session or uses Spark Connect.
     """
     if find_spec("pyspark") is None:
         raise ConfigError("pyspark is not installed: run pip install 'tuplewire[spark]'")
@@ -85,13 +87,13 @@ def local_session(
         settings = {
             "spark.driver.memory": memory,
             "spark.driver.extraJavaOptions": f"{_JVM} -Dlog4j2.configurationFile={log.as_uri()}",
-            # Of executors in JVMs of their own, where `conf` asks for them (spark.master=local-cluster[...]).
+            # For executors in separate JVMs, which `conf` can select (spark.master=local-cluster[...]).
             "spark.executor.extraJavaOptions": _JVM,
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # Spark gives a Python worker 15 seconds to start, which a busy machine does not always have.
+            # Spark's default of 15 seconds for the start of a Python worker is too short on a busy machine.
             "spark.python.authenticate.socketTimeout": "120s",
-            # Else Spark may report only with the next heartbeat, ten seconds later, that a task runs.
+            # Otherwise, Spark may report a running task only with its next heartbeat, ten seconds later.
             "spark.ui.liveUpdate.period": "0",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -113,8 +115,8 @@ def local_session(
         }
         stack.enter_context(_quiet_interrupts())
         stack.callback(_end_jvm)
-        # In the main thread PySpark would handle Ctrl-C itself: it would have the JVM cancel all jobs in the
-        # middle of another request. So Ctrl-C waits until there is a JVM that can be ended.
+        # In the main thread, PySpark would handle Ctrl-C: it would cancel all jobs in the middle of another
+        # request. In this thread it does not, and Ctrl-C takes effect when the JVM has started.
         with _environment(environment), ThreadPoolExecutor(1) as starting:
             spark = starting.submit(builder.getOrCreate).result()
         use_in_this_thread(spark)
@@ -123,7 +125,7 @@ def local_session(
         except Exception:
             spark.stop()
             raise
-        # After an interrupt it is not asked to stop: half an answer of the JVM may be in transit.
+        # Not after an interrupt: half an answer of the JVM may be in transit. The JVM exits in _end_jvm().
         spark.stop()
 
 
@@ -131,19 +133,19 @@ def local_session(
 def spark_and_workers(
     topology: str, arguments: argparse.Namespace, cores: int, progress: Progress
 ) -> Iterator[tuple[SparkSession, WorkerProcesses]]:
-    """Start Spark and the workers of a topology at the same time; arguments: of the command."""
+    """Yield Spark and the workers of a topology, which start in parallel. arguments: of the command."""
     from tuplewire.processes.worker_processes import WorkerProcesses
 
     progress.stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
-    # After a failed run nobody takes the rest, and after any other there is none.
+    # Messages remain only after a failed run, and then no consumer receives them.
     flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
     # Silence gRPC's connection messages on the user's terminal.
     conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
     with ExitStack() as stack:
         workers = WorkerProcesses(arguments.workers, topology, flags=flags)
         stack.callback(workers.stop)
-        # Beside Spark, whose start takes longer. They are not talked to before: Spark forks, and that is best
-        # done before this process has anything of gRPC.
+        # In parallel with Spark, which takes longer to start. This process connects to the workers only
+        # afterwards, because Spark forks, and a fork is safer before gRPC is in use.
         started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
         spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf))
         started.result()
@@ -154,7 +156,7 @@ def spark_and_workers(
 
 
 def _end_jvm() -> None:
-    """End the JVM of this process, if there is one. A second interrupt ends it by force."""
+    """Stop the JVM of this process, if there is one. A second interrupt kills it."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -163,7 +165,7 @@ def _end_jvm() -> None:
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     process: subprocess.Popen[bytes] = gateway.proc
     assert process.stdin is not None  # noqa: S101 - PySpark has opened it
-    process.stdin.close()  # without which the JVM ends
+    process.stdin.close()  # then the JVM exits
     gateway.shutdown_callback_server()
     try:
         process.wait(_END_SECONDS)
@@ -174,7 +176,7 @@ def _end_jvm() -> None:
 
 @contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """Have Py4J log no tracebacks of interrupts."""
+    """Suppress Py4J's log records of interrupts."""
     logs = [logging.getLogger(name) for name in _PY4J_LOGS]
     for log in logs:
         log.addFilter(_is_no_interrupt)

@@ -1,4 +1,7 @@
-"""Progress while a pipeline runs, and the account of it afterwards."""
+"""The progress of a running pipeline, and the account of its result.
+
+Used by all demos. Owns the live line on a terminal. Not thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,11 @@ if TYPE_CHECKING:
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _PLAIN_SECONDS = 2.0
-"""How often a line is written to what is no terminal."""
+"""The minimum time between two lines, if the stream is not a terminal."""
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Says what a run does, and how far it is: on a live line of a terminal, now and then elsewhere.
-
-    It is its own context, which takes the live line away.
-    """
+    """Shows a run's stages and progress on a terminal's live line, or else in occasional lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -39,19 +39,19 @@ class Progress(AbstractContextManager["Progress"]):
         self.end()
 
     def stage(self, text: str) -> None:
-        """Say what begins now."""
+        """Show the start of a stage."""
         self.note(text)
         if self._live is not None:
             self._live.begin()
 
     def note(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
         self.end()
         self._stream.write(f"{shown(text)}\n")
         self._stream.flush()
 
     def part(self, done: int, total: int, what: str) -> None:
-        """Show how much of a known whole is done, how fast, and how long the rest takes at that rate."""
+        """Show the progress towards a known total, the rate, and the remaining time at that rate."""
         now = time.monotonic()
         self._started = self._started or now
         rate = done / max(now - self._started, 0.001)
@@ -60,7 +60,7 @@ class Progress(AbstractContextManager["Progress"]):
         self.line(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{left}", share)
 
     def line(self, text: str, share: float | None = None) -> None:
-        """Show how far it is; elsewhere than on a terminal at most every other second."""
+        """Show the progress; at most every 2 seconds if the stream is not a terminal."""
         if self._live is not None:
             self._live.show(text, share)
         elif (now := time.monotonic()) - self._written >= _PLAIN_SECONDS:
@@ -69,13 +69,13 @@ class Progress(AbstractContextManager["Progress"]):
             self._stream.flush()
 
     def wait(self, text: str) -> None:
-        """Say on a terminal, and nowhere else, what the user waits for."""
+        """Show the reason for a wait, only on a terminal."""
         if self._live is not None:
             self._live.begin()
             self._live.show(text)
 
     def end(self) -> None:
-        """Take the live line away until something is shown again; does nothing elsewhere."""
+        """Remove the live line, if any, until something is shown again."""
         if self._live is not None:
             self._live.end()
 
@@ -91,9 +91,9 @@ def _live_line(stream: TextIO) -> LiveLine | None:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The result of a run, beside its answer.
+    """The result of a run, except for its answer.
 
-    differences: from the right answer, in words; none: equal. ledgers: by worker id, when all was done.
+    differences: from the expected answer, as text; empty if equal. ledgers: by worker id, after the run.
     """
 
     differences: Sequence[str]
@@ -102,14 +102,14 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is right, and every ledger adds up with nothing dropped or pending."""
+        """True if the answer is right, and every ledger balances without dropped or pending messages."""
         return not self.differences and all(
             each.balanced and not each.pending and not any(each.dropped.values())
             for each in self.ledgers.values()
         )
 
     def lines(self, right: str) -> Iterator[str]:
-        """Yield what was skipped, whether the answer is the right one, which is named, and the ledgers."""
+        """Yield the skipped rows, the comparison with `right` (its name), and the ledgers."""
         yield from _skipped(self.skipped)
         if self.differences:
             yield f"NOT equal to {right}:"
@@ -130,7 +130,7 @@ def _skipped(skipped: SkippedRows) -> Iterator[str]:
 
 
 def settled(ledgers: Callable[[], dict[str, LedgerSnapshot]]) -> dict[str, LedgerSnapshot]:
-    """Return the workers' ledgers once nothing is pending, or after a while: acknowledgements come last."""
+    """Return the workers' ledgers when nothing is pending, or after 10 s. Acknowledgements arrive last."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
         found = ledgers()

@@ -1,4 +1,7 @@
-"""The jobs of `tuplewire run`: pipelines on local workers and a local Spark, or a topology without it."""
+"""The jobs of `tuplewire run`: pipelines on local workers and a local Spark, or a topology without Spark.
+
+The command loads them through their entry points. Owns no state. Not thread-safe: it changes the environment.
+"""
 
 from __future__ import annotations
 
@@ -115,15 +118,12 @@ def _add(
 
 
 def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: argparse.Namespace) -> int:
-    """Run a job; 0 only when its findings are flawless.
-
-    Without this environment's credentials: the workers are its own, and ask for none.
-    """
+    """Run a job, and return its exit code. Removes credentials: the job's own workers require none."""
     from tuplewire_demos.report import Progress
 
     for each in fields(Credentials):
         os.environ.pop(ENVIRONMENT_PREFIX + each.name.upper(), None)
-    if not arguments.verbose:  # a run says itself what has gone wrong
+    if not arguments.verbose:  # a run reports its own errors
         logging.getLogger("tuplewire").setLevel(logging.ERROR)
     with Progress() as progress:
         try:

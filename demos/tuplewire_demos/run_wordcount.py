@@ -1,4 +1,7 @@
-"""`tuplewire run wordcount`, a topology: in this process, in processes of its own, or on Spark."""
+"""The topology of `tuplewire run wordcount`, in this process, in separate processes, or on Spark.
+
+Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/topologies.md.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
 
 _GC_THRESHOLDS = (100_000, 50, 100)
-"""Tens of thousands of tuples wait in queues, and none is part of a cycle: with Python's own thresholds the
-search for cycles takes a quarter of the time."""
+"""Tens of thousands of tuples wait in queues, and none is part of a cycle. With Python's default thresholds,
+garbage collection takes a quarter of the time."""
 _SWITCH_SECONDS = 0.05
-"""Executors take turns at the interpreter so far apart. With Python's own 5 ms, one that holds the acker's
-lock loses its turn more often, and all others wait for it: a quarter more time."""
+"""The interval at which threads switch. With Python's default of 5 ms, the thread that holds the acker's lock
+is interrupted more often, and all other threads wait for it. A run then takes a quarter more time."""
 _OUTPUTS = {COUNTS: "word string, count bigint", SKIPPED: "offset bigint, problem string, text string"}
 """The results on Spark."""
 _FOREVER = 10.0**9
@@ -42,14 +45,14 @@ _SHOW_SECONDS = 0.25
 
 
 def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
-    """Run it in this process or in processes of its own, write its account, and return it.
+    """Run the topology in this process or in separate ones, write the account, and return it.
 
-    Raises InputError for a file or directory that cannot be used, and the error by which the topology fails.
+    Raises InputError for an unusable file or directory, and the error of a failed topology.
     """
     if arguments.cores is not None:
         raise ConfigError("--cores is for Spark; leave it out, or run with --mode spark")
     local = arguments.mode == "local"
-    if local:  # the process is this command's own
+    if local:  # only then do executors run in this process, which has no other purpose
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -80,12 +83,12 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
 def _shown_while(
     running: LocalTopology | DistributedTopology, total: int, progress: Progress
 ) -> Iterator[None]:
-    """Show how many words are counted."""
+    """Show the number of counted words."""
     over = threading.Event()
 
     def show() -> None:
         while not over.wait(_SHOW_SECONDS):
-            with suppress(TuplewireError):  # whoever waits for the result hears of it
+            with suppress(TuplewireError):  # finish() reports it
                 executors = running.status().executors
                 counted = sum(each.counts.executed for each in executors if each.component == COUNTS)
                 progress.part(min(counted, total), total, "words")
@@ -100,7 +103,7 @@ def _shown_while(
 
 
 def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
-    """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
+    """Run the topology as PySpark tasks, each a client of one of the workers; otherwise like run_words()."""
     from tuplewire.connection.control_client import ControlClient
     from tuplewire_demos.jobs import settled_ledgers
     from tuplewire_demos.local_session import spark_and_workers
@@ -123,7 +126,7 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
             name="wordcount",
             progress=lambda news: progress.line(str(news)),
         )
-        # A word may have come out several times, and counts only grow.
+        # A word may be in several rows. Counts only grow, so the largest one is the last.
         counts = dict(map(tuple, found.frames[COUNTS].groupBy("word").max("count").collect()))
         skipped = list(map(tuple, found.frames[SKIPPED].collect()))
         seconds = time.monotonic() - started

@@ -1,10 +1,10 @@
-"""Sending and receiving inside a task, with an end that proves that nothing is missing.
+"""Sending and receiving inside a task, with an end marker that detects missing messages.
 
-Every payload here is UTF-8 text or rows (pack_rows). When a source has sent everything, it sends to every
-task of the next component an end marker: the byte 0xFF, how many messages it had sent to that task, and how
-many sources there are. No UTF-8 text has that byte, and rows are longer. Messages from one task to another
-arrive in order, so the marker is the last, and the receiver knows both that there is no more and that it has
-everything.
+A payload is UTF-8 text or rows (pack_rows). After its last message, a source sends an end marker to every
+task of the next component: the byte 0xFF, the number of messages to that task, and the number of sources.
+UTF-8 text does not contain this byte, and rows are longer. Messages between two tasks arrive in order, so the
+marker is the last one, and the receiver can check that it has all messages.
+Used by flight_tasks.py. Owns the counts. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ _MARKER = struct.Struct(">cQI")
 _END = b"\xff"
 
 IDLE_SECONDS = 120.0
-"""A bolt that hears nothing for so long gives up; a failed spout ends the run much earlier."""
+"""A bolt fails if it receives no message for this time. A failed spout ends the run much earlier."""
 
 
 class IncompleteError(TuplewireError):
-    """A source's messages and its own count of them differ."""
+    """The messages of a source do not match the count in its end marker."""
 
 
 class Outlet:
-    """Sends the messages of one task, `source`, to the tasks of a component, and counts them by task.
-
-    sources: how many tasks send to them, this one among them.
-    """
+    """Sends the messages of one of `sources` tasks, `source`, to a component, and counts them by task."""
 
     def __init__(self, client: Client, source: int, tasks: Iterable[int], sources: int = 1) -> None:
         self._client = client
@@ -43,31 +40,28 @@ class Outlet:
 
     @property
     def sent(self) -> Mapping[int, int]:
-        """The messages sent so far, by task."""
+        """The number of messages sent so far, by task."""
         return self._sent
 
     def send(self, batch: TaskMessageBatch) -> None:
-        """Send a batch; waits for room when the receivers are slower."""
+        """Send a batch; wait for free space if the receivers are slower."""
         self._client.send(batch)
         for group in batch.groups:
             self._sent[group.task] += len(group)
 
     def end(self) -> None:
-        """Tell every task that there is no more, and wait until all of it is acknowledged.
-
-        It must be the last thing before the task function returns: Spark kills Python workers without
-        giving them a chance to finish anything.
-        """
+        """Send the end markers, and wait for all acknowledgements. Call this at the end of a task."""
+        # When the task function returns, Spark kills the Python worker without a cleanup.
         markers = [_MARKER.pack(_END, count, self._sources) for count in self._sent.values()]
         self._client.send(TaskMessageBatch.from_columns(list(self._sent), markers, self._source))
         self._client.flush()
 
 
 def receive(client: Client, task: int) -> Iterator[TaskGroup]:
-    """Yield what arrives for a task, without the end markers, until every source has ended.
+    """Yield the messages to a task, without end markers, until every source has sent its end marker.
 
-    A group is acknowledged when more is asked for. Raises IncompleteError, naming source and numbers, when
-    a source sent another number of messages than it says, and TimeoutError when nothing comes any more.
+    A batch of groups is acknowledged when the next one is requested. Raises IncompleteError if the number of
+    messages from a source is wrong, and TimeoutError if no more messages arrive.
     """
     arrived: Counter[int | None] = Counter()
     ended: set[int | None] = set()

@@ -1,4 +1,4 @@
-"""A file's lines as a DataFrame, and what is done about bad ones."""
+"""The lines of a file as a DataFrame, and a tally of bad lines. Used by the flights demo. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -14,31 +14,28 @@ from tuplewire_demos.input import SHOWN_CHARACTERS, SHOWN_ROWS, SkippedRow, Skip
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_INDEX_BITS = 33
+_INDEX_BITS = 33  # of monotonically_increasing_id(): the row in its partition, below the partition
 
 
 def read_lines(spark: SparkSession, path: Path) -> DataFrame:
-    """Return the lines of a file: `id`, from which line numbers come, and `value`, the text.
-
-    Spark reads it in pieces, each a partition. The text may not be UTF-8.
-    """
+    """Return the lines of a file: `id`, for skipped_rows(), and `value`, which may be invalid UTF-8."""
     from pyspark.sql.functions import monotonically_increasing_id
 
-    # Spark takes the name for a pattern.
+    # Spark uses the name as a pattern.
     name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))
     lines = spark.read.text(f"file:{name}")
     return lines.select(monotonically_increasing_id().alias("id"), "value")
 
 
 class SkipTally:
-    """Collects, in a spout, what it leaves out."""
+    """Counts the rows that a spout skips, and keeps the first of them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first: list[dict[str, object]] = []
 
     def split(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows without a `problem`; note `id`, `problem` and `line` of the others."""
+        """Return the rows without a `problem`; record the others."""
         problems = rows.column("problem")
         if problems.null_count == len(rows):
             return rows
@@ -61,21 +58,21 @@ REPORT = pa.schema(
         ("first", pa.list_(pa.struct([("id", pa.int64()), ("problem", pa.string()), ("text", pa.string())]))),
     ]
 )
-"""What a spout yields when it has ended: one row of this."""
+"""The schema of the one row that a spout yields at its end."""
 
 
 def report(tally: SkipTally, **numbers: float) -> pa.RecordBatch:
-    """Return a spout's one row. numbers: what else REPORT has.
+    """Return a spout's report. numbers: the other columns of REPORT.
 
-    messages: those it sent, without end marks. crossed: those of them for a task of another worker than its
-    own. rows: what was in them. seconds: what it took to pack and send them, until all were acknowledged.
+    messages: sent, without end marks. crossed: messages to tasks of other workers. rows: in all messages.
+    seconds: the time to pack and send them, until all were acknowledged.
     """
     row = {**numbers, "skipped": tally.count, "first": tally.first}
     return pa.RecordBatch.from_pylist([row], REPORT)
 
 
 def skipped_rows(lines: DataFrame, reports: Sequence[Row]) -> SkippedRows:
-    """Put the spouts' tallies together; with bad rows, reads the file once more to number them."""
+    """Combine the spouts' tallies. If there are bad rows, read the file again for their line numbers."""
     from pyspark.sql.functions import spark_partition_id
 
     first = sorted((row for report in reports for row in report["first"]), key=lambda row: row["id"])

@@ -1,6 +1,8 @@
-"""Word count, Storm's classic, as a topology: for any cluster that runs topologies.
+"""Word count, Storm's classic example, as a topology for any cluster.
 
-lines -> shuffle -> split -> fields grouping on word -> count; lines that are no text -> skipped
+lines -> shuffle -> split -> fields grouping on word -> count; lines that are not text -> skipped
+
+Used by run_wordcount.py. Its tasks own their state. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from tuplewire_topology import (
 )
 
 COUNTS = "count"
-"""The component whose tuples are the result: each word with its count, the last one of a word counts."""
+"""The component that emits the result: words with their counts. The last count of a word is final."""
 SKIPPED = "skipped"
-"""The component whose tuples are what was left out: where in the file (bytes), why, and the line."""
+"""The component that emits skipped lines: the offset in the file (bytes), the reason, and the line."""
 
 MAX_LINE_BYTES = 256 * KIB
-"""Longer lines travel in pieces: a message has a largest size."""
+"""Longer lines are sent in pieces, because the size of a message is limited."""
 
 _SKIPPED_STREAM = Stream("offset", "problem", "text", name="skipped")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -43,8 +45,8 @@ def wordcount_topology(
 ) -> Topology:
     """Return the topology that counts the words of a UTF-8 text file, which every process must reach.
 
-    Each spout reads a part of the file. A line that is not UTF-8 is left out, and told. Words stand between
-    white space, as in str.split(). The counts are emitted on ticks, and with the last one.
+    Each spout reads a part of the file. Lines that are not UTF-8 are skipped and reported. White space
+    separates words, as in str.split(). Counts are emitted on ticks, including the last tick at the end.
     """
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines(str(path.absolute())), n_spouts)
@@ -56,7 +58,7 @@ def wordcount_topology(
 
 
 class Lines(Spout):
-    """Emits the lines of its part of a file, and those again that fail."""
+    """Emits the lines of its part of a file, and repeats failed lines."""
 
     outputs = (Stream("line"), _SKIPPED_STREAM)
 
@@ -66,7 +68,7 @@ class Lines(Spout):
     def open(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
     ) -> None:
-        """Go to the first line that begins in this task's part; a part ends with the line it ends in."""
+        """Go to the first line that starts in this task's part. The part includes all of its last line."""
         super().open(conf, context, collector)
         self.file = Path(self.path).open("rb")  # noqa: SIM115 - until close()
         size = os.fstat(self.file.fileno()).st_size
@@ -81,7 +83,7 @@ class Lines(Spout):
         self.emitted = 0
 
     def next_tuple(self) -> None:
-        """Emit a line that has failed, or the next one."""
+        """Emit a failed line again, or else the next line."""
         if self.again:
             number = self.again.pop()
             self.collector.emit([self.on_the_way[number]], message_id=number)
@@ -102,15 +104,15 @@ class Lines(Spout):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all lines have been emitted, and none has failed since."""
+        """True if all lines have been emitted, and no failed line waits for its repetition."""
         return self.offset >= self.end and not self.again
 
     def ack(self, message_id: Any) -> None:
-        """Forget a line that is processed."""
+        """Forget a processed line."""
         del self.on_the_way[message_id]
 
     def fail(self, message_id: Any) -> None:
-        """Emit a line again that has failed."""
+        """Schedule the repetition of a failed line."""
         self.again.append(message_id)
 
     def close(self) -> None:
@@ -130,17 +132,17 @@ class Split(BasicBolt):
 
 
 class Count(BasicBolt):
-    """Counts words, and emits on a tick the counts that have changed since the last."""
+    """Counts words, and emits changed counts on a tick."""
 
     outputs = ("word", "count")
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002 - as declared
-        """Begin with nothing."""
+        """Start without counts."""
         self.counts: Counter[str] = Counter()
         self.changed: set[str] = set()
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Count a word, or emit what has changed."""
+        """Count a word, or emit the changed counts on a tick."""
         if message.is_tick:
             for word in self.changed:
                 collector.emit([word, self.counts[word]])
@@ -152,24 +154,24 @@ class Count(BasicBolt):
 
 
 class Skipped(BasicBolt):
-    """Hands on what was left out, so that all of it is in one place."""
+    """Forwards skipped lines, so that one task has all of them."""
 
     outputs = ("offset", "problem", "text")
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Emit it as it is."""
+        """Emit the values unchanged."""
         collector.emit(message.values)
 
 
 def lines_of(raw: bytes, offset: int) -> list[bytes]:
-    """Return the lines in what stands between two line feeds: a carriage return ends one as well."""
+    """Split the bytes of one line feed into lines: a carriage return also ends a line."""
     if offset == 0:
         raw = raw.removeprefix(_BYTE_ORDER_MARK)
     return raw.splitlines()
 
 
 def pieces_of(line: str) -> Iterator[str]:
-    """Cut a line at white space into pieces of at most MAX_LINE_BYTES; a longer word is one."""
+    """Split a line at white space into pieces of at most MAX_LINE_BYTES; a longer word is one piece."""
     piece: list[str] = []
     size = 0
     for word in line.split():

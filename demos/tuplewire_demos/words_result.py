@@ -1,4 +1,7 @@
-"""What a word count has found, whether it is right, and the account of the run."""
+"""The result of a word count, its check, and the account of the run.
+
+Used by run_wordcount.py. Owns no state. Thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SHOWN_DIFFERENCES = 5
 
 @dataclass(frozen=True, slots=True)
 class WordCounts(Findings):
-    """A finished run. executors: as they were when all was done."""
+    """The results of a finished run. executors: their statistics at the end."""
 
     counts: Mapping[str, int]
     seconds: float
@@ -30,7 +33,7 @@ class WordCounts(Findings):
 
 
 def expected_counts(path: Path) -> Counter[str]:
-    """Return what collections.Counter makes of a file's words; lines that are not UTF-8 are left out."""
+    """Count a file's words with collections.Counter, except in lines that are not UTF-8."""
     counts: Counter[str] = Counter()
     for _, line in _numbered(path):
         if _is_text(line):
@@ -39,7 +42,7 @@ def expected_counts(path: Path) -> Counter[str]:
 
 
 def differences_of(counts: Mapping[str, int], wanted: Mapping[str, int]) -> list[str]:
-    """Say in what two results differ, at most SHOWN_DIFFERENCES of it."""
+    """Return the differences of two results as text, at most SHOWN_DIFFERENCES."""
     words = (word for word in counts.keys() | wanted.keys() if counts.get(word) != wanted.get(word))
     return [
         f"{word!r}: {counts.get(word)}, Counter has {wanted.get(word)}"
@@ -48,9 +51,9 @@ def differences_of(counts: Mapping[str, int], wanted: Mapping[str, int]) -> list
 
 
 def skipped_lines(path: Path, rows: Sequence[tuple[Any, ...]]) -> SkippedRows:
-    """Return what was left out, with line numbers; reads the file again where anything was.
+    """Return the skipped lines with their numbers. If there are any, this reads the file again.
 
-    rows: offset, problem and text of each, in the order of each part of the file.
+    rows: offset, problem and text of each, in order within each part of the file.
     """
     first = sorted(rows, key=itemgetter(0))[:SHOWN_ROWS]
     wanted = {offset for offset, _, _ in first}
@@ -64,7 +67,7 @@ def skipped_lines(path: Path, rows: Sequence[tuple[Any, ...]]) -> SkippedRows:
 
 
 def _numbered(path: Path) -> Iterable[tuple[int, bytes]]:
-    """Yield every line with the offset at which what lines_of() takes begins."""
+    """Yield every line with the offset of the bytes from which lines_of() returned it."""
     offset = 0
     with path.open("rb") as file:
         for raw in file:
@@ -82,7 +85,7 @@ def _is_text(line: bytes) -> bool:
 
 
 def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
-    """Write the commonest words and the account; verbose: what each executor has done, too."""
+    """Write the most frequent words and the account; with `verbose`, also the executors' statistics."""
     common = sorted(result.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN_WORDS]
     write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
     if len(result.counts) > len(common):
@@ -98,7 +101,7 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
 
 
 def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
-    """Write what each executor has done, in tuples."""
+    """Write each executor's counts of tuples."""
     names = ("emitted", "transferred", "executed", "acked", "failed")
     write_table(
         stream,
@@ -115,7 +118,7 @@ def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) ->
 
 
 def write_csv(directory: Path, counts: Mapping[str, int]) -> None:
-    """Write all words into a new directory, as CSV with a header; InputError where that cannot be done."""
+    """Write all words to a new directory, as CSV with a header. Raises InputError if this fails."""
     try:
         directory.mkdir(parents=True)
         with (directory / "counts.csv").open("w", encoding="utf-8", newline="") as file:
