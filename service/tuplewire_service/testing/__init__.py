@@ -1,4 +1,4 @@
-"""Shipped for tests: a proxy that makes faults, the conformance kit for transports, waiting."""
+"""Test helpers: a proxy that injects faults, conformance tests for transports, and waiting for conditions."""
 
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.fault_proxy import FaultProxy

@@ -1,4 +1,7 @@
-"""What every transport must do when its receiver takes less than is sent, and what it must tell besides."""
+"""Conformance tests of transports: bounds and backpressure, and the reports of servers to clients.
+
+Used by conformance.py. Owns no state. Not thread-safe. Design: docs/design/credit.md.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from tuplewire_service.testing.scenery import (
 
 
 class BackpressureConformance(Scenery):
-    """Bounds, what happens at them, and that they hold up nobody else."""
+    """Tests that queues are bounded, and that a full queue does not block other tasks."""
 
     def test_brief_senders_keep_to_the_bound(self) -> None:
-        """Senders that come, send and go while nothing is done with do not fill a queue over its bound."""
+        """Short-lived senders do not fill a queue over its bound while no message is released."""
         recorder = Recorder(held_tasks=[1])
         part = RECEIVE_MESSAGES // 4
         with self.context() as context:
@@ -36,7 +39,7 @@ class BackpressureConformance(Scenery):
             for number in range(12):
                 clients += [client := context.connect(TOPOLOGY, HOST, server.port)]
                 client.send(TaskMessageBatch.from_columns([1] * part, [b"%d" % number] * part))
-                if number < 4:  # who then has filled it
+                if number < 4:  # these senders fill the queue
                     eventually(is_settled(client))
                     client.close()
                     eventually(lambda: not server.statistics().sessions, what="its goodbye is heard")
@@ -45,7 +48,7 @@ class BackpressureConformance(Scenery):
             eventually(lambda: len(recorder.payloads(1)) == 12 * part)
 
     def test_a_full_connection_says_so(self) -> None:
-        """With a receiver that holds, what is accepted is bounded, and goes on once it is released."""
+        """While a receiver holds messages, a client accepts a limited number, and more after the release."""
         with self.recorded(1, max_pending_messages=10) as (recorder, client):
             accepted = self.fill(client)
             assert 10 <= accepted <= 10 + RECEIVE_MESSAGES
@@ -57,7 +60,7 @@ class BackpressureConformance(Scenery):
 
     @staticmethod
     def fill(client: IClientConnection) -> int:
-        """Send to task 1 until there is no more room; return how much was accepted."""
+        """Send to task 1 until the buffer is full; return the number of accepted messages."""
         for accepted in range(10_000):
             try:
                 client.send(1, b"x", timeout=0.2)
@@ -66,7 +69,7 @@ class BackpressureConformance(Scenery):
         raise AssertionError("10,000 messages were accepted for a receiver that takes none")
 
     def test_workers_that_send_to_each_other_from_their_callbacks(self) -> None:
-        """Two workers, each with a server and a client of the other's, wait for nobody."""
+        """Two workers that send to each other from their callbacks do not block each other."""
         clients: list[IClientConnection] = []
         counts = [0, 0]
 
@@ -94,7 +97,7 @@ class BackpressureConformance(Scenery):
             eventually(lambda: counts == [1000, 1000], timeout=20)
 
     def test_a_lock_of_the_callback_may_be_held_at_a_release(self) -> None:
-        """To release is to deliver nothing: who does it may hold a lock that the callback takes."""
+        """A release does not call the callback, so its caller may hold a lock that the callback acquires."""
         lock = threading.Lock()
         held: list[tuple[ReceivedBatch, TaskGroup]] = []
         count = 2 * RECEIVE_MESSAGES
@@ -123,7 +126,7 @@ class BackpressureConformance(Scenery):
             eventually(release_all)
 
     def test_a_stopped_task_leaves_the_others_going(self) -> None:
-        """Messages to other tasks pass those of a task whose receiver holds."""
+        """A task with held messages does not block messages to other tasks."""
         with self.recorded(1) as (recorder, client):
             client.send(TaskMessageBatch.from_columns(1, [b"stopped"] * 1000))
             for number in range(1000):
@@ -134,17 +137,17 @@ class BackpressureConformance(Scenery):
 
 
 class NewsConformance(Scenery):
-    """Counts on both sides, and what a server tells its clients."""
+    """Tests of the counts on both sides, and of the reports from servers to clients."""
 
     def test_load_reaches_the_clients(self) -> None:
-        """Loads come to every client, also to one that connects later, and are no messages."""
+        """Every client receives loads, even if it connects later. Loads are not delivered as messages."""
         recorder = Recorder()
         with self.context() as context:
             server = context.bind(TOPOLOGY, 0, recorder)
             client = context.connect(TOPOLOGY, HOST, server.port)
             eventually(lambda: is_ready(client))
             assert client.get_load([1, 2]) == {}
-            for load in (0.5, 0.75, 0.25):  # what was last said of a task counts
+            for load in (0.5, 0.75, 0.25):  # the last report of a task counts
                 server.send_load_metrics({1: load, 2: 1.0})
             eventually(lambda: client.get_load([1, 2, 3]) == {1: 0.25, 2: 1.0})
             late = context.connect(TOPOLOGY, HOST, server.port)
@@ -152,7 +155,7 @@ class NewsConformance(Scenery):
             assert recorder.seen() == []
 
     def test_backpressure_status_reaches_the_clients(self) -> None:
-        """Congested tasks are known to the client until they are relieved."""
+        """A client reports congested tasks until they are relieved."""
         with self.pair(Recorder()) as (server, client):
             eventually(lambda: is_ready(client))
             server.send_backpressure_status("w", [1, 2], [])
@@ -161,10 +164,10 @@ class NewsConformance(Scenery):
             eventually(lambda: client.congested == {2})
 
     def test_a_client_learns_the_assignment_version_on_connecting(self) -> None:
-        """A client that connects hears which assignment the receiver has then."""
+        """A client that connects receives the receiver's assignment version."""
 
         class Assigned(Recorder):
-            """Routes by an assignment."""
+            """A receiver with an assignment."""
 
             assignment_version = 7
 
@@ -172,7 +175,7 @@ class NewsConformance(Scenery):
             eventually(lambda: client.statistics().receiver_assignment_version == 7)
 
     def test_counts_are_by_source(self) -> None:
-        """Both sides count; each worker is a source of its own, and all programs are one, named client."""
+        """Both sides count. Each worker is a separate source; all programs are one source, `client`."""
         with self.context() as program, self.context("w1") as one, self.context("w2") as other:
             server = program.bind(TOPOLOGY, 0, Recorder())
             contexts = (program, program, one, other)
@@ -185,7 +188,7 @@ class NewsConformance(Scenery):
             assert received == {"client": (3, 6), "w1": (3, 6), "w2": (4, 8)}
 
     def test_load_goes_both_ways(self) -> None:
-        """Two workers, each with a server and a client of the other's, know each other's load."""
+        """Two workers, each with a server and a client of the other's, receive each other's loads."""
         with self.context() as one, self.context() as other:
             servers = [each.bind(TOPOLOGY, 0, Recorder()) for each in (one, other)]
             clients = [

@@ -1,4 +1,4 @@
-"""What every transport must do, as a class of tests to inherit from.
+"""The conformance tests of transports, as a class to inherit from.
 
 ::
 
@@ -6,8 +6,8 @@
         def make_context(self) -> IContext:
             return MyContext()          # not prepared
 
-Each test makes its own contexts and ends them. Nothing here needs pytest; any runner that finds `test_*`
-methods of a class will do.
+Each test opens and closes its own contexts. The tests do not need pytest, only a runner that finds `test_*`
+methods of a class. Not thread-safe. Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from tuplewire_service.testing.scenery import (
 )
 
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-"""A header's value as W3C Trace Context has it."""
+"""A header value in the format of W3C Trace Context."""
 
 
 class TransportConformance(BackpressureConformance, NewsConformance):
-    """What programs need; inherit, and say how to make a context."""
+    """The tests that every transport must pass. Inherit from it, and define make_context()."""
 
     # --- messages ----------------------------------------------------------------------------------
 
     def test_a_batch_arrives_in_order(self) -> None:
-        """Everything arrives once, in order within each (source, task)."""
+        """All messages arrive once, in order within each (source, task)."""
         with self.recorded() as (recorder, client):
             for start in range(0, 1000, 100):
                 numbers = range(start, start + 100)
@@ -80,7 +80,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(lambda: sorted(recorder.seen(), key=str) == [(None, n, b"x" * n) for n in range(3)])
 
     def test_keys_and_headers_stay_with_their_messages(self) -> None:
-        """Messages with and without arrive in order, each with its own, in one batch and in several."""
+        """Messages arrive in order with their own key and headers, if any, in one batch and in several."""
         messages = [
             TaskMessage(1, b"plain"),
             TaskMessage(1, b"keyed", key=b"k"),
@@ -98,7 +98,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(lambda: recorder.messages(1) == expected)
 
     def test_task_ids_reach_to_the_end(self) -> None:
-        """A task id and a payload are enough; ids run from 0 to 2^31-1, others are refused unsent."""
+        """send() accepts a task id and a payload. Ids from 0 to 2^31-1 are valid; others are not sent."""
         with self.recorded() as (recorder, client):
             client.send(0, b"first")
             client.send(2**31 - 1, b"last")
@@ -121,7 +121,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert len(recorder.seen()) == 2
 
     def test_both_sides_tell_their_port_and_status(self) -> None:
-        """A client names its peer's port; it is CONNECTING, READY and, in the end, CLOSED."""
+        """A client reports its peer's port. It is CONNECTING, READY and finally CLOSED."""
         port = self.unused_port()
         with self.context() as context:
             client = context.connect(TOPOLOGY, HOST, port)
@@ -137,7 +137,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
     # --- before and after there is a server ----------------------------------------------------------
 
     def test_messages_wait_for_the_callback(self) -> None:
-        """What arrives before a callback is registered is delivered to it, in order, before the rest."""
+        """A new callback receives waiting messages first, in order."""
         recorder = Recorder()
         with self.pair(None) as (server, client):
             for number in range(10):
@@ -149,7 +149,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(is_settled(client))
 
     def test_refusals_of_what_waited_are_told(self) -> None:
-        """What a callback refuses of what has waited for it is in the sender's ledger, and counted."""
+        """If a new callback refuses a waiting message, the sender's ledger and the server count it."""
         recorder = Recorder()
         with self.pair(None) as (server, client):
             client.send([TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b"), TaskMessage(2, b"c")])
@@ -161,7 +161,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert server.statistics().refused_messages == {"UNKNOWN_TASK": 1}
 
     def test_messages_wait_for_the_server(self) -> None:
-        """What is sent before the server is bound is delivered once it is, and before what is sent then."""
+        """Messages sent before the server is bound are delivered afterwards, before later messages."""
         port = self.unused_port()
         recorder = Recorder()
         with self.context() as context:
@@ -192,9 +192,9 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(is_settled(client))
 
     def test_a_receive_loop_in_the_classic_way(self) -> None:
-        """Blocking for the first message, then taking what else is there, until the shutdown notice comes.
+        """A loop can block for a message, then take the available ones, until the shutdown notice.
 
-        Source: Storm's `launch-receive-thread!`. What was accepted before the end comes before the notice.
+        Accepted messages arrive before the notice. Source: Storm's `launch-receive-thread!`.
         """
         batches: list[list[TaskMessage]] = []
 
@@ -226,7 +226,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert server.recv(NO_BLOCK) == server.recv(BLOCK) == SHUTDOWN
 
     def test_messages_are_pulled_or_called_back(self) -> None:
-        """A connection has one taker: a callback, or recv(); the other is refused by name."""
+        """A connection delivers to a callback or to recv(); the other one raises ClosedError."""
         with self.pair(Recorder()) as (server, _):
             raises(ClosedError, lambda: server.recv(NO_BLOCK))
             raises(ClosedError, lambda: server.register_recv(Recorder()))
@@ -235,7 +235,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             raises(ClosedError, lambda: server.register_recv(Recorder()))
 
     def test_intake_may_be_for_workers_only(self) -> None:
-        """Workers go on, programs wait, until a later call lets them in again; nothing is lost or doubled."""
+        """Workers continue, and programs wait until a later call; no message is lost or duplicated."""
         recorder = Recorder()
         with self.context() as context, self.context("w1") as other:
             server = context.bind(TOPOLOGY, 0, recorder)
@@ -269,7 +269,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert server.statistics().refused_messages == {"UNKNOWN_TASK": 2}
 
     def test_what_a_callback_fails_at_is_refused(self) -> None:
-        """An exception in the callback is counted at the sender, and the connection goes on."""
+        """The sender counts an exception in the callback as a refusal, and the connection continues."""
         recorder = Recorder()
 
         class Failing(IConnectionCallback):
@@ -287,7 +287,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert sum(server.statistics().refused_messages.values()) == 1
 
     def test_programs_wait_for_a_server_that_is_not_ready(self) -> None:
-        """While the callback says why it is not ready, nothing comes; afterwards all of it, by itself."""
+        """No message arrives while the callback is not ready; afterwards all arrive automatically."""
         recorder = Recorder()
 
         class Starting(IConnectionCallback):
@@ -311,14 +311,14 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert recorder.payloads(1) == [b"0", b"1", b"2"]
 
     def test_a_bound_port_is_refused(self) -> None:
-        """A second bind of one port is an error, not a silent share."""
+        """A second bind of a port raises an error; two servers do not share the port."""
         with self.pair(Recorder()) as (server, _), self.context() as context:
             raises(BindError, lambda: context.bind(TOPOLOGY, server.port, Recorder()))
 
     # --- the end -----------------------------------------------------------------------------------------
 
     def test_close_waits_for_what_was_accepted(self) -> None:
-        """Everything that was sent has arrived when close returns; later sends are an error."""
+        """All sent messages have arrived when close() returns; a later send() raises ClosedError."""
         with self.recorded() as (recorder, client):
             client.send(TaskMessageBatch.from_columns(1, [b"x"] * 5000))
             client.close()
@@ -329,7 +329,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             client.close()
 
     def test_abort_counts_what_it_gives_up(self) -> None:
-        """Without a server everything is given up and counted; a second abort does nothing."""
+        """Without a server, all messages are dropped and counted; a second abort() has no effect."""
         with self.context() as context:
             client = context.connect(TOPOLOGY, HOST, self.unused_port())
             client.send(1, b"x")
@@ -338,7 +338,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert_ledger(client, 1, closed=1)
 
     def test_after_stop_intake_messages_stay_with_the_sender(self) -> None:
-        """What was taken is acknowledged; what is sent then, or without a server, waits for the next one."""
+        """Accepted messages are acknowledged. Later ones wait at the sender for the next server."""
         first, second = Recorder(), Recorder()
         with self.context() as context:
             server = context.bind(TOPOLOGY, 0, first)
@@ -357,7 +357,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             assert first.payloads(1) == [b"taken"]
 
     def test_a_closed_server_takes_nothing(self) -> None:
-        """After close the port is free, load cannot be sent, and a blocked recv has returned."""
+        """After close(), the port is free, loads cannot be sent, and a blocked recv() has returned."""
         with self.context() as context:
             server = context.bind(TOPOLOGY, 0)
             got: list[TaskMessage | None] = []
@@ -372,7 +372,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             context.bind(TOPOLOGY, server.port, Recorder())
 
     def test_term_ends_everything(self) -> None:
-        """term() closes what the context made, twice if need be."""
+        """term() closes all connections of the context; a second call has no effect."""
         context = self.make_context()
         context.prepare(self.conf(SessionSettings(), ""))
         server = context.bind(TOPOLOGY, 0, Recorder())

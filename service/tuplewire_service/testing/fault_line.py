@@ -1,4 +1,7 @@
-"""What a proxy's connections are like at the moment, and one direction of one connection under it."""
+"""The current conditions of a proxy's connections, and one direction of a connection.
+
+Used by fault_proxy.py. Owns the buffered bytes. Call only from the event loop. Design: docs/design/drain.md.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from dataclasses import dataclass
 
 _CHUNK_BYTES = 64 * 1024
 _HELD_BYTES = 4 * 1024 * 1024
-"""One direction of a connection holds back less than this and one chunk; then it reads no more."""
+"""One direction of a connection stops reading when it buffers this; a last chunk may exceed it."""
 _PIECE_SECONDS = 0.05
-"""A throttled connection passes on so much of its rate at a time."""
+"""A throttled connection forwards the bytes for this time at once, and then waits."""
 
 
 class Direction(enum.StrEnum):
-    """Which way bytes go."""
+    """The direction of bytes."""
 
     TO_TARGET = "to target"
     TO_CLIENT = "to client"
@@ -25,10 +28,10 @@ class Direction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What happens to the bytes on the way.
+    """The faults that apply to forwarded bytes.
 
-    delay_seconds: each byte arrives so much later. bytes_per_second: of each direction of each connection.
-    silent: the directions in which nothing is passed on, not even that an end has gone.
+    delay_seconds: of each byte. bytes_per_second: the limit in each direction of each connection. silent: the
+    directions that forward nothing, not even the close of an end.
     """
 
     delay_seconds: float = 0.0
@@ -46,14 +49,14 @@ CLEAR = Conditions()
 
 
 class Line:
-    """The conditions in force for all connections of a proxy. Belongs to its loop."""
+    """The current conditions of all connections of a proxy. Call only from the event loop."""
 
     def __init__(self) -> None:
         self.conditions = CLEAR
         self._changed = asyncio.Event()
 
     def change(self, conditions: Conditions) -> None:
-        """Put conditions in force; whoever waits by the old ones looks again."""
+        """Set new conditions, and wake all calls of wait(), which may depend on the old ones."""
         self.conditions = conditions
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -64,18 +67,18 @@ class Line:
         return asyncio.get_running_loop().time()
 
     async def wait(self, seconds: float | None) -> None:
-        """Wait so long (None: for ever), or until the conditions change."""
+        """Wait for `seconds` (None: without a limit), or until the conditions change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
 
 class BrokenEndError(Exception):
-    """One end of a connection was reset, and the other is to be told."""
+    """One end of a connection was reset, so the other end must be reset, too."""
 
 
 class OneWay:
-    """Carries the bytes of one direction of one connection, in order and unchanged."""
+    """Forwards the bytes of one direction of one connection, in order and unchanged."""
 
     def __init__(
         self, line: Line, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -91,7 +94,7 @@ class OneWay:
         self._room = asyncio.Event()
 
     async def run(self) -> None:
-        """Carry until the end has been passed on; BrokenEndError when that is a reset."""
+        """Forward all bytes and then the close. Raises BrokenEndError if the close is a reset."""
         async with asyncio.TaskGroup() as both:
             both.create_task(self._take_in())
             both.create_task(self._pass_on())
@@ -107,7 +110,7 @@ class OneWay:
             self._held.append((self._line.now(), memoryview(data)))
             self._held_bytes += len(data)
             self._arrival.set()
-            while self._held_bytes >= _HELD_BYTES:
+            while self._held_bytes >= _HELD_BYTES:  # stop reading, like a full network
                 self._room.clear()
                 await self._room.wait()
 
@@ -118,14 +121,14 @@ class OneWay:
                 await self._arrival.wait()
             since, data = self._held.popleft()
             await self._until_due(since)
-            if not data:
+            if not data:  # the end of the stream
                 break
             rate = self._line.conditions.bytes_per_second
             size = len(data) if rate == math.inf else max(1, int(rate * _PIECE_SECONDS))
             piece, rest = data[:size], data[size:]
             if rest:
                 self._held.appendleft((since, rest))
-            # When that end is gone, the other way hears of it too, and tells the end that this one reads.
+            # If that end has closed, the other direction forwards the close to the end that this one reads.
             if not self._writer.is_closing():
                 with contextlib.suppress(OSError):
                     self._writer.write(piece)
@@ -143,7 +146,7 @@ class OneWay:
             conditions = self._line.conditions
             left: float | None = since + conditions.delay_seconds - self._line.now()
             if self._direction in conditions.silent:
-                left = None
+                left = None  # until the next change of the conditions
             elif left is not None and left <= 0:
                 return
             await self._line.wait(left)

@@ -1,4 +1,7 @@
-"""A proxy that stands between two processes and breaks their connections on request."""
+"""A proxy between two processes that injects faults into their connections.
+
+Used by tests. Owns its connections, an event loop and its thread. Thread-safe. Design: docs/design/drain.md.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ _Result = TypeVar("_Result")
 
 
 class FaultProxy:
-    """Passes bytes on between whoever connects to `address` and the target; use it as a context manager.
+    """Forwards bytes between clients of `address` and the target. Use it as a context manager. Thread-safe.
 
-    target, listen: host:port or unix:///path; port 0 takes any free one. Runs in a thread of its own; every
-    method may be called from any thread, and has taken effect when it returns.
+    target, listen: host:port or unix:///path; port 0 selects a free port. Methods have an effect when they
+    return.
 
-    Faults add up: a delay holds through a throttle and a black hole; resume() undoes them all. Each is in
-    force for every connection, now open or opened later. What is held back is bounded, 4 MiB in each
-    direction of a connection; after that the proxy reads no more, as a full network does.
+    Faults can be combined: a delay also applies with a throttle or black hole; resume() removes all faults.
+    Each fault applies to all current and later connections. At most 4 MiB are buffered in each direction of a
+    connection. Then the proxy stops reading, like a full network.
 
-    Guarantee: a connection's bytes arrive in order and unchanged up to the point where it is cut, as with any
-    TCP connection. When one end goes the other is told, a reset as a reset, once it would hear anything.
+    Guarantee: a connection's bytes arrive in order and unchanged until it is cut, as in any TCP connection. A
+    close or reset of one end reaches the other end after these bytes, under the same conditions.
     """
 
     def __init__(self, target: str, listen: str = "127.0.0.1:0") -> None:
         self.target = target
         self.address = listen
-        """Where to connect; with the real port once started."""
+        """The address for clients. It has the actual port after the start."""
         self._loop = asyncio.new_event_loop()
         self._line = Line()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -63,46 +66,40 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """How many connections are open through it."""
+        """The number of open connections."""
         return len(self._tasks)
 
     def cut(self) -> int:
-        """Reset every connection, as a crashed host or a firewall does; return how many there were.
-
-        New connections are taken at once.
-        """
+        """Reset every connection, like a crashed host or a firewall. Return the number; accept new ones."""
         return self._run(self._cut())
 
     def black_hole(self) -> None:
-        """Pass nothing on any more: connections stay open, new ones are taken, and nobody answers."""
+        """Forward nothing: connections remain open, and new ones are accepted, but get no answer."""
         self._add(silent=frozenset(Direction))
 
     def half_open(self, dead: Direction = Direction.TO_CLIENT) -> None:
-        """Pass nothing on in one direction, and the other on as before.
-
-        With the default the target hears its clients, and nothing of what it says, nor its end, reaches them.
-        """
+        """Forward nothing in one direction, not even a close; by default, from the target to its clients."""
         self._add(silent=frozenset((*self._line.conditions.silent, dead)))
 
     def delay(self, seconds: float) -> None:
-        """Let each byte arrive so much later, in both directions; ValueError when that is negative."""
+        """Delay each byte, in both directions. Raises ValueError if the delay is negative."""
         self._add(delay_seconds=seconds)
 
     def throttle(self, bytes_per_second: float) -> None:
-        """Pass on at most so much in each direction of each connection; ValueError when not more than 0."""
+        """Limit the rate in each direction of each connection. Raises ValueError unless it is positive."""
         self._add(bytes_per_second=bytes_per_second)
 
     def resume(self) -> None:
-        """Pass everything on as it comes again; what was held back goes first."""
+        """Remove all faults. Buffered bytes are forwarded first."""
         self._run(self._change(lambda _: CLEAR))
 
     @property
     def conditions(self) -> Conditions:
-        """What is in force."""
+        """The current conditions."""
         return self._line.conditions
 
     def close(self) -> None:
-        """Reset every connection and stop listening; does nothing the second time."""
+        """Reset every connection and stop listening; a second call has no effect."""
         if self._thread.is_alive():
             self._run(self._close())
             self._stop_thread()
@@ -135,7 +132,7 @@ class FaultProxy:
             self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)  # here: a task that is cancelled at once never begins
+        self._writers.add(writer)  # here: a task that is cancelled immediately never starts
         task = self._loop.create_task(self._carry(reader, writer), name="proxy connection")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -156,7 +153,7 @@ class FaultProxy:
                 ways.create_task(OneWay(self._line, Direction.TO_CLIENT, far_reader, writer).run())
             for each in (writer, far_writer):
                 each.close()
-                await each.wait_closed()  # what is not read yet gets the time it takes
+                await each.wait_closed()  # without a limit, until the peer has all bytes
         except* (BrokenEndError, OSError):
             pass  # the other end is reset, too
         finally:
@@ -182,19 +179,19 @@ class FaultProxy:
 
     async def _close(self) -> None:
         assert self._server is not None
-        # asyncio forgets a connection that it has accepted when the server is closed before it has made
-        # something of it. So first no more are accepted, then all that were are ours, then it is closed.
+        # asyncio forgets an accepted connection if the server is closed before the connection is set up. So
+        # stop accepting, wait until all are set up and cut, and then close the server.
         for listening in self._server.sockets:
             self._loop.remove_reader(listening.fileno())
         while asyncio.all_tasks() - {asyncio.current_task()}:
             await self._cut()
             await asyncio.sleep(0)
         self._server.close()
-        await asyncio.sleep(0)  # what was reset last is closed in the next turn of the loop
+        await asyncio.sleep(0)  # the last reset connections close in the next turn of the loop
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Break a connection off: the peer sees a reset (over TCP), and loses what was on the way."""
+    """Abort a connection. Over TCP, the peer gets a reset; bytes in transit are lost."""
     connection = writer.get_extra_info("socket")
     if connection is not None and connection.family != socket.AF_UNIX and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

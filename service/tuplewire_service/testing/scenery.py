@@ -1,4 +1,7 @@
-"""What the conformance tests stand on: connections to test, a callback that keeps what it gets, waiting."""
+"""The base of the conformance tests: connections to test, a callback that records, and waiting.
+
+Used by the conformance tests, and by tests of transports. Owns the recorded messages. Thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ TOPOLOGY = "conformance"
 HOST = "127.0.0.1"
 UNKNOWN_TASK = 999
 RECEIVE_MESSAGES = 2000
-"""What a receiver may hold for a task besides what its sender holds."""
+"""The number of messages that a receiver may hold for a task, in addition to its sender."""
 _LEAST_POLL_SECONDS, _MOST_POLL_SECONDS = 0.005, 0.05
 _Value = TypeVar("_Value")
 
 
 class Recorder(IConnectionCallback):
-    """Keeps what it gets; refuses one task; holds what it is told to hold until release()."""
+    """Records messages. Refuses UNKNOWN_TASK, and holds messages to `held_tasks` until release()."""
 
     def __init__(self, held_tasks: Sequence[int] = ()) -> None:
         self._lock = threading.Lock()
@@ -44,7 +47,7 @@ class Recorder(IConnectionCallback):
         self._accepted: dict[int, int] = {}
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Keep, refuse or hold each group."""
+        """Refuse each group, or record and then hold or release it."""
         with self._lock:
             batch.hold()
             for group in batch.groups:
@@ -59,7 +62,7 @@ class Recorder(IConnectionCallback):
                     batch.inbound.release(group.task, len(group), group.size_bytes)
 
     def release(self) -> None:
-        """Be done with everything that is held, and hold nothing more."""
+        """Release all held messages, and hold no more."""
         with self._lock:
             held, self._held = self._held, []
             self._held_tasks = frozenset()
@@ -67,33 +70,33 @@ class Recorder(IConnectionCallback):
             batch.inbound.release(group.task, len(group), group.size_bytes)
 
     def seen(self) -> list[tuple[int | None, int, bytes]]:
-        """Return (source, task, payload) of everything, in the order of arrival."""
+        """Return (source, task, payload) of all messages, in order of arrival."""
         with self._lock:
             taken = list(self._taken)
         return [(group.source, group.task, payload) for group in taken for payload in group.payloads()]
 
     def messages(self, task: int) -> list[TaskMessage]:
-        """Return what came for one task, with keys and headers."""
+        """Return the messages to one task, with keys and headers."""
         with self._lock:
             return list(TaskMessageBatch.from_groups(group for group in self._taken if group.task == task))
 
     def payloads(self, task: int) -> list[bytes]:
-        """Return what came for one task."""
+        """Return the payloads to one task."""
         return [payload for _, to, payload in self.seen() if to == task]
 
     def accepted_micros(self, task: int) -> int:
-        """Return when the last group that came for a task was accepted (TaskGroup)."""
+        """Return TaskGroup.accepted_micros of the last group to a task."""
         with self._lock:
             return self._accepted[task]
 
 
 def is_settled(connection: IClientConnection) -> Callable[[], bool]:
-    """Return the condition that nothing is pending."""
+    """Return the condition that no message is pending."""
     return lambda: connection.statistics().ledger.pending == 0
 
 
 def is_ready(connection: IClientConnection) -> bool:
-    """Whether the connection is up."""
+    """Return True if the connection is ready."""
     return connection.status is ConnectionStatus.READY
 
 
@@ -108,7 +111,7 @@ def assert_ledger(connection: IClientConnection, accepted: int, **dropped: int) 
 
 @contextmanager
 def switching_often() -> Iterator[None]:
-    """Let threads run by turns so short that they meet in the middle of things."""
+    """Let threads switch every microsecond within the block, to provoke races."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -118,7 +121,7 @@ def switching_often() -> Iterator[None]:
 
 
 def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireError:
-    """Return the error of this kind that a call raises; AssertionError if it raises none."""
+    """Return the error of this kind that a call raises. Raises AssertionError if there is none."""
     try:
         call()
     except kind as error:
@@ -127,11 +130,11 @@ def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireE
 
 
 def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str = "") -> _Value:
-    """Return what the condition returns as soon as that is true; AssertionError after so many seconds.
+    """Return the first true result of a condition. Raises AssertionError after `timeout` seconds.
 
-    what: names the condition in the error. A condition that takes long is asked less often: what it waits for
-    needs the processor, too.
+    what: names the condition in the error.
     """
+    # A slow condition is called less often, because the tested code needs the processor, too.
     began = time.monotonic()
     deadline = began + timeout
     while not (value := condition()):
@@ -144,17 +147,14 @@ def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str
 
 
 class Scenery(ABC):
-    """Makes what a test needs of the transport under test, and ends it."""
+    """Opens and closes the contexts and connections of a test, for the transport under test."""
 
     @abstractmethod
     def make_context(self) -> IContext:
         """Return a new context that is not prepared yet."""
 
     def conf(self, settings: SessionSettings, worker_id: str) -> Mapping[str, Any]:
-        """Return the configuration for session settings, a worker ("": a program), and RECEIVE_MESSAGES.
-
-        Override it where the keys differ.
-        """
+        """Return the settings of a worker ("": a program), with RECEIVE_MESSAGES; override for other keys."""
         return {
             **settings.conf(),
             "tuplewire.transport.receive_messages": RECEIVE_MESSAGES,
@@ -163,7 +163,7 @@ class Scenery(ABC):
 
     @contextmanager
     def context(self, worker_id: str = "", **settings: Any) -> Iterator[IContext]:
-        """Give a prepared context, and end it."""
+        """Yield a prepared context, and close it."""
         context = self.make_context()
         context.prepare(self.conf(SessionSettings.of(**settings), worker_id))
         try:
@@ -175,14 +175,14 @@ class Scenery(ABC):
     def pair(
         self, callback: IConnectionCallback | None, **settings: Any
     ) -> Iterator[tuple[IServerConnection, IClientConnection]]:
-        """Give a bound server and a client of it."""
+        """Yield a bound server and a client of it."""
         with self.context(**settings) as context:
             server = context.bind(TOPOLOGY, 0, callback)
             yield server, context.connect(TOPOLOGY, HOST, server.port)
 
     @contextmanager
     def recorded(self, *held_tasks: int, **settings: Any) -> Iterator[tuple[Recorder, IClientConnection]]:
-        """Give what records the messages of a client, and holds those to some tasks, and the client."""
+        """Yield a Recorder that holds messages to `held_tasks`, and a client that sends to it."""
         recorder = Recorder(held_tasks)
         with self.pair(recorder, **settings) as (_, client):
             yield recorder, client

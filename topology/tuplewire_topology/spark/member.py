@@ -125,10 +125,7 @@ class Submitted(Shipped):
 
 
 class _TopologyMember:
-    """The work of a PySpark task after all tasks have joined.
-
-    Raises UnreachableError or RefusedError if a worker does not accept the assignment.
-    """
+    """A joined PySpark task. Raises UnreachableError or RefusedError if a worker rejects the assignment."""
 
     def __init__(self, submitted: Submitted, plan: Plan, rank: int, key: RunKey) -> None:
         self._submitted = submitted

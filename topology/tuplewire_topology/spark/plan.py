@@ -36,10 +36,7 @@ class Place:
     tls: bool = False
 
     def watch_command(self, token_file: str | None) -> str:
-        """Return the command that shows the cluster live on the program's machine.
-
-        token_file: the file with this worker's token, if it requires one.
-        """
+        """Return the command to watch the cluster on the program's machine, with the token file, if any."""
         token = f"TUPLEWIRE_TOKEN_FILE={shlex.quote(token_file)} " if token_file else ""
         return f"{token}tuplewire top --web {self.address}"
 
