@@ -79,7 +79,7 @@ class Submitted(Shipped):
             try:
                 plan = self._join(stack, context, rank, key)
             except TuplewireError as error:
-                yield Writer(self.output).failure(rank, error)
+                yield Writer(self.output).failure(rank, error)  # after an exception, Spark would try again
                 return
             if plan is not None:
                 yield from _TopologyMember(self, plan, rank, key).run(rows)
@@ -171,7 +171,7 @@ class _TopologyMember:
             topology=self._plan.topology,
             worker_id=place.worker_id,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
-            incarnation=self._plan.generation + 1,
+            incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
             credentials=self._key.to(place),
             **session,
         )
@@ -336,7 +336,7 @@ class _TopologyMember:
                 self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
                 self._worker.check()
             except (TuplewireError, TimeoutError) as error:
-                if not self._aborted:  # after an abort, another task reports the cause
+                if not self._aborted:  # after an abort, the cause is already reported
                     self._note(error)
         _, runs = self._inbox.take(0.0)
         yield from self._batches(runs)

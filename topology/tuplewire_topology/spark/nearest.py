@@ -92,7 +92,7 @@ def nearest_worker(
         with ControlClient(address, timeout, credentials=credentials) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
-        named, _, port = tcp.rpartition(":")  # other workers cannot connect to a wildcard address
+        named, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address
         peer = join_host_port(_host_of(address, host), int(port)) if named in _WILDCARDS else tcp
         yield Place(
             address,

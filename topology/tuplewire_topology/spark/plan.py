@@ -84,7 +84,7 @@ class Plan:
         self.places = [each.place for each in joined if each.place is not None]
         self._submitter = submitter
         workers = self.places if submitter is None else [*self.places, submitter]
-        self.version = 1 + max(
+        self.version = 1 + max(  # newer than at any worker, so that all workers accept it
             *(place.version for place in workers), *(each.submitter_version for each in joined)
         )
         topologies = sorted({place.topology for place in workers})

@@ -1,6 +1,6 @@
 """A running topology on Spark, for the program that submitted it: control, progress and result.
 
-submit.py creates it. Owns the Spark job, and the client for mail from the PySpark tasks. Thread-safe.
+submit.py creates it. Owns the Spark job, and the client for mail (control messages) of tasks. Thread-safe.
 Design: docs/design/topologies.md.
 """
 
@@ -38,8 +38,7 @@ this; the mail of other jobs is already in transit."""
 class TopologyResult:
     """The result of a topology. frames: the rows of each bolt in `outputs`.
 
-    executors: statistics of each. given_up: rows of a Rows spout that failed in all attempts. letters: see
-    dead_letters.
+    executors: their statistics. given_up: the dropped rows of a Rows spout. letters: see dead_letters.
     """
 
     frames: Mapping[str, DataFrame]
@@ -251,7 +250,7 @@ class SparkTopology:
     # --- the end ------------------------------------------------------------------------------------------
 
     def _ended(self) -> None:
-        """Drain a cancelled topology and close the client, in the job's thread, before the job is done."""
+        """Drain a cancelled topology, and release the client and worker before the job counts as done."""
         try:
             if self._job.was_cancelled:
                 if self._coordinator is not None:

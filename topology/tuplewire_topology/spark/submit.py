@@ -68,7 +68,7 @@ def submit_topology(
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
-    for key in conf:  # on Spark, messages use sidecars, so other settings of Tuplewire have no effect
+    for key in conf:  # on Spark, messages use sidecars, so only the settings of sessions apply
         if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
             raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     full = with_ackers(topology, settings.ackers)
@@ -180,4 +180,4 @@ def _input(spark: SparkSession, topology: Topology, rows: DataFrame | None, memb
         raise TopologyError(
             f"{spout!r} emits {', '.join(missing)}, and the DataFrame has only {', '.join(rows.columns)}"
         )
-    return rows.select(*wanted).repartition(members)
+    return rows.select(*wanted).repartition(members)  # one partition for each PySpark task
