@@ -25,7 +25,7 @@ def expected(flights: DataFrame) -> DataFrame:
         F.sum("dep_delay").alias("minutes"),
         F.count_if(late).alias("late"),
     )
-    busiest = F.min(F.struct((-F.col("flights")).alias("flights"), "route"))
+    busiest = F.min(F.struct((-F.col("flights")).alias("flights"), "route"))  # most flights, then by name
     return (
         routes.groupBy("carrier")
         .agg(

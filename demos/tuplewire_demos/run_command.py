@@ -118,7 +118,7 @@ def _add(
 
 
 def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: argparse.Namespace) -> int:
-    """Run a job, and return its exit code. Removes credentials: the job's own workers require none."""
+    """Run a job; return EXIT_OK if its findings are ok. Removes credentials: its workers require none."""
     from tuplewire_demos.report import Progress
 
     for each in fields(Credentials):

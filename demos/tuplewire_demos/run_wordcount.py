@@ -1,4 +1,4 @@
-"""The topology of `tuplewire run wordcount`, in this process, in separate processes, or on Spark.
+"""Runs the topology of `tuplewire run wordcount` in this process, in separate processes, or on Spark.
 
 Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/topologies.md.
 """

@@ -50,8 +50,10 @@ class Outlet:
             self._sent[group.task] += len(group)
 
     def end(self) -> None:
-        """Send the end markers, and wait for all acknowledgements. Call this at the end of a task."""
-        # When the task function returns, Spark kills the Python worker without a cleanup.
+        """Send the end markers, and wait for all acknowledgements. Call this last in the task function.
+
+        When the function returns, Spark kills the Python worker without a cleanup.
+        """
         markers = [_MARKER.pack(_END, count, self._sources) for count in self._sent.values()]
         self._client.send(TaskMessageBatch.from_columns(list(self._sent), markers, self._source))
         self._client.flush()

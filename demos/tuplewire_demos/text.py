@@ -14,7 +14,7 @@ from tuplewire_demos.input import SHOWN_CHARACTERS, SHOWN_ROWS, SkippedRow, Skip
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_INDEX_BITS = 33  # of monotonically_increasing_id(): the row in its partition, below the partition
+_INDEX_BITS = 33  # the low bits of monotonically_increasing_id(): the row's index in its partition
 
 
 def read_lines(spark: SparkSession, path: Path) -> DataFrame:

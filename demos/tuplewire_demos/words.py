@@ -75,7 +75,7 @@ class Lines(Spout):
         count = len(context.component_tasks)
         begin, self.end = (size * index // count for index in (context.task_index, context.task_index + 1))
         if begin:
-            self.file.seek(begin - 1)
+            self.file.seek(begin - 1)  # to skip the last line of the previous part
             self.file.readline()
         self.offset = self.file.tell()
         self.on_the_way: dict[int, str] = {}
@@ -164,7 +164,7 @@ class Skipped(BasicBolt):
 
 
 def lines_of(raw: bytes, offset: int) -> list[bytes]:
-    """Split the bytes of one line feed into lines: a carriage return also ends a line."""
+    """Split the bytes up to a line feed into lines: a carriage return also ends a line."""
     if offset == 0:
         raw = raw.removeprefix(_BYTE_ORDER_MARK)
     return raw.splitlines()

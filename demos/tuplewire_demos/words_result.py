@@ -57,7 +57,7 @@ def skipped_lines(path: Path, rows: Sequence[tuple[Any, ...]]) -> SkippedRows:
     """
     first = sorted(rows, key=itemgetter(0))[:SHOWN_ROWS]
     wanted = {offset for offset, _, _ in first}
-    numbers: defaultdict[int, list[int]] = defaultdict(list)
+    numbers: defaultdict[int, list[int]] = defaultdict(list)  # with carriage returns, lines share an offset
     for number, (offset, line) in enumerate(_numbered(path) if first else (), 1):
         if offset in wanted and not _is_text(line):
             numbers[offset].append(number)
