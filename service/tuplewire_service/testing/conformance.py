@@ -7,7 +7,7 @@
             return MyContext()          # not prepared
 
 Each test opens and closes its own contexts. The tests do not need pytest, only a runner that finds `test_*`
-methods of a class. Not thread-safe. Design: docs/design/sessions.md (transports).
+methods of a class. Used by tests of transports. Not thread-safe. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             raises(ClosedError, lambda: server.register_recv(Recorder()))
 
     def test_intake_may_be_for_workers_only(self) -> None:
-        """Workers continue, and programs wait until a later call; no message is lost or duplicated."""
+        """Workers continue and programs wait until a call admits them. No message is lost or duplicated."""
         recorder = Recorder()
         with self.context() as context, self.context("w1") as other:
             server = context.bind(TOPOLOGY, 0, recorder)

@@ -105,7 +105,7 @@ class OneWay:
             try:
                 data = await self._reader.read(_CHUNK_BYTES)
             except OSError:
-                self._broken = True
+                self._broken = True  # a reset, which is forwarded as a reset
                 data = b""
             self._held.append((self._line.now(), memoryview(data)))
             self._held_bytes += len(data)

@@ -25,8 +25,8 @@ _Result = TypeVar("_Result")
 class FaultProxy:
     """Forwards bytes between clients of `address` and the target. Use it as a context manager. Thread-safe.
 
-    target, listen: host:port or unix:///path; port 0 selects a free port. Methods have an effect when they
-    return.
+    target, listen: host:port or unix:///path; port 0 selects a free port. A method has taken effect when it
+    returns.
 
     Faults can be combined: a delay also applies with a throttle or black hole; resume() removes all faults.
     Each fault applies to all current and later connections. At most 4 MiB are buffered in each direction of a
@@ -70,7 +70,7 @@ class FaultProxy:
         return len(self._tasks)
 
     def cut(self) -> int:
-        """Reset every connection, like a crashed host or a firewall. Return the number; accept new ones."""
+        """Reset every connection, like a crashed host, and return their number. New ones are accepted."""
         return self._run(self._cut())
 
     def black_hole(self) -> None:
@@ -143,7 +143,7 @@ class FaultProxy:
         except BaseException as error:
             _reset(writer)
             self._writers.discard(writer)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError):  # the target is unreachable; the client gets a reset
                 return
             raise
         self._writers.add(far_writer)

@@ -49,7 +49,7 @@ class Recorder(IConnectionCallback):
     def recv(self, batch: ReceivedBatch) -> None:
         """Refuse each group, or record and then hold or release it."""
         with self._lock:
-            batch.hold()
+            batch.hold()  # each group is released separately, now or in release()
             for group in batch.groups:
                 if group.task == UNKNOWN_TASK:
                     batch.refuse(group, UnknownTaskError(f"task {group.task} is unknown"))
@@ -130,17 +130,14 @@ def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireE
 
 
 def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str = "") -> _Value:
-    """Return the first true result of a condition. Raises AssertionError after `timeout` seconds.
-
-    what: names the condition in the error.
-    """
-    # A slow condition is called less often, because the tested code needs the processor, too.
+    """Return the first true result of a condition. Raises AssertionError, with `what`, after `timeout` s."""
     began = time.monotonic()
     deadline = began + timeout
     while not (value := condition()):
         now = time.monotonic()
         if now > deadline:
             raise AssertionError(f"not within {timeout} s: {what or condition}; last seen: {value!r}")
+        # A slow condition is called less often, because the tested code needs the processor, too.
         time.sleep(min(max(now - began, _LEAST_POLL_SECONDS), _MOST_POLL_SECONDS))
         began = time.monotonic()
     return value
