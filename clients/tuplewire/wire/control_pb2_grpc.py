@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControlStub(object):
-    """Control asks a worker about itself and changes its assignment.
+    """Control reports the state of a worker and changes its assignment.
     """
 
     def __init__(self, channel):
@@ -83,79 +83,79 @@ class ControlStub(object):
 
 
 class ControlServicer(object):
-    """Control asks a worker about itself and changes its assignment.
+    """Control reports the state of a worker and changes its assignment.
     """
 
     def GetStatus(self, request, context):
-        """GetStatus returns identity, state, ledger and counts.
+        """Returns identity, state, ledger and counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """GetLoad returns the load of the named tasks, or of every task that the worker knows.
+        """Returns the load of the given tasks, or of all tasks that the worker knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAssignment(self, request, context):
-        """GetAssignment returns the assignment in force.
+        """Returns the current assignment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateAssignment(self, request, context):
-        """UpdateAssignment puts a newer assignment in force; an older version is refused with
-        FAILED_PRECONDITION, a malformed one with INVALID_ARGUMENT, and the old one stays.
+        """Applies a newer assignment. An older version is refused with FAILED_PRECONDITION, a malformed one with
+        INVALID_ARGUMENT, and the current assignment stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drain makes the worker finish what it holds and exit; it returns at once.
+        """Starts a drain and returns immediately: the worker finishes the messages that it holds, and exits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tap(self, request, context):
-        """Tap shows messages as the worker routes them, from now on: copies of a sample of them, which take nothing
-        from anybody. The first response comes at once. Messages are left out, and counted, where there are more
-        than was asked for, and where the reader is slow. It ends with DRAINING when the worker drains, and is
-        refused with RESOURCE_LIMIT while too many others tap.
+        """Streams copies of a sample of the messages that the worker routes from now on; consumers still receive
+        them. The first response is sent immediately. Messages over the requested rate, or too many for a slow
+        reader, are skipped and counted. Ends with DRAINING when the worker drains. Refused with RESOURCE_LIMIT
+        while too many other taps are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDebug(self, request, context):
-        """GetDebug returns files that help to find a fault: versions, settings without secrets, stacks of threads and
-        tasks, what is on the way, the last lines of the log, and the metrics. Refused with RESOURCE_LIMIT while
-        another bundle is being made.
+        """Returns files for debugging: versions, settings without secrets, stacks of threads and tasks, the state
+        of messages in flight, the last lines of the log, and the metrics. Refused with RESOURCE_LIMIT while
+        another bundle is created.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogging(self, request, context):
-        """SetLogging changes what the worker logs, for a time; then all is as it is configured.
+        """Changes the log level and rate for a limited time; then the configured values apply again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportProgram(self, request, context):
-        """ReportProgram takes what a program beside the worker runs of a topology, for the worker's status, and what it
-        measures, for the worker's metrics. Programs report every second. A report replaces the last one of the same
-        program; a report by a newer assignment removes all reports by older ones.
+        """Accepts a program's report on the components that it runs next to the worker, for the worker's status,
+        and its measurements, for the worker's metrics. Programs report every second. A report replaces the
+        previous one of the program; a report for a newer assignment removes all reports for older ones.
 
-        A program that is silent for 10 seconds is forgotten. Refused are: an assignment that is not in force
-        (STALE_ASSIGNMENT), reports that come too fast or are too large (RESOURCE_LIMIT), and names or counts that
-        cannot be shown (MALFORMED).
+        A program that does not report for 10 seconds is removed. Refused are: reports for an assignment that is
+        not current (STALE_ASSIGNMENT), reports that are too frequent or too large (RESOURCE_LIMIT), and invalid
+        names or counts (MALFORMED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -218,7 +218,7 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control(object):
-    """Control asks a worker about itself and changes its assignment.
+    """Control reports the state of a worker and changes its assignment.
     """
 
     @staticmethod
@@ -466,8 +466,8 @@ class Control(object):
 
 
 class SinksStub(object):
-    """Sinks is for writers whose messages are seen all at once or not at all, such as Spark's sinks. Attempts stage what
-    they write; then one request chooses attempts by name. All are refused with WRONG_WORKER and WRONG_TOPOLOGY.
+    """Sinks is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
+    then one request chooses attempts by name. Any call may be refused with WRONG_WORKER or WRONG_TOPOLOGY.
     """
 
     def __init__(self, channel):
@@ -509,61 +509,61 @@ class SinksStub(object):
 
 
 class SinksServicer(object):
-    """Sinks is for writers whose messages are seen all at once or not at all, such as Spark's sinks. Attempts stage what
-    they write; then one request chooses attempts by name. All are refused with WRONG_WORKER and WRONG_TOPOLOGY.
+    """Sinks is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
+    then one request chooses attempts by name. Any call may be refused with WRONG_WORKER or WRONG_TOPOLOGY.
     """
 
     def Begin(self, request, context):
-        """Begin makes a new run of a sink's query known, before it publishes at this worker. An earlier run may have
-        published the epoch already, here or at another worker: the answer tells what is known here. What was staged of
-        the sink and is not named is thrown away, so that the earlier run can publish nothing more.
+        """Registers a new run of a sink's query, before the run publishes at this worker. An earlier run may have
+        published the epoch already, here or at another worker: the response reports the state known here. Staged
+        attempts of the sink that are not named are discarded, so the earlier run can publish nothing more.
 
-        Refused as Check.
+        Refused like Check.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stage(self, request, context):
-        """Stage keeps a piece of what one attempt of a sink writes in one epoch; nobody sees it before Publish has
-        chosen the attempt. The tasks need not be this worker's: what has moved by then follows its task.
+        """Stores a piece of the messages that an attempt of a sink writes in an epoch, invisible until Publish
+        chooses the attempt. Tasks of other workers are allowed: messages follow a task that moves.
 
-        The pieces of an attempt come one after the other. Refused are: a task that nobody has (UNKNOWN_TASK), a
-        piece that does not follow the one before (SEQUENCE_GAP), an epoch before the sink's last one (STALE_EPOCH),
-        and an epoch that this worker can never hold (EPOCH_TOO_LARGE).
+        Send the pieces of an attempt one after the other. Refused are: a task without an owner (UNKNOWN_TASK), a
+        piece that does not follow the previous one (SEQUENCE_GAP), an epoch before the sink's last one
+        (STALE_EPOCH), and an epoch that this worker can never store (EPOCH_TOO_LARGE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Discard(self, request, context):
-        """Discard throws away what an attempt has staged; without an attempt, all of the epoch that was not chosen.
+        """Discards the staged messages of an attempt; without an attempt, all unchosen messages of the epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Check(self, request, context):
-        """Check tells whether attempts could be published. Refused are an attempt that is not here as it was staged
-        (STAGE_GONE), and attempts with other messages for a task than it got of the epoch before (STALE_EPOCH).
+        """Checks that attempts can be published. Refused are an attempt that is not stored here as it was staged
+        (STAGE_GONE), and attempts with other messages for a task than it already has of the epoch (STALE_EPOCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request, context):
-        """Publish puts the chosen attempts of an epoch into the queues of their tasks, in the order of their
-        partitions and as these have room, and throws away what was staged for this epoch and earlier ones, and was
-        not chosen. Each task gets an epoch of a sink once, however often it is published.
+        """Queues the messages of the chosen attempts of an epoch, in the order of their partitions and as the
+        queues of their tasks have space; waiting messages follow automatically. Discards other staged messages
+        of this epoch and earlier ones. Each task gets an epoch of a sink once, however often it is published.
 
-        What was chosen goes on by itself. Refused as Check, and with UNKNOWN_RUN before Begin; nothing is chosen then.
+        Refused like Check, and with UNKNOWN_RUN before Begin; nothing is chosen then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Progress(self, request, context):
-        """Progress waits a moment, and tells how much of a published epoch waits for room in its tasks' queues. Refused
+        """Waits briefly, and returns how much of a published epoch waits for space in its tasks' queues. Refused
         with STAGE_GONE by a worker that has not published it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -612,8 +612,8 @@ def add_SinksServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Sinks(object):
-    """Sinks is for writers whose messages are seen all at once or not at all, such as Spark's sinks. Attempts stage what
-    they write; then one request chooses attempts by name. All are refused with WRONG_WORKER and WRONG_TOPOLOGY.
+    """Sinks is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
+    then one request chooses attempts by name. Any call may be refused with WRONG_WORKER or WRONG_TOPOLOGY.
     """
 
     @staticmethod
@@ -780,8 +780,8 @@ class Sinks(object):
 
 
 class SourceStub(object):
-    """Source is for readers that keep track of what they have read themselves, such as Spark's queries. They take
-    nothing from anybody: what was read stays until it is acknowledged. It takes the right to receive from the tasks.
+    """Source is for readers that track their own position, such as Spark's queries. Reading removes no message:
+    it stays until it is acknowledged. All calls require the right to receive from the tasks.
     """
 
     def __init__(self, channel):
@@ -808,32 +808,32 @@ class SourceStub(object):
 
 
 class SourceServicer(object):
-    """Source is for readers that keep track of what they have read themselves, such as Spark's queries. They take
-    nothing from anybody: what was read stays until it is acknowledged. It takes the right to receive from the tasks.
+    """Source is for readers that track their own position, such as Spark's queries. Reading removes no message:
+    it stays until it is acknowledged. All calls require the right to receive from the tasks.
     """
 
     def Poll(self, request, context):
-        """Poll tells what the worker holds of some tasks, and how the messages are numbered by their entry workers. A
-        reader that has to follow a task to another worker finds its place by these numbers.
+        """Returns the state of some tasks at the worker, and the numbers that entry workers gave to their messages.
+        By these numbers, a reader that follows a task to another worker finds its position there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Read returns messages of a task, in order and in frames whose groups are numbered (Group.first_sequence). It
-        ends after the last one that was asked for, or that is there. What others acknowledge meanwhile is left out.
+        """Returns messages of a task, in order and in frames with numbered groups (Group.first_sequence). Ends
+        after the last requested or available message. Omits messages that others acknowledge in the meantime.
 
-        Refused are: a task that is not at this worker (NOT_LOCAL), another incarnation of it (NOT_LOCAL), and a task
-        that has a consumer (SUPERSEDED).
+        Refused are: a task that is not at this worker (NOT_LOCAL), another incarnation of the worker
+        (NOT_LOCAL), and a task that has a consumer (SUPERSEDED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Acknowledge gives up the messages up to a sequence, for good. Tasks that are not at this worker, or not at
-        this incarnation of it, are passed over. Refused where a task has a consumer (SUPERSEDED).
+        """Releases the messages up to a sequence permanently. Skips tasks that are not at this worker, or not at
+        this incarnation of it. Refused if a task has a consumer (SUPERSEDED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -866,8 +866,8 @@ def add_SourceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Source(object):
-    """Source is for readers that keep track of what they have read themselves, such as Spark's queries. They take
-    nothing from anybody: what was read stays until it is acknowledged. It takes the right to receive from the tasks.
+    """Source is for readers that track their own position, such as Spark's queries. Reading removes no message:
+    it stays until it is acknowledged. All calls require the right to receive from the tasks.
     """
 
     @staticmethod

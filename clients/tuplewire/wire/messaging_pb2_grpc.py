@@ -52,19 +52,19 @@ class MessagingServicer(object):
     """
 
     def Send(self, request_iterator, context):
-        """Send carries one sender's session. The first request is a Hello, the first response its
-        Welcome; after that frames flow up, and acknowledgements with credit flow down.
+        """Transfers the messages of one sender's session. The first request is a Hello, the first response its
+        Welcome; then requests contain frames, and responses contain acknowledgements with credit.
 
-        A refusal ends the stream with a status whose trailing metadata `tuplewire-error` holds the
-        name of an ErrorCode, without the part ERROR_CODE_.
+        A refusal ends the stream with a status. Its trailing metadata `tuplewire-error` contains the name of an
+        ErrorCode, without the prefix ERROR_CODE_.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Recv(self, request_iterator, context):
-        """Recv delivers the messages of the tasks that the first request, a Subscribe, names. The first
-        response is a Subscribed; after that frames flow down, and acknowledgements with credit up.
+        """Delivers the messages of the tasks that the first request, a Subscribe, names. The first response is a
+        Subscribed; then responses contain frames, and requests contain acknowledgements with credit.
 
         A refusal ends the stream as in Send.
         """
