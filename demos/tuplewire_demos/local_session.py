@@ -156,7 +156,7 @@ def spark_and_workers(
 
 
 def _end_jvm() -> None:
-    """Stop the JVM of this process, if there is one. A second interrupt kills it."""
+    """Stop the JVM of this process, if there is one. An interrupt or a timeout kills it."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

@@ -82,7 +82,7 @@ class FaultProxy:
         self._add(silent=frozenset((*self._line.conditions.silent, dead)))
 
     def delay(self, seconds: float) -> None:
-        """Delay each byte, in both directions. Raises ValueError if the delay is negative."""
+        """Delay each byte, in both directions. Raises ValueError if the delay is negative or infinite."""
         self._add(delay_seconds=seconds)
 
     def throttle(self, bytes_per_second: float) -> None:

@@ -127,7 +127,7 @@ def run_topology(
     more. Over Spark Connect, updates need `workers` that this program reaches; without them, `progress`
     raises ConfigError.
 
-    Ctrl-C cancels the job (see SparkTopology.cancel()), and is then raised again.
+    An exception here, such as Ctrl-C, cancels the job (see SparkTopology.cancel()), and is raised again.
     """
     running = submit_topology(
         spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
