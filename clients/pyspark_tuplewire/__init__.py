@@ -1,4 +1,4 @@
-"""Lets Spark find the format `tuplewire` by itself: it imports every module whose name begins so."""
+"""Makes Spark find the format `tuplewire`: Spark imports every module that is named `pyspark_*`."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def receive(client: Client, task: int) -> Iterator[TaskGroup]:
                 source = group.source
                 if source in ended:
                     raise IncompleteError(
-                        f"task {task}: {len(group)} message(s) from task {source}, which has ended"
+                        f"task {task}: {len(group)} message(s) from task {source}, which has stopped"
                     )
                 messages, end = _without_marker(group)
                 arrived[source] += len(messages)

@@ -53,7 +53,7 @@ def test_what_is_added_later_begins_then() -> None:
 
 def test_period_is_checked() -> None:
     """Every zero seconds would be without end."""
-    with pytest.raises(ConfigError, match="more than 0, not 0"):
+    with pytest.raises(ConfigError, match="must be above 0 seconds, not"):
         SimulatedTimer().every(0, print)
 
 

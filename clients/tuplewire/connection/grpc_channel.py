@@ -184,7 +184,7 @@ def error_of(
 ) -> TuplewireError:
     """Return the error for a status: the refusal in the metadata, or that the peer is unreachable.
 
-    hint: added if the peer closes the connection during the handshake; see Dialler.hint.
+    hint: added if the peer closes the connection during the handshake; see `Dialler.hint`.
     """
     for key, value in trailing or ():
         if key == ERROR_KEY:

@@ -153,7 +153,7 @@ class Membership:
         with self._moved:
             self._moved.wait_for(lambda: self._ended or self._is_there(at_least), timeout)
             if self._ended:
-                raise ClosedError(f"the membership has ended: {self._ended}")
+                raise ClosedError(f"the membership has stopped: {self._ended}")
             if not self._is_there(at_least):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(

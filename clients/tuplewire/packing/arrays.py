@@ -22,7 +22,7 @@ def write_array(value: np.ndarray[Any, Any]) -> list[Any]:
     Raises TypeError for an unsupported dtype, ValueError for more than 32 axes.
     """
     if value.ndim > _MAX_AXES:
-        raise ValueError(f"a numpy array of {value.ndim} axes is over the limit of {_MAX_AXES}")
+        raise ValueError(f"a numpy array of {value.ndim} axes exceeds the limit of {_MAX_AXES}")
     return [_dtype_text(value), list(value.shape), value.tobytes()]
 
 

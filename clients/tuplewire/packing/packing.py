@@ -79,7 +79,7 @@ def _header(size: int, tag8: int, tag16: int) -> bytes:
     if size < 0x10000:
         return _H.pack(tag16, size)
     if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes or items in one value are over the format's limit of {MAX_BYTES}")
+        raise ValueError(f"{size} bytes or items in one value exceed the format's limit of {MAX_BYTES}")
     return _I.pack(tag16 + 1, size)
 
 

@@ -105,8 +105,7 @@ class Child:
             # Without a file name, the error is from the change of the user, not from the program's file.
             if user is None or error.filename is not None:
                 raise LaunchError(
-                    f"{command.name} cannot be started: {error}; "
-                    "give whoever it runs as the right to read and run that"
+                    f"{command.name} cannot be started: {error}; give its user the right to read and run that"
                 ) from error
             raise _not_permitted(command.name, user.pw_name) from error
         except OSError as error:

@@ -72,7 +72,7 @@ class Arrived:
         return [delivery.group for delivery in self.deliveries]
 
     def parts(self) -> Iterator[Arrived]:
-        """Yield each delivery separately. Only the last one asks for an immediate acknowledgement."""
+        """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""
         last = len(self.deliveries) - 1
         for index, each in enumerate(self.deliveries):
             yield Arrived(self.epoch, (each,), self.asks and index == last, self.at_ns)

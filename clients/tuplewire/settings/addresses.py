@@ -30,7 +30,7 @@ def split_host_port(address: str) -> tuple[str, int]:
 def check_reachable(address: str) -> str:
     """Return host:port unchanged. Raises ConfigError if it is not host:port, or has port 0."""
     if split_host_port(address)[1] == 0:
-        raise ConfigError(f"{address!r} is not host:port of somebody; name the port where it listens")
+        raise ConfigError(f"{address!r} is not the host:port of a server; give the port on which it listens")
     return address
 
 

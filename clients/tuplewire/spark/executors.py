@@ -67,7 +67,7 @@ class Executors:
             ]
         except (Py4JError, OSError) as error:
             raise UnreachableError(
-                f"Spark does not say which executors it has: {error!r}; see whether its session has ended"
+                f"Spark does not list its executors: {error!r}; check that its session is running"
             ) from error
 
 

@@ -4,7 +4,7 @@
 the stubs. They are the classes that Tuplewire itself uses; docs/reference/wire.md has the rules.
 
 Generated code imports the messages as `tuplewire.v1`. Other generators' code of the same contract, such as
-grpclib's `messaging_grpc`, is found beside this package: directories `tuplewire/v1` on `sys.path` belong to
+grpclib's `messaging_grpc`, is found next to this package: directories `tuplewire/v1` on `sys.path` belong to
 it. What stands here comes first.
 """
 

@@ -220,7 +220,7 @@ class WorkerConfig(WorkerSettings):
         """Raise ConfigError if the settings would leave unprotected access that others restrict."""
         credentials = self.credentials()
         if credentials.tls_ca is not None and credentials.tls_certificate is None:
-            raise ConfigError("tls_ca alone is of no use to a worker: give tls_certificate and tls_key, too")
+            raise ConfigError("tls_ca alone has no effect on a worker: set tls_certificate and tls_key, too")
         if self.tls_client_names and credentials.tls_ca is None:
             raise ConfigError("tls_client_names need tls_certificate, tls_key and tls_ca")
         shut = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]

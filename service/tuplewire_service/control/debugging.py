@@ -55,7 +55,7 @@ class Debugging:
     async def files(self, worker: Worker) -> AsyncGenerator[tuple[str, str]]:
         """Yield the name and the text of each file. Raises ResourceLimitError during another bundle."""
         if self._busy:
-            raise ResourceLimitError("another bundle is being made at this worker: ask again in a moment")
+            raise ResourceLimitError("this worker creates another bundle: retry in a few seconds")
         self._busy = True
         try:
             yield "versions.json", _as_json(self._versions(worker))

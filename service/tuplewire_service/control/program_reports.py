@@ -188,7 +188,7 @@ class ProgramReports:
         if components + sum(each.component_bytes for each in others) > MOST_COMPONENT_BYTES:
             raise ResourceLimitError(
                 f"the programs of this worker report more than {MOST_COMPONENT_BYTES} bytes of components: "
-                "run fewer executors beside one worker"
+                "run fewer executors with one worker"
             )
         return size, components
 

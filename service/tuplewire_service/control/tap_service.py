@@ -82,9 +82,7 @@ class TapService:
                     if (error := self._ending[woken]) is not None:
                         raise error
                     if tap.failed:
-                        raise NotReadyError(
-                            "the tap has a defect, and the worker's log tells which: report it"
-                        )
+                        raise NotReadyError("the tap has a defect, which is in the worker's log: report it")
                     await asyncio.sleep(_TOGETHER_SECONDS)
         finally:
             del self._ending[woken]

@@ -33,7 +33,7 @@ class Intake(enum.IntEnum):
     """The peers from which a server accepts messages, in ascending order; a level includes lower ones."""
 
     NOBODY = 0
-    """Nobody except the program in the worker's process, which is disconnected at the end of a drain."""
+    """Only the program in the worker's process, which is disconnected at the end of a drain."""
     LEAVING_WORKERS = 1
     """Workers that are shutting down: the messages they hold would be lost with them."""
     WORKERS = 2

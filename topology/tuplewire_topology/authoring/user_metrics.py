@@ -225,5 +225,5 @@ def _told(name: str) -> str:
         raise TopologyError(f"a metric's name is text of 1 to {_MOST_NAME} characters, not {name!r:.200}")
     told = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")  # exporters add this suffix
     if not told.strip("_"):
-        raise TopologyError(f"a metric's name has a letter or a digit, and {name!r} has none")
+        raise TopologyError(f"a metric's name needs a letter or a digit, unlike {name!r}")
     return told

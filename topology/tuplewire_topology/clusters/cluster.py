@@ -117,7 +117,7 @@ class LocalCluster(_Cluster[LocalTopology]):
         Raises ConfigError without simulated time. Source: Storm's `advanceClusterTime`.
         """
         if not self._simulated_time:
-            raise ConfigError("time passes by itself here; make the cluster with simulated_time=True")
+            raise ConfigError("this cluster uses the system clock; create it with simulated_time=True")
         left = seconds
         while left > 0:
             for running in self._running.values():

@@ -321,7 +321,7 @@ class LocalTopology:
         if not 0 <= number < len(self._workers):
             raise TopologyError(
                 f"there is no worker {number}: topology {self.name!r} has {len(self._workers)}, from 0; "
-                "topology.workers says how many"
+                "topology.workers sets the number"
             )
         return self._workers[number]
 

@@ -223,7 +223,7 @@ class TopologyProgram(Program):
     @property
     def _running(self) -> ExecutorWorker:
         if self._executors is None:
-            raise TuplewireError("this worker has no executors yet: it is told its tasks first")
+            raise TuplewireError("this worker has no executors yet: assign its tasks first")
         return self._executors
 
     def _answer(self, channel: Channel, kind: str, values: Sequence[Any]) -> None:
@@ -255,7 +255,7 @@ class TopologyProgram(Program):
                 seconds = max(0.1, float(values[0]))
                 self._host.request_stop("topology-killed", failed=False, deadline_seconds=seconds)
             case _:
-                raise TuplewireError(f"nobody here knows what {kind!r} asks for: two releases?")
+                raise TuplewireError(f"unknown request {kind!r}: do both processes have the same release?")
 
 
 def _hand_over(captured: Captured, channel: Channel) -> None:

@@ -45,7 +45,7 @@ class Channel:
         try:
             self._connection.send_bytes(pack_values([kind, *values]))
         except OSError as error:
-            raise UnreachableError("the process at the other end of the channel is gone") from error
+            raise UnreachableError("the process at the other end of the channel has exited") from error
 
     def receive(self, timeout: float | None) -> tuple[str, list[Any]] | None:
         """Return a message as kind and values, or None after `timeout` seconds. Raises MalformedError."""
@@ -54,7 +54,7 @@ class Channel:
                 return None
             payload = self._connection.recv_bytes(_MOST_BYTES)
         except (EOFError, OSError) as error:
-            raise UnreachableError("the process at the other end of the channel is gone") from error
+            raise UnreachableError("the process at the other end of the channel has exited") from error
         try:
             (kind, *values), _ = read_value(payload, 0)
         except (*FAULTS, TypeError) as error:
@@ -222,7 +222,7 @@ class WorkerProcess:
                     component, stream, rows = values
                     captured.add_values(component, stream, [read_value(row, 0)[0] for row in rows])
                 except (*FAULTS, TypeError) as error:
-                    raise LaunchError(f"{self.name} hands over what is no result: {error}") from error
+                    raise LaunchError(f"{self.name} sends an invalid result: {error}") from error
 
     def stop(self, seconds: float) -> int:
         """Drain for up to `seconds`, and kill the process if it does not exit then; return the exit code."""

@@ -43,7 +43,7 @@ class Timer(ABC):
         Raises ConfigError unless `period` is greater than 0.
         """
         if not period > 0:
-            raise ConfigError(f"what recurs does so every so many seconds, more than 0, not {period}")
+            raise ConfigError(f"the period of a recurring action must be above 0 seconds, not {period}")
         with self._changed:
             order = next(self._order)
             heapq.heappush(self._heap, (self._now() + period, order, period, action))

@@ -134,7 +134,7 @@ class Transfer:
             if tuples := self._tuples(group):
                 queue = self.queues.get(group.task)
                 if queue is None:
-                    raise ClosedError(f"task {group.task} has no executor here any more")
+                    raise ClosedError(f"task {group.task} no longer has an executor here")
                 self.idle.taken(len(tuples))
                 queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
             else:  # no readable tuple: without an acknowledgement it would be delivered again

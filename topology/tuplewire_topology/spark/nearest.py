@@ -115,7 +115,7 @@ def _own_worker(host: str, topology: str, key: RunKey) -> WorkerProcesses:
     """Return a worker that is not started yet."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(
-            f"there is no worker beside this process ({ADDRESS_VARIABLE} is not set), and none can be "
+            f"there is no worker next to this process ({ADDRESS_VARIABLE} is not set), and none can be "
             "started: install tuplewire[service] for Spark's executors, or name workers"
         )
     return WorkerProcesses(

@@ -158,7 +158,7 @@ def rows_spout(topology: Topology) -> str | None:
     if len(found) > 1:
         raise TopologyError(
             f"{' and '.join(map(repr, found))} are Rows spouts, and a topology on Spark has one DataFrame: "
-            "unite them, with a column that tells them apart"
+            "unite them, with a column that distinguishes them"
         )
     return found[0] if found else None
 

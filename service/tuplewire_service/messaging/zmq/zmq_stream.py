@@ -195,9 +195,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
                     self._put(FrameKind.OPEN, method.encode())
                 await self._answered.wait()
         except TimeoutError:
-            raise UnreachableError(
-                f"{self._address}: nobody answered within {_CONNECT_SECONDS:.0f} s"
-            ) from None
+            raise UnreachableError(f"{self._address}: no answer within {_CONNECT_SECONDS:.0f} s") from None
         except zmq.ZMQError as error:
             raise UnreachableError(f"{self._address}: {error}") from error
         if self._why is not None:
