@@ -162,7 +162,7 @@ class BaseClient(Live):
         if messages and patience:  # close(0) drops messages without an error
             raise FlushTimeoutError(
                 f"{messages} messages were not acknowledged after {patience:g} s{sender.trouble()}; they are "
-                "given up, and may still arrive"
+                "dropped, but may still arrive"
             )
 
     def _patience_after(self, error: type[BaseException]) -> float:

@@ -77,8 +77,8 @@ def local_session(
     for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         if os.environ.get(variable):
             raise ConfigError(
-                f"this process is a client of Spark Connect ({variable} is set), and can have no Spark of "
-                "its own beside that: unset it, or start another process"
+                f"this process is a client of Spark Connect ({variable} is set), and cannot start "
+                "another Spark: unset the variable, or start another process"
             )
     java = find_java()
     with TemporaryDirectory(prefix="tuplewire-spark-") as directory, ExitStack() as stack:

@@ -73,7 +73,7 @@ def test_a_block_that_was_never_left(workers: Pair) -> None:
     client.send(numbered(task, range(1)))
     with pytest.raises(ForgottenFlushError, match="task attempt 7 has sent messages"):
         end_of_task()
-    with pytest.raises(ClosedError, match="block of this client is over"):
+    with pytest.raises(ClosedError, match="block of this client has been left"):
         client.send(numbered(task, range(1)))
     attempt(8)
     with handle as client:
@@ -148,9 +148,9 @@ def test_nothing_is_sent_outside_the_block(workers: Pair) -> None:
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     with handle as client:
         pass
-    with pytest.raises(ClosedError, match="block of this client is over"):
+    with pytest.raises(ClosedError, match="block of this client has been left"):
         client.send(numbered(0, range(1)))
-    with pytest.raises(ClosedError, match="block of this client is over"):
+    with pytest.raises(ClosedError, match="block of this client has been left"):
         client.recv([0])
 
 

@@ -136,5 +136,5 @@ def test_unread_bytes_reach_the_consumer_as_they_are(tmp_path: Path) -> None:
         client.send(TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x"], [b"\xff\xff"])]))
         (message,) = next(subscription)
         assert message.message == b"x"
-        with pytest.raises(MalformedError, match="mend the program that sent the message"):
+        with pytest.raises(MalformedError, match="fix the program that sent the message"):
             _ = message.headers

@@ -279,7 +279,10 @@ def test_workers_that_are_not_there(site: Site) -> None:
     """The block is not entered; the error says what was seen and what to do, and no thread is left."""
     site.wanted["127.0.0.1:1"] = "executor 7"
     membership = Membership(lambda: site.wanted, TASKS, topology=TOPOLOGY, timeout=1.0, poll_seconds=0.1)
-    with pytest.raises(UnreachableError, match=r"(?s)start one beside each executor.*executor 7"), membership:
+    with (
+        pytest.raises(UnreachableError, match=r"(?s)start one next to each executor.*executor 7"),
+        membership,
+    ):
         pass
     assert "tuplewire-membership" not in {thread.name for thread in threading.enumerate()}
     with pytest.raises(ClosedError, match="closed"):

@@ -118,7 +118,7 @@ def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
     with query(workers, task) as reader:
         second = reader.latestOffset()
         assert planned(reader, first, first) == []
-        with pytest.raises(DataLossError, match="somebody else consumes"):
+        with pytest.raises(DataLossError, match="another program consumes"):
             reader.partitions(first, second)
 
 

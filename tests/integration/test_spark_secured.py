@@ -96,6 +96,6 @@ def test_without_them_nothing_opens(workers: list[Endpoint], monkeypatch: pytest
         monkeypatch.delenv(name)
     options = {"address": workers[0].unix_address, "topology": TOPOLOGY, "timeout": "1", "tasks": "1"}
     reader = TuplewireStreamReader(source_options(options))
-    with pytest.raises(Exception, match="asks for a token: name its file"):
+    with pytest.raises(Exception, match="requires a token: name its file"):
         reader.initialOffset()
     reader.stop()

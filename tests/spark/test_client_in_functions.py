@@ -140,7 +140,7 @@ def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: Cli
         with handle as client:
             return (one(client, batch) for batch in batches)
 
-    with pytest.raises(PySparkException, match="the `with` block of this client is over"):
+    with pytest.raises(PySparkException, match="the `with` block of this client has been left"):
         numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
 
 

@@ -177,10 +177,10 @@ def test_how_far_a_version_may_be_ahead() -> None:
     """By 2^32, and a worker without an assignment takes all but the last ones."""
     in_force, ahead = Assignment(7, "t", (ONE,)), 2**32
     Assignment(7 + ahead, "t", (ONE,)).succeeds(in_force, "t")
-    with pytest.raises(ConfigError, match="is too far ahead \\(in force: 7;"):
+    with pytest.raises(ConfigError, match="is too far ahead \\(current: 7;"):
         Assignment(8 + ahead, "t", (ONE,)).succeeds(in_force, "t")
     Assignment(MAX_VERSION - ahead, "t", (ONE,)).succeeds(None, "t")
-    with pytest.raises(ConfigError, match="is too far ahead \\(in force: none;"):
+    with pytest.raises(ConfigError, match="is too far ahead \\(current: none;"):
         Assignment(MAX_VERSION - ahead + 1, "t", (ONE,)).succeeds(None, "t")
 
 

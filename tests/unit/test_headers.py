@@ -96,7 +96,7 @@ def test_what_another_program_wrote_wrong() -> None:
     batch = TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x", b"y"], [b"\xff\xff", b""])])
     bad, good = batch
     assert (bad.message, good.key, good.headers) == (b"x", None, ())
-    with pytest.raises(MalformedError, match="mend the program that sent the message"):
+    with pytest.raises(MalformedError, match="fix the program that sent the message"):
         _ = bad.key
     with pytest.raises(MalformedError, match="are not a MessageHeaders"):
         _ = batch.headers

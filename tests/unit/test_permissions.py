@@ -88,7 +88,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
             (f"[[client]]\ntokens = {value}", "tokens is a list of texts")
             for value in ('[""]', "[1]", "[]", '"a"', '["a", ""]')
         ),
-        ("[[client]]\ncertificates = []", "left out where it is empty"),
+        ("[[client]]\ncertificates = []", "omit it if it is empty"),
         ('[[client]]\ncertificates = ["*"]', "is no name in a certificate"),
         ("[[clients]]", "not clients"),
         ("client = 1", r"has tables \[\[client\]\]"),

@@ -105,7 +105,7 @@ def test_close_ends_every_wait() -> None:
     eventually(lambda: queue.statistics().population == 1)
     queue.close()
     publisher.join()
-    assert "its executor has ended" in str(raised[0])
+    assert "its executor has stopped" in str(raised[0])
     assert numbers(queue.consume(5)) == [1]
     assert queue.consume(5) == []
     with pytest.raises(ClosedError):

@@ -43,7 +43,7 @@ def test_peers_of_another_transport_count_too() -> None:
 def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
     """ZeroMQ knows nothing of these, so that it would let in whom they keep out."""
     settings: dict[str, object] = {"transport": "zmq", "allow_plaintext": True, **shut}
-    with pytest.raises(ConfigError, match="the transport zmq between workers knows neither TLS"):
+    with pytest.raises(ConfigError, match="the transport zmq between workers does not support TLS"):
         WorkerConfig(**settings)  # type: ignore[arg-type]
 
 

@@ -217,7 +217,7 @@ def test_wrong_columns() -> None:
         GroupingName.DIRECT,
     )
     by_turns = StructType().add("message", StringType())
-    with pytest.raises(ConfigError, match="column key is bigint: it may be string or binary, or left out"):
+    with pytest.raises(ConfigError, match="column key is bigint: it may be string or binary, or missing"):
         check_write_schema(by_turns.add("key", LongType()), GroupingName.SHUFFLE)
     mapped = StructType().add("message", StringType()).add("headers", MapType(StringType(), BinaryType()))
     with pytest.raises(ConfigError, match="column headers is map<string,binary>: it may be array<struct<key"):

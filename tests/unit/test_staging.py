@@ -92,7 +92,7 @@ def test_what_is_not_there_as_it_was_staged_is_not_chosen(wrong: AttemptName) ->
     stage(state, "0a", group(1))
     stage(state, "0a", group(2), piece=1)
     stage(state, "1a", group(3))
-    with pytest.raises(StageGoneError, match="compute the epoch anew"):
+    with pytest.raises(StageGoneError, match="compute the epoch again"):
         state.choose(SINK, 1, [name(1, "1a", 1, 1), wrong])
     with pytest.raises(StageGoneError):
         state.choose(SINK, 2, [name(1, "1a", 1, 1)])

@@ -73,7 +73,7 @@ def test_files_that_are_of_no_use(tmp_path: Path, issued: Issued, named: str) ->
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: AUTHORITY.issue("w", expires_in=-dt.timedelta(days=1)), "expired; it has to be in force"),
+        (lambda: AUTHORITY.issue("w", expires_in=-dt.timedelta(days=1)), "expired; it must be valid now"),
         (lambda: replace(Authority().issue("w"), ca=AUTHORITY.pem), "signed by one of .*ca.crt"),
     ],
     ids=["expired", "another CA"],

@@ -178,8 +178,9 @@ def _secured(
     own = names_in(decoded)
     if not allowed(own, names):
         raise UnreachableError(
-            f"{address} is no worker of ours: its certificate has the names {', '.join(own) or '(none)'}, "
-            f"and tls_worker_names are {', '.join(names)}; if it should be one, list its name"
+            f"{address} is not a worker of this cluster: its certificate has the names "
+            f"{', '.join(own) or '(none)'}, and tls_worker_names are "
+            f"{', '.join(names)}; if it should be one, list its name"
         )
     comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
     if not comparable:

@@ -157,7 +157,7 @@ class Membership:
             if not self._is_there(at_least):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(
-                    f"not {at_least} settled workers within {timeout:g} s: start one beside each executor, "
+                    f"not {at_least} settled workers within {timeout:g} s: start one next to each executor, "
                     f"and see that this program reaches them{hint}\n{self._status}"
                 )
             return self._status

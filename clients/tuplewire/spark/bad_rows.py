@@ -84,7 +84,7 @@ class BadRows:
         text = "row {row} of partition {partition}: {why} (task {task}, message {message!r})".format(**told)
         if self.policy == FAIL:
             raise BadRowsError(
-                f"{text}; {len(rows)} of the {len(tasks)} rows from {first} on cannot be sent. Mend or "
+                f"{text}; {len(rows)} of the {len(tasks)} rows from {first} on cannot be sent. Fix or "
                 "filter them, or set the option badRows: drop, or the task that is to get them"
             )
         if self.count == len(rows):  # log the first ones only; the driver logs the total

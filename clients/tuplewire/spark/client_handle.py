@@ -91,8 +91,8 @@ class TaskClient(Live):
     def _open(self) -> Client:
         if self._client is None:
             raise ClosedError(
-                "the `with` block of this client is over, and with it the wait for acknowledgements: send "
-                "and receive within the block (a generator's is over when it has yielded everything)"
+                "the `with` block of this client has been left, and the wait for acknowledgements is done: "
+                "send and receive within the block (a generator leaves it after the last yield)"
             )
         return self._client
 

@@ -77,7 +77,7 @@ def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
             raise ConfigError(f"column {name} {given}: {_needs(grouping, wanted)}")
     for name, kinds in _OPTIONAL.items():
         if name in found and found[name] not in wanted.get(name, kinds):
-            raise ConfigError(f"column {name} is {found[name]}: it may be {' or '.join(kinds)}, or left out")
+            raise ConfigError(f"column {name} is {found[name]}: it may be {' or '.join(kinds)}, or missing")
     if extra := sorted(found.keys() - wanted.keys() - _OPTIONAL.keys()):
         raise ConfigError(f"column {', '.join(extra)} has no place in a message: {_needs(grouping, wanted)}")
 

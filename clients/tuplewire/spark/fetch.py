@@ -225,7 +225,7 @@ class RangeReader:
         which = f"messages {first} to {first + messages - 1} of task {self._wanted.task} are gone"
         text = f"{which}: the task {why}"
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
+            raise DataLossError(f"{text}. Set failOnDataLoss=false to continue without them")
         logger.warning("spark.data_lost", extra={"reason": text})
         self.messages_read += messages
 

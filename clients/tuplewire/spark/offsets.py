@@ -180,9 +180,9 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
             raise DataLossError(
                 f"task {task} is acknowledged up to {each.acknowledged} of {each.tail}, and this query "
-                f"stands at {offset.sequence}: somebody else consumes the task, or the checkpoint is an old "
-                "copy. Give each query tasks of its own, and start it from its newest checkpoint; or set "
-                "failOnDataLoss=false to go on with what is left"
+                f"stands at {offset.sequence}: another program consumes the task, or the checkpoint is an "
+                "old copy. Give each query tasks of its own, and start it from its newest checkpoint; or set "
+                "failOnDataLoss=false to continue with the rest"
             )
 
 
@@ -215,8 +215,8 @@ def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int)
         why = "has been restarted, or has died, without a goodbye"
         much = f"{last_seen} messages that the query had not read, and what came after its last look"
     return DataLossError(
-        f"task {task} was at a worker ({offset.address}) that {why}: {much}, are gone, or come again. "
-        "Set failOnDataLoss=false to go on with what there is"
+        f"task {task} was at a worker ({offset.address}) that {why}: {much}, are lost, or arrive again. "
+        "Set failOnDataLoss=false to continue with the rest"
     )
 
 
@@ -224,8 +224,8 @@ def check_assigned(start: Offset, held: Mapping[int, Held], tasks: Container[int
     """Raise DataLossError if a task of a query that reads ranges of tasks is no longer assigned."""
     if gone := sorted(task for task in start.offsets if task in tasks and task not in held)[:10]:
         raise DataLossError(
-            f"task {', '.join(map(str, gone))} is not assigned any more, with what the query had not read of "
-            "it. Set failOnDataLoss=false to go on without it"
+            f"task {', '.join(map(str, gone))} is no longer assigned, and its unread messages are lost. Set "
+            "failOnDataLoss=false to continue without them"
         )
 
 
@@ -255,8 +255,8 @@ def check_there(start: Offset, end: Offset, held: Mapping[int, Held]) -> None:
     gone = [task for task in end.offsets if task not in held and start.offsets.get(task) != end.offsets[task]]
     if gone:
         raise DataLossError(
-            f"the micro-batch that comes next has messages of tasks that no assignment has any more: "
-            f"{sorted(gone)[:10]}. They are gone with them: set failOnDataLoss=false to go on"
+            f"the next micro-batch has messages of tasks that are no longer assigned: "
+            f"{sorted(gone)[:10]}. The messages are lost: set failOnDataLoss=false to continue"
         )
 
 

@@ -5,7 +5,7 @@ the stubs. They are the classes that Tuplewire itself uses; docs/reference/wire.
 
 Generated code imports the messages as `tuplewire.v1`. Other generators' code of the same contract, such as
 grpclib's `messaging_grpc`, is found next to this package: directories `tuplewire/v1` on `sys.path` belong to
-it. What stands here comes first.
+it. This package comes first.
 """
 
 from __future__ import annotations

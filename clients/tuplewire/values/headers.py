@@ -58,7 +58,7 @@ def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes
         read = MessageHeaders.FromString(encoded)
     except DecodeError as error:
         raise MalformedError(
-            f"{len(encoded)} bytes beside a payload are not a MessageHeaders: {error}; mend the program that "
+            f"{len(encoded)} bytes next to a payload are not a MessageHeaders: {error}; fix the program that "
             "sent the message, its payload can be read"
         ) from error
     key = read.key if read.HasField("key") else None

@@ -226,8 +226,8 @@ class WorkerConfig(WorkerSettings):
         shut = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]
         if self.transport != "grpc" and shut:
             raise ConfigError(
-                f"the transport {self.transport} between workers knows neither TLS nor tokens nor "
-                f"permissions, so {shut[0]} would leave a door open beside a locked one: use grpc"
+                f"the transport {self.transport} between workers does not support TLS, tokens or "
+                f"permissions, so {shut[0]} would not protect it: set transport=grpc"
             )
         for name in ("listen", "listen_peers"):
             address = getattr(self, name)

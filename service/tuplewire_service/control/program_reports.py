@@ -152,7 +152,7 @@ class ProgramReports:
         """
         if report.assignment_version != in_force:
             raise StaleAssignmentError(
-                f"the report is by assignment {report.assignment_version}, and {in_force} is in force"
+                f"the report is by assignment {report.assignment_version}, and the current one is {in_force}"
             )
         now = self._clock()
         if in_force != self._version:

@@ -304,7 +304,7 @@ class SendService(StreamService):
         for group in groups:
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
                 raise PayloadRefusedError(
-                    f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
+                    f"a message of {size} bytes to task {group.task} exceeds the limit of {limit}"
                 )
         denied = session.access.refused(groups)
         accepted = session.state.accept(frame.sequence, groups, denied, closed)

@@ -141,11 +141,11 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
         certificate = _meet(tls.context, server)
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
-            f"{credentials.tls_certificate} is of no use: {error.verify_message}; it has to be in force, "
+            f"{credentials.tls_certificate} cannot be used: {error.verify_message}; it must be valid now, "
             f"signed by one of {credentials.tls_ca}, and for clients as well as servers"
         ) from error
     except ssl.SSLError as error:
-        raise ConfigError(f"{credentials.tls_certificate} is of no use: {error}") from error
+        raise ConfigError(f"{credentials.tls_certificate} cannot be used: {error}") from error
     names = tuple(names_in(certificate))
     if not names:
         raise ConfigError(

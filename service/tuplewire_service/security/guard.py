@@ -156,7 +156,7 @@ class Guard:
         if caller.shown is None:
             self.denied(caller.who, "no_token", "no token was shown")
             raise UnauthenticatedError(
-                "this worker asks for a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
+                "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.shown, tokens)

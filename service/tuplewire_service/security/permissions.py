@@ -144,7 +144,7 @@ def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-        raise ConfigError(f'{key} is a list of texts such as ["a"], and left out where it is empty')
+        raise ConfigError(f'{key} is a list of texts such as ["a"]; omit it if it is empty')
     return tuple(value)
 
 

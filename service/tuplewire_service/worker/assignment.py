@@ -125,7 +125,7 @@ class Assignment:
         if self == known:
             return False
         raise StaleAssignmentError(
-            f"assignment version {self.version} is not newer than {known.version}, in force; raise it"
+            f"assignment version {self.version} is not newer than the current one, {known.version}; raise it"
         )
 
     def _check_room(self, known: Assignment | None) -> None:
@@ -134,7 +134,7 @@ class Assignment:
         most = MAX_VERSION - MOST_AHEAD if known is None else in_force + MOST_AHEAD
         if self.version > most:
             raise ConfigError(
-                f"assignment version {self.version} is too far ahead (in force: {in_force or 'none'}; "
+                f"assignment version {self.version} is too far ahead (current: {in_force or 'none'}; "
                 f"at most {most}): all lower ones would be refused from then on; correct it, or force it "
                 "(tuplewire assign --force)"
             )

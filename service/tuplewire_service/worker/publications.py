@@ -135,7 +135,7 @@ class Publications:
                     f"sink {sink[1]!r}: task {task} has got epoch {epoch} already, with other messages: "
                     f"{got.messages} of {got.size_bytes} bytes in all, and now there are {now.messages} of "
                     f"{now.size_bytes}. Nothing was published. The query's checkpoint is older than what was "
-                    "published, or it computes other rows each time: go on from a newer checkpoint, or "
+                    "published, or it computes other rows each time: continue from a newer checkpoint, or "
                     "choose another checkpointLocation"
                 )
         return staged

@@ -165,7 +165,7 @@ class Sinks:
             if run and not self.publications.knows(sink, run):
                 raise UnknownRunError(
                     f"sink {sink[1]!r}: run {run!r} has not begun at this worker: call Begin first, which "
-                    f"tells what an earlier run has published of epoch {epoch}"
+                    f"returns the messages of epoch {epoch} that an earlier run has published"
                 )
             self.check(sink, epoch, new, published or {})
             stages = self.staging.choose(sink, epoch, new)

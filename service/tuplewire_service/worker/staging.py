@@ -232,7 +232,7 @@ class Staging:
                     f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
                     f"{epoch} are not here as they were staged: this worker has started since, or they have "
                     "waited longer than staging-seconds. Start the query or the write again, to compute the "
-                    "epoch anew"
+                    "epoch again"
                 )
             found.append(stage)
         return found
@@ -283,7 +283,7 @@ class Staging:
         if state is not None and epoch < state.number:
             raise StaleEpochError(
                 f"sink {sink[1]!r} has begun epoch {state.number}, which is after epoch {epoch}: another "
-                "program writes under its name, or this attempt belongs to one that is over"
+                "program writes under its name, or this attempt belongs to an earlier one"
             )
         if state is not None and epoch > state.number:
             self._close(sink)

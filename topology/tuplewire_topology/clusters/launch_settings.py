@@ -139,7 +139,7 @@ class LaunchSettings(Settings):
             return 0
         if index >= len(self.ports):
             raise ConfigError(
-                f"supervisor.slots.ports names {len(self.ports)} port(s), and worker {index + 1} has none: "
+                f"supervisor.slots.ports names {len(self.ports)} port(s), none for worker {index + 1}: "
                 "name more, or run fewer workers"
             )
         return self.ports[index]

@@ -121,7 +121,7 @@ class ReceiveQueue:
 
     def _add(self, column: AddressedTuples) -> None:
         if self._closed:
-            raise ClosedError("the receive queue is closed: its executor has ended")
+            raise ClosedError("the receive queue is closed: its executor has stopped")
         count = len(column.tuples)
         self._columns.append(column)
         self._population += count

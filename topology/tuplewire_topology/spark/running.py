@@ -191,7 +191,7 @@ class SparkTopology:
         TimeoutError after `timeout` seconds, while the topology continues.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"topology {self.name!r} was not over after {timeout:g} s; it goes on")
+            raise TimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
         error = self._job.error
         if error is None:
             frame = self._job.result
