@@ -1,4 +1,4 @@
-"""Every setting as a page in Markdown, made of the declarations in the code: `make settings` writes it."""
+"""Generates the Markdown page of all settings from the declarations in the code; see `make settings`."""
 
 from __future__ import annotations
 
@@ -20,65 +20,67 @@ from tuplewire_topology.clusters.launch_settings import LaunchSettings
 
 _HEAD = """# Settings
 
-This page lists every setting, for whoever runs a worker, submits a topology or writes a program. It
-is made by `make settings` from the declarations in the code; do not edit it.
+This page lists every setting of workers, topologies and programs. `make settings` generates it from
+the declarations in the code; do not edit it.
 
-A value that does not fit is an error that names the setting, the value and what is allowed. So is
-an unknown key that begins as ours do; the error names the nearest known ones. Sizes are in bytes
-and times in seconds, unless the key says otherwise. Where a setting has a key of Storm's, you may
-use either. Each entry says what is allowed, the default if there is one, and the effect.
+Each entry gives the allowed values, the default if there is one, and the effect. Sizes are in bytes
+and times in seconds, unless the key specifies another unit. If a setting also has a key of Storm's,
+you can use either key.
+
+An invalid value is an error. The error names the setting, the value and the allowed values. An
+unknown key with one of Tuplewire's prefixes is also an error, which names the nearest known keys.
 """
 
 _WORKER = """## A worker: `tuplewire worker`
 
-You give `listen_unix` as the flag `--listen-unix`, as the variable `TUPLEWIRE_LISTEN_UNIX`, or as
-the key `listen_unix` in a TOML file. `--config` or `TUPLEWIRE_CONFIG` names the file. Flags come
-before variables, and variables before the file. `tuplewire worker --print-config` shows what is in
-force. In all three a size may have a unit of 1024: 64KiB, 8MiB, 1GiB.
+You can set `listen_unix` with the flag `--listen-unix`, with the variable `TUPLEWIRE_LISTEN_UNIX`,
+or with the key `listen_unix` in a TOML file. `--config` or `TUPLEWIRE_CONFIG` names the file. Flags
+override variables, and variables override the file. `tuplewire worker --print-config` shows the
+effective settings. In all three places, a size may have a binary unit: 64KiB, 8MiB, 1GiB.
 """
 
-_CREDENTIALS = """## A program that talks to a worker
+_CREDENTIALS = """## A program that connects to a worker
 
-A program reads these from variables such as `TUPLEWIRE_TLS_CA`, or takes them as fields of
-`tuplewire.Credentials`. The commands `status`, `assign` and `drain` have flags for them, too.
+A program reads these settings from variables such as `TUPLEWIRE_TLS_CA`, or accepts them as fields
+of `tuplewire.Credentials`. The commands `status`, `assign` and `drain` also have flags for them.
 `TUPLEWIRE_ADDRESS` is the worker's address, `TUPLEWIRE_TOPOLOGY` the topology's name.
 """
 
 _TRACING = """## Traces of a program
 
-A program reads these from variables such as `TUPLEWIRE_TRACING`. A worker has them among its own.
-[Trace messages](../how-to/trace.md) says what they do.
+A program reads these settings from variables such as `TUPLEWIRE_TRACING`. A worker has the same
+settings. [Trace messages](../how-to/trace.md) explains their use.
 """
 
 _TOPOLOGY = """## A topology: `topology.*`
 
-You give these with the topology when you submit it, or in a component's own configuration. The
-settings of a session and of a transport go into the same configuration. Other keys are your own,
-for spouts and bolts to read.
+Set these when you submit the topology, or in the configuration of a component. The same
+configuration contains the settings of a session and of a transport. All other keys are your own:
+spouts and bolts can read them.
 """
 
 _LAUNCH = """## The processes of a topology: `cluster_of`, `DistributedCluster`
 
-You give these with the topology, too.
+Set these with the topology as well.
 """
 
-_TRANSPORT = f"""## The transport: what `IContext.prepare` gets
+_TRANSPORT = f"""## The transport: arguments of `IContext.prepare`
 
 `{TRANSPORT_KEY}` (Storm's key; by default `{DEFAULT_TRANSPORT}`, and `local` in a LocalCluster) is
 the name of an installed transport, or the class path of an `IContext` or of a factory with
-`make_context(conf)`: `package.module:Class` or `package.module.Class`. A transport may have keys of
-its own beside those of all.
+`make_context(conf)`: `package.module:Class` or `package.module.Class`. In addition to the common
+keys, a transport may have its own.
 """
 
 _SESSION = """## A session: `tuplewire.session.*`
 
-You give these with a topology, or to a transport. `tuplewire.Client` takes them as keywords without
-the prefix: `Client(max_block_seconds=5)`.
+Set these with a topology, or pass them to a transport. `tuplewire.Client` accepts them as keyword
+arguments without the prefix: `Client(max_block_seconds=5)`.
 """
 
 _SPARK = """## Spark's data source: options of the format `tuplewire`
 
-Case does not matter. {purpose}
+Names of options are case-insensitive. {purpose}
 """
 
 

@@ -192,51 +192,57 @@ class SourceOptions(_Connecting):
     address: str = setting(
         _ADDRESS,
         REQUIRED,
-        "any worker of the topology, or several (default: TUPLEWIRE_ADDRESS)",
+        "address of any worker of the topology, or of several workers (default: TUPLEWIRE_ADDRESS)",
         option="address",
     )
     topology: str = setting(
-        ANY_TEXT, REQUIRED, "its name (default: TUPLEWIRE_TOPOLOGY, or default)", option="topology"
+        ANY_TEXT,
+        REQUIRED,
+        "name of the topology (default: TUPLEWIRE_TOPOLOGY, or default)",
+        option="topology",
     )
     tasks: tuple[int, ...] | TaskRanges = setting(
         _TASKS,
         REQUIRED,
-        "the tasks to read, like 1,2,10-19; required. With 100- or *, also those that are assigned later",
+        "tasks to read, such as 1,2,10-19; required. 100- and * include tasks that are assigned later",
         option="tasks",
     )
     timeout: float = setting(
-        SECONDS, 30.0, "without an answer from a worker after which reading fails", option="timeout"
+        SECONDS, 30.0, "time without an answer from a worker after which the read fails", option="timeout"
     )
     max_messages: int | None = setting(
         count(),
         None,
-        "the most messages of a micro-batch, all tasks together",
+        "maximum number of messages in a micro-batch, for all tasks together",
         option="maxMessagesPerTrigger",
     )
     max_bytes: int | None = setting(
-        count(), None, "about the most payload bytes of a micro-batch", option="maxBytesPerTrigger"
+        count(),
+        None,
+        "approximate maximum number of payload bytes in a micro-batch",
+        option="maxBytesPerTrigger",
     )
     min_messages: int | None = setting(
         count(),
         None,
-        "the least messages of a micro-batch, all tasks together; fewer wait for more",
+        "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages",
         option="minMessagesPerTrigger",
     )
     max_delay: float = setting(
         _DELAY,
         900.0,
-        "for which fewer messages than minMessagesPerTrigger wait at most",
+        "longest wait of fewer messages than minMessagesPerTrigger",
         option="maxTriggerDelay",
     )
     starting_offsets: Start | dict[int, Start] = setting(
         _STARTS,
         Start.EARLIEST,
-        "where a new query begins; latest: without what is there",
+        "start of a new query; latest discards the messages in the queue",
         option="startingOffsets",
     )
     include_headers: bool = setting(FLAG, False, "true: add the column headers", option="includeHeaders")
     fail_on_data_loss: bool = setting(
-        FLAG, True, "false: go on when messages are gone for good", option="failOnDataLoss"
+        FLAG, True, "false: continue the query if messages are permanently lost", option="failOnDataLoss"
     )
 
     def starts_at(self, task: int) -> Start:
@@ -250,35 +256,33 @@ class SinkOptions(_Connecting):
     """The options of a write or writeStream. address: None: resolved in the process that writes."""
 
     address: str | None = setting(
-        _ADDRESS, None, "a worker, as for reading (default: TUPLEWIRE_ADDRESS)", option="address"
+        _ADDRESS, None, "address of a worker, as for reading (default: TUPLEWIRE_ADDRESS)", option="address"
     )
     topology: str = same(SourceOptions, "topology")
     grouping: GroupingName = setting(
         choice(GroupingName),
         GroupingName.DIRECT,
-        "how a row's task is chosen; direct: by the column task",
+        "choice of a row's task; direct: the task in the column task",
         option="grouping",
     )
     tasks: tuple[int, ...] = setting(
-        TASKS, (), "the tasks that a grouping chooses from, like 1,2,10-19", option="tasks"
+        TASKS, (), "tasks that the grouping chooses from, such as 1,2,10-19", option="tasks"
     )
-    source: int | None = setting(
-        count(0, MAX_TASK), None, "the task that the messages come from", option="source"
-    )
+    source: int | None = setting(count(0, MAX_TASK), None, "source task of the messages", option="source")
     timeout: float = setting(
-        SECONDS, 60.0, "for which a full queue or an absent worker is waited for", option="timeout"
+        SECONDS, 60.0, "longest wait for a full queue or an absent worker", option="timeout"
     )
     guarantee: DeliveryGuarantee | None = setting(
         choice(DeliveryGuarantee),
         None,
-        "how often a row is seen where Spark runs a task again (default: exactlyOnce for streams, "
-        "atLeastOnce for writes)",
+        "number of times that consumers see a row if Spark runs a task again (default: exactlyOnce for "
+        "streams, atLeastOnce for writes)",
         option="deliveryGuarantee",
     )
     bad_rows: str | int = setting(
         _BAD_ROWS,
         FAIL,
-        "what becomes of rows that cannot be sent: fail the write, drop them, or send them as JSON to a task",
+        "handling of rows that cannot be sent: fail the write, drop the rows, or send them as JSON to a task",
         option="badRows",
     )
 
