@@ -200,7 +200,7 @@ def test_assignment_file_is_followed(tmp_path: Path) -> None:
             file.write_text(json.dumps(refused.to_json()))
             expected = 503 if refused is other else 200
             eventually(lambda expected=expected: worker.get("/readyz")[0] == expected, 10, "readiness")  # type: ignore[misc]
-            eventually(lambda: "is not newer than the current one, 1" in worker.log, 10, "the version is known")
+            eventually(lambda: "newer than the current one, 1" in worker.log, 10, "the version is known")
         assert "tuplewire_assignment_refused 0.0" in worker.get("/metrics")[1]
 
 
