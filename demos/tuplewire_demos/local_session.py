@@ -188,10 +188,16 @@ def _quiet_interrupts() -> Iterator[None]:
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Return False for an interrupt, and for a lost connection: Ctrl-C also ends the JVM.
+
+    Py4J raises the error of a lost connection, too, so the log record is not needed.
+    """
     error = record.exc_info[1] if record.exc_info else None
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt | OSError) or type(error).__name__ == "Py4JNetworkError":
+            return False
         error = error.__context__
-    return error is None
+    return True
 
 
 @contextmanager
