@@ -52,7 +52,8 @@ class WorkerHook:
 class TaskHook:
     """A base class for observers of one task. Called in the executor's thread, with batches of tuples.
 
-    An error ends the executor. Source: Storm's `BaseTaskHook`.
+    An error in acked() or failed() counts as one of the spout or bolt; any other error ends the executor.
+    Source: Storm's `BaseTaskHook`.
     """
 
     def emitted(self, tuples: Sequence[Tuple]) -> None:
