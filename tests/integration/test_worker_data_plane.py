@@ -119,7 +119,7 @@ def test_stopped_task_leaves_the_others_alone(pair: Pair) -> None:
             reader.has(20_000)
         assert numbers(reader.got) == list(range(20_000))
         assert queued(pair.far, stopped) > 0
-        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are given up"):
+        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are dropped"):
             sender.close(0.1)
         assert sender.ledger().balanced
         assert sender.ledger().dropped["closed"] > 0
@@ -277,7 +277,7 @@ def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
         assert numbers(reader.got) == list(range(5000))
         eventually(lambda: ledger(a).pending <= 500, 5)
         assert ledger(a).balanced
-        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are given up"):
+        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are dropped"):
             sender.close(0.1)
         assert sender.ledger().balanced
 

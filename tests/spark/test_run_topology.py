@@ -415,7 +415,7 @@ def test_stop(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
         name="endless",
     )
     assert running.progress() == TopologyProgress()
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues"):
         running.result(0.01)
     eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
     running.stop()
