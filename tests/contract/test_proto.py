@@ -84,6 +84,7 @@ def test_services() -> None:
         "GetDebug",
         "SetLogging",
         "ReportProgram",
+        "CallProgram",
     ]
     sinks = control_pb2.DESCRIPTOR.services_by_name["Sinks"]
     assert [method.name for method in sinks.methods] == [

@@ -353,7 +353,7 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
         feeder.feed([1], message_id=1)
         eventually(lambda: running.captured.received("b"))
         before = running.worker_of(1)
-        with pytest.raises(TimeoutError, match="still had something to do"):
+        with pytest.raises(TimeoutError, match="has not finished after"):
             running.move_task(1, 1 - before, timeout=0.1)
         go.set()
         running.wait()

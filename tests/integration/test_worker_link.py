@@ -14,7 +14,7 @@ from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
-from tuplewire.errors import ClosedError, MessageTooLargeError, RefusedError
+from tuplewire.errors import ClosedError, MalformedError, MessageTooLargeError, RefusedError
 from tuplewire_service.process.program import ProgramFlags
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
@@ -246,10 +246,13 @@ def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptu
         program = TopologyProgram(
             here.host, ProgramFlags("helpers.words:topology", {"topology.acker.executors": 0})
         )
-        program.start("127.0.0.1:1", "", "")
+        program.start("127.0.0.1:1")
         eventually(lambda: logged(caplog, "assignment.tasks_missing"), SECONDS)
         assert logged(caplog, "assignment.tasks_missing")[0]["tasks"] == sorted(words.tasks_of("split"))
         eventually(lambda: here.status().refused_messages["UNKNOWN_TASK"] > 0, SECONDS)
+        for call in (b"\xc1", b"\x90", b"\x91\x01", b"\x91\xa1x", b"\x01"):
+            with pytest.raises(MalformedError):
+                program.call(call)
         program.stop_input()
         assert program.close(SECONDS)
 

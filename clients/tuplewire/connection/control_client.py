@@ -174,6 +174,14 @@ class ControlClient:
         """
         self._call("ReportProgram", report)
 
+    def call_program(self, request: bytes, timeout: float | None = None) -> bytes:
+        """Call the program in the worker's process, and return its response; both have the program's form.
+
+        timeout: in seconds; None: the client's. Raises ProtocolError if the worker has no program.
+        """
+        response = self._call("CallProgram", control_pb2.CallProgramRequest(request=request), timeout)
+        return bytes(response.response)
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 

@@ -30,6 +30,8 @@ DIRECT = (
     ("grpc.enable_http_proxy", 0),
     # The timeout of a connection: each attempt of a session opens a new channel.
     ("grpc.min_reconnect_backoff_ms", 5000),
+    # A new channel connects immediately, also while an older one to the address waits before it tries again.
+    ("grpc.use_local_subchannel_pool", 1),
     # The worker's limits apply instead: Welcome contains them for senders, and its responses keep to them.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -65,7 +67,6 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
         *_common_options(settings),
         *DIRECT,
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.use_local_subchannel_pool", 1),
     ]
 
 

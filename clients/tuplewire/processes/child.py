@@ -57,7 +57,7 @@ class Command:
     """A command to run. log: the file for its output; a restart appends to it.
 
     environment: added to this process's variables, except TUPLEWIRE_* ones, which are not inherited. user:
-    the user that runs it; None: this process's. descriptors: file descriptors that it inherits.
+    the user that runs it; None: this process's.
     """
 
     name: str
@@ -65,7 +65,6 @@ class Command:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
-    descriptors: Sequence[int] = ()
 
 
 class Child:
@@ -94,7 +93,6 @@ class Child:
                     stdout=log,
                     stderr=log,
                     env={**environment, **command.environment},
-                    pass_fds=command.descriptors,
                     user=None if user is None else user.pw_uid,
                     group=None if user is None else user.pw_gid,
                     extra_groups=None if user is None else os.getgrouplist(user.pw_name, user.pw_gid),
@@ -171,10 +169,17 @@ def _not_permitted(what: str, user: str) -> LaunchError:
 
 
 def directory_for(path: Path, user: str | None) -> Path:
-    """Create and return a directory for the logs and sockets of processes, also of another user."""
+    """Create and return a directory for the logs of processes, also of another user."""
     path.mkdir(parents=True, exist_ok=True)
     if user is not None:  # the other user needs to reach files in it, not to list them
         path.chmod(0o711)
+    return path
+
+
+def directory_of(path: Path, user: str | None) -> Path:
+    """Create and return a directory in which only the processes' user may write; see write_private()."""
+    path.mkdir(mode=0o700)
+    _give(path, user)
     return path
 
 
@@ -186,8 +191,12 @@ def write_private(path: Path, content: bytes, user: str | None) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-        if user is not None:
-            try:
-                os.fchown(descriptor, _find_user(user).pw_uid, -1)
-            except PermissionError as error:
-                raise _not_permitted("a process", user) from error
+    _give(path, user)
+
+
+def _give(path: Path, user: str | None) -> None:
+    if user is not None:
+        try:
+            os.chown(path, _find_user(user).pw_uid, -1)
+        except PermissionError as error:
+            raise _not_permitted("a process", user) from error

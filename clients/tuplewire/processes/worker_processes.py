@@ -107,7 +107,10 @@ class WorkerProcesses:
         try:
             for index in range(self._count):
                 self._children.append(Child(self._command(index)))
-            self.endpoints = [_bound(child, deadline) for child in self._children]
+            self.endpoints = [
+                await_bound(child, child.command.log.with_suffix(".json"), deadline)
+                for child in self._children
+            ]
         except BaseException:
             self.stop()
             raise
@@ -206,12 +209,11 @@ def worker_words(
     ]
 
 
-def _bound(worker: Child, deadline: float) -> Endpoint:
-    """Wait until a worker has written its addresses, and return them.
+def await_bound(worker: Child, file: Path, deadline: float) -> Endpoint:
+    """Wait until a worker has written its addresses to a file, and return them.
 
     deadline: in monotonic time. Raises LaunchError with the end of its log if it exits, or at the deadline.
     """
-    file = worker.command.log.with_suffix(".json")
     while not file.exists():
         # The file may appear, or the process may exit. Only the exit can be awaited, so the file is polled.
         code = worker.wait(_POLL_SECONDS)

@@ -936,3 +936,15 @@ class ReportProgramRequest(_message.Message):
 class ReportProgramResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CallProgramRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    def __init__(self, request: _Optional[bytes] = ...) -> None: ...
+
+class CallProgramResponse(_message.Message):
+    __slots__ = ("response",)
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    response: bytes
+    def __init__(self, response: _Optional[bytes] = ...) -> None: ...

@@ -80,6 +80,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramResponse.FromString,
                 _registered_method=True)
+        self.CallProgram = channel.unary_unary(
+                '/tuplewire.v1.Control/CallProgram',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.CallProgramRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.CallProgramResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -161,6 +166,14 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CallProgram(self, request, context):
+        """Passes a request to the program in the worker's process, such as the executors of a topology, and returns
+        its answer. Refused with MALFORMED if there is no program.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -208,6 +221,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ReportProgram,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.ReportProgramResponse.SerializeToString,
+            ),
+            'CallProgram': grpc.unary_unary_rpc_method_handler(
+                    servicer.CallProgram,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.CallProgramRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.CallProgramResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -454,6 +472,33 @@ class Control(object):
             '/tuplewire.v1.Control/ReportProgram',
             tuplewire_dot_v1_dot_control__pb2.ReportProgramRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.ReportProgramResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CallProgram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/CallProgram',
+            tuplewire_dot_v1_dot_control__pb2.CallProgramRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.CallProgramResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -170,17 +170,6 @@ def _add_worker(commands: Any) -> None:
     parser.add_argument(
         "--until-input-ends", action="store_true", help="also stop at the end of standard input"
     )
-    cluster = parser.add_argument_group("for clusters that start workers with a program")
-    cluster.add_argument(
-        "--control", metavar="FD", type=int, help="inherited socket for commands to the program"
-    )
-    cluster.add_argument(
-        "--collect",
-        metavar="COMPONENT",
-        action="append",
-        default=[],
-        help="collect tuples of this component for the parent process; can be repeated",
-    )
     add_setting_flags(parser, WorkerConfig)
 
 
@@ -192,12 +181,7 @@ def _worker(arguments: argparse.Namespace) -> int:
     silence_grpc()
     from tuplewire_service.process.main import run_worker
 
-    return run_worker(
-        loaded.config,
-        until_input_ends=arguments.until_input_ends,
-        control=arguments.control,
-        collect=arguments.collect,
-    )
+    return run_worker(loaded.config, until_input_ends=arguments.until_input_ends)
 
 
 def _add_run(commands: Any) -> None:

@@ -62,6 +62,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         status: Callable[[int | None], Awaitable[pb.GetStatusResponse]],
         debugging: Debugging,
         reports: ProgramReports,
+        call_program: Callable[[bytes], bytes],
     ) -> None:
         """Serve a worker.
 
@@ -72,6 +73,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             status: Returns the status with at most this many tasks, or all; without senders and consumers.
             debugging: Creates debug bundles, and changes the logging.
             reports: Stores the reports of programs.
+            call_program: Calls the program in the process; it may block.
         """
         self._worker = worker
         self._status = status
@@ -79,6 +81,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._stop = stop
         self._taps = TapService(worker)
         self._reports = reports
+        self._call_program = call_program
         self.reserved: frozenset[str] = frozenset()
         """The names of the worker's own metrics, which programs must not use."""
         self._debugging = debugging
@@ -165,6 +168,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         version = 0 if assignment is None else assignment.version
         self._reports.take(self._admit(context).owner, request, version)
         return pb.ReportProgramResponse()
+
+    async def CallProgram(self, request: pb.CallProgramRequest, _context: Context) -> pb.CallProgramResponse:
+        """Pass a request to the program in this process."""
+        # In a thread: the program may take a minute to open its tasks.
+        response = await asyncio.to_thread(self._call_program, request.request)
+        return pb.CallProgramResponse(response=response)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Request a drain and the process exit, after the response: the drain closes this server."""

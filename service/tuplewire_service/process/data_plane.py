@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.errors import MalformedError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import bracketed, split_host_port
 from tuplewire.text.events import event_logger
@@ -38,7 +39,7 @@ from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSet
 from tuplewire_service.messaging.local.local_transport import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
-from tuplewire_service.process.program import Host
+from tuplewire_service.process.program import Host, Program
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
@@ -99,11 +100,10 @@ class DataPlane:
         self.loop.on_wait(self.worker.times.waited)
         self._health = HealthServicer(self.worker)
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
-        self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
-        """Adds the state of the process's program to a status. Called on the event loop."""
+        self.program: Program | None = None
         self._reports = ProgramReports()
         self._control = ControlServicer(
-            self.worker, stop, self.security.admit, self._status, debugging, self._reports
+            self.worker, stop, self.security.admit, self._status, debugging, self._reports, self._call_program
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         self._sinks = SinkServicer(self.worker, self.security.admit)
@@ -150,9 +150,15 @@ class DataPlane:
         status = self.worker.status(tasks)
         del status.blocking[_MOST_BLOCKING:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
-        self.describe(status)
+        if self.program is not None:
+            self.program.add_to(status)
         self._reports.add_to(status)
         return status
+
+    def _call_program(self, request: bytes) -> bytes:
+        if self.program is None:
+            raise MalformedError("this worker runs no program; call another one, or start it with --program")
+        return self.program.call(request)
 
     def reported(self) -> list[pb.MetricFamily]:
         """Return the metrics reported by programs. Raise TimeoutError if the event loop does not respond."""

@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -53,18 +53,12 @@ _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; exec
 _LINE_END = "\n"
 
 
-def run_worker(
-    config: WorkerConfig,
-    *,
-    until_input_ends: bool = False,
-    control: int | None = None,
-    collect: Sequence[str] = (),
-) -> int:
+def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
     """Run a worker until it is stopped, and return the exit code.
 
     0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start, or its program failed. 70: a
     defect. A second signal ends the process immediately, with 128 + its number. `until_input_ends` also stops
-    it at the end of standard input. `control` and `collect` are for the program; see ProgramFlags.
+    it at the end of standard input.
     """
     share_heaps()
     reuse_buffers()
@@ -79,7 +73,7 @@ def run_worker(
     if until_input_ends:
         stop.on_end_of_input()
     try:
-        return _serve(config, stop, log, control, collect)
+        return _serve(config, stop, log)
     except TuplewireError as error:
         print(f"tuplewire worker: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -97,9 +91,7 @@ def _allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _serve(
-    config: WorkerConfig, stop: Stop, log: LogOutput, control: int | None, collect: Sequence[str]
-) -> int:
+def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
     with ExitStack() as at_last, ExitStack() as cleanup:  # at_last runs after the cleanup
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
@@ -119,8 +111,8 @@ def _serve(
         program = None
         if config.program:
             conf = read_conf(config.program_conf) if config.program_conf else {}
-            flags = ProgramFlags(config.program, conf, config.program_state_file, control, collect)
-            program = load_program(plane.host(), flags)
+            flags = ProgramFlags(config.program, conf, config.program_state_file)
+            plane.program = program = load_program(plane.host(), flags)
         plane.bind()
         servers = plane.worker.servers
         if config.tasks:  # the worker assigns them to itself
@@ -140,13 +132,11 @@ def _serve(
         debugging.registry = registry
         admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
-        if program is not None:
-            plane.describe = program.add_to
         _log_addresses(config, servers, admin)
         if config.address_file:
             cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))
         if program is not None:
-            program.start(*_advertised(config, servers), admin.metrics_url)
+            program.start(_advertised(config, servers)[0])
 
         request = await_stop(stop)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
@@ -17,9 +17,11 @@ from typing import Any, Protocol
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import split_host_port
 from tuplewire.settings.config import Overflow
+from tuplewire.settings.settings import settings_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.config.config_sources import settings_in
@@ -37,8 +39,12 @@ class Program(ABC):
     """
 
     @abstractmethod
-    def start(self, address: str, peer_address: str, metrics_url: str) -> None:
-        """Start, after the worker has bound its addresses. `peer_address`: for other workers, or empty."""
+    def start(self, address: str) -> None:
+        """Start, after the worker has bound its address."""
+
+    @abstractmethod
+    def call(self, request: bytes) -> bytes:
+        """Answer a request of CallProgram. It may block. A RefusedError or MalformedError is sent back."""
 
     @abstractmethod
     def stop_input(self) -> None:
@@ -65,15 +71,11 @@ class ProgramFlags:
         program: The name of the program, as in the setting.
         conf: The program's settings, by their keys.
         state_file: The file that shows that it is alive; None: there is none.
-        control: The inherited socket of the process that controls it; None: there is none.
-        collect: The components whose tuples are kept for that process.
     """
 
     program: str
     conf: Mapping[str, object]
     state_file: str | None = None
-    control: int | None = None
-    collect: Sequence[str] = ()
 
 
 class MakeProgram(Protocol):
@@ -101,6 +103,12 @@ def listen_host(conf: Mapping[str, Any]) -> str:
             f"{TRANSPORT_KEY} 'local' connects workers of one process only; use another one, such as 'grpc'"
         )
     return split_host_port(settings_in(conf).get("listen", "127.0.0.1:0"))[0]
+
+
+def credentials_in(conf: Mapping[str, Any]) -> Credentials:
+    """Return the credentials for control of worker processes with these settings of a topology."""
+    given = settings_in(conf)
+    return Credentials(**{name: given[name] for name in settings_of(Credentials) if name in given})
 
 
 class RequestStop(Protocol):

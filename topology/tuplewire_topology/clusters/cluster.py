@@ -15,12 +15,8 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import Captured, with_sources
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.launch_settings import ClusterMode, LaunchSettings
-from tuplewire_topology.clusters.local_topology import (
-    KILL_SECONDS,
-    WAIT_SECONDS,
-    LocalTopology,
-    TopologyStatus,
-)
+from tuplewire_topology.clusters.local_topology import LocalTopology
+from tuplewire_topology.clusters.running_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
 from tuplewire_topology.running.timer import SimulatedTimer
 
 _Running = TypeVar("_Running", bound=LocalTopology | DistributedTopology)

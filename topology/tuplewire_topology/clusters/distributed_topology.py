@@ -9,37 +9,44 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError, TopologyError, TuplewireError
-from tuplewire.processes.child import Command, directory_for, private_directory, write_private
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.processes.child import (
+    Command,
+    directory_for,
+    directory_of,
+    private_directory,
+    write_private,
+)
 from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
-from tuplewire_service.process.program import listen_host
+from tuplewire.wire import control_pb2
+from tuplewire_service.process.program import credentials_in, listen_host
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
-from tuplewire_topology.clusters.local_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
 from tuplewire_topology.clusters.reference import SUFFIX, load_topology, save_topology
+from tuplewire_topology.clusters.running_topology import (
+    KILL_SECONDS,
+    WAIT_SECONDS,
+    RunningTopology,
+    TopologyStatus,
+)
 from tuplewire_topology.clusters.worker_process import WorkerProcess
-from tuplewire_topology.coordination.termination import Termination
+from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.running.heartbeat import ExecutorBeat
-
-_FIRST_POLL_SECONDS = 0.005
-_POLL_SECONDS = 0.1
-_QUIET_SECONDS = 1.0
-"""The time between polls after a restart. Two equal reports at rest then end the topology."""
+from tuplewire_topology.running.idle import ProcessReport
 
 
-class DistributedTopology:
+class DistributedTopology(RunningTopology):
     """A topology that runs in processes. Created by DistributedCluster.submit.
 
     `captured` has the tuples of the collected components after finish().
@@ -48,14 +55,11 @@ class DistributedTopology:
     def __init__(
         self, name: str, conf: Mapping[str, Any], topology: Topology | str, collect: Sequence[str]
     ) -> None:
-        self.name = name
-        self.captured = Captured()
+        super().__init__(name, conf, Captured())
         self.exit_codes: list[int] = []
-        self._active = self._failed = False
-        self._conf = conf
+        self._failed = False
         self._settings = LaunchSettings.from_conf(conf)
-        self._host = listen_host(conf)
-        self._version = 0
+        self._assignment = control_pb2.Assignment(topology=name, inactive=True)
         self._workers: list[WorkerProcess] = []
         self._temporary = private_directory()
         user = self._settings.run_as
@@ -81,18 +85,18 @@ class DistributedTopology:
         self.topology = with_ackers(topology, running.ackers)
         portions = shares_of(self.topology, running.workers)
         write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
+        files = directory_of(directory / "run", self._settings.run_as)
+        host, credentials = listen_host(conf), credentials_in(conf)
         for index in range(len(portions)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
-            state = [] if self._settings.run_as else [f"--state-file={directory / f'{worker_id}.state'}"]
             words = worker_words(
                 worker_id,
                 self.name,
                 self._settings.stop_seconds,
                 f"--program={reference}",
                 f"--program-conf={directory / 'conf.json'}",
-                *state,
-                *(f"--collect={component}" for component in collect),
+                f"--state-file={files / f'{worker_id}.state'}",
                 options=self._settings.interpreter_options(
                     port=port, worker_id=worker_id, topology_id=self.name
                 ),
@@ -104,27 +108,43 @@ class DistributedTopology:
                 environment=self._settings.environment,
                 user=self._settings.run_as,
             )
-            self._workers.append(WorkerProcess(command, self._settings, join_host_port(self._host, port)))
+            worker = WorkerProcess(
+                command,
+                self._settings,
+                listen=join_host_port(host, port),
+                address_file=files / f"{worker_id}.json",
+                credentials=credentials,
+                collect=collect,
+            )
+            self._workers.append(worker)
         for worker in self._workers:  # after all of them were started, so they start in parallel
             worker.await_bound()
-        self._tasks = [list(share) for share in portions]
-        self._assign()
+        self._assignment.version = 1
+        for worker, tasks in zip(self._workers, portions, strict=True):
+            bound = worker.endpoint
+            self._assignment.workers.add(
+                worker_id=bound.worker_id,
+                address=bound.address,
+                peer_address=bound.peer_address,
+                tasks=tasks,
+            )
+        self._each(lambda worker: worker.open(self._assignment))
 
-    def _assign(self) -> None:
-        """Send the assignment to every worker, and wait until each runs its tasks."""
-        self._version += 1
-        workers = [
-            {
-                "worker_id": worker.name,
-                "address": worker.address,
-                "peer_address": worker.peer_address,
-                "tasks": tasks,
-            }
-            for worker, tasks in zip(self._workers, self._tasks, strict=True)
-        ]
-        assignment = {"version": self._version, "topology": self.name, "workers": workers}
-        with ThreadPoolExecutor(len(self._workers)) as pool:  # each call waits until all tasks are open
-            list(pool.map(lambda worker: worker.follow(assignment), self._workers))
+    def _each(self, call: Callable[[WorkerProcess], None]) -> None:
+        """Call for all workers in parallel, because each call waits until all tasks are open."""
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            list(pool.map(call, self._workers))
+
+    def _assign(self, change: Callable[[control_pb2.Assignment], None]) -> None:
+        """Change the newest assignment, which may be an operator's, and send it to every worker."""
+        known = filter(None, (worker.assignment() for worker in self._workers))
+        newest = max([self._assignment, *known], key=lambda each: each.version)
+        self._assignment = control_pb2.Assignment()
+        self._assignment.CopyFrom(newest)
+        self._assignment.version += 1
+        change(self._assignment)
+        for worker in self._workers:
+            worker.follow(self._assignment)
 
     def log_of(self, index: int) -> Path:
         """Return the file with the output of a worker."""
@@ -133,12 +153,12 @@ class DistributedTopology:
     @property
     def addresses(self) -> list[str]:
         """The workers' addresses, for `tuplewire status` or for programs outside the topology."""
-        return [worker.address for worker in self._workers]
+        return [worker.endpoint.address for worker in self._workers]
 
     @property
     def metrics_urls(self) -> list[str]:
         """The URLs of the workers' metrics."""
-        return [worker.metrics_url for worker in self._workers]
+        return [worker.endpoint.metrics_url for worker in self._workers]
 
     @property
     def restarts(self) -> int:
@@ -154,36 +174,21 @@ class DistributedTopology:
         self._switch(active=False)
 
     def _switch(self, *, active: bool) -> None:
-        self._active = active
-        for worker in self._workers:
-            worker.switch(active=active)
+        def change(assignment: control_pb2.Assignment) -> None:
+            assignment.inactive = not active
 
-    def wait(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until the topology has finished: all spouts exhausted or inactive, and no tuple in flight.
+        self._assign(change)
 
-        Raises ProcessFailedError, with the traceback of the user's code, or LaunchError, if a process fails
-        and is not restarted, and TimeoutError after `timeout` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        pause = _FIRST_POLL_SECONDS
-        termination = self._termination()
-        while True:
-            wave = termination.wave
-            with self._noting_failure():
-                for worker in self._workers:
-                    report = worker.report(wave)
-                    if report is not None:
-                        termination.take(worker.name, wave, report)
-            # A restart loses tuples and counts, so sums no longer match. The topology has then finished when
-            # all processes were at rest, with the same counts, for _QUIET_SECONDS.
-            if self.restarts and termination.exact:
-                termination = self._termination()
-            if termination.over:
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"topology {self.name!r} was not over after {timeout} s")
-            pause = min(2 * pause, _POLL_SECONDS) if termination.exact else _QUIET_SECONDS
-            threading.Event().wait(pause)
+    @property
+    def n_workers(self) -> int:
+        """The number of workers."""
+        return len(self._workers)
+
+    def _obey(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
+        if self.restarts and coordinator.exact:
+            coordinator.forget_counts()
+        with self._noting_failure():
+            return self._workers[rank].obey(order)
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -193,21 +198,9 @@ class DistributedTopology:
             self._failed = True
             raise
 
-    def _termination(self) -> Termination:
-        return Termination((worker.name for worker in self._workers), exact=not self.restarts)
-
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
-        """Wait until the topology has finished, send the final ticks, wait, and return the collected tuples.
-
-        A bolt that aggregates can emit its result on the final tick. Bolts get this tick after the results of
-        earlier bolts; the bolts of a cycle get it together. Raises the errors of wait(), and
-        ProcessFailedError if a collected tuple has a value that no message can carry.
-        """
-        self.wait(timeout)
-        for level in self.topology.tick_levels(self._conf):
-            for worker in self._workers:
-                worker.tell("tick", *level)
-            self.wait(timeout)
+        """See RunningTopology. Only the tuples of `collect` are recorded."""
+        super().finish(timeout)
         with self._noting_failure():
             for worker in self._workers:
                 worker.collect(self.captured)
@@ -216,39 +209,33 @@ class DistributedTopology:
     def worker_of(self, task: int) -> int:
         """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
         self.topology.component_of(task)
-        return next(number for number, tasks in enumerate(self._tasks) if task in tasks)
+        return next(rank for rank, each in enumerate(self._assignment.workers) if task in each.tasks)
 
     def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """Move the executor of a task to another worker; see LocalTopology.move_task.
 
         Nothing has moved if this raises TopologyError for an unknown task or worker, or an error of wait().
         """
-        source = self._tasks[self.worker_of(task)]
-        if not 0 <= worker < len(self._tasks):
-            raise TopologyError(
-                f"there is no worker {worker}: topology {self.name!r} has {len(self._tasks)}, from 0"
-            )
-        executors = self.topology.executors_of(self.topology.component_of(task).id)
-        tasks = next(each for each in executors if task in each)
-        active = self._active
+        tasks = self._executor_of(task)
+        self._check_worker(worker)
+        active = not self._assignment.inactive
         self.deactivate()
         try:
-            self.wait(timeout)
-            source[:] = [each for each in source if each not in tasks]
-            self._tasks[worker] += tasks  # no tuple is in flight, so none arrives at the old worker
-            self._assign()
+            self.wait(timeout)  # no tuple is in flight afterwards, so none arrives at the old worker
+            self._assign(lambda assignment: _move(assignment, tasks, worker))
+            self.wait(timeout)  # until the tasks are open
         finally:
             self._switch(active=active)
 
     def status(self) -> TopologyStatus:
         """Return a snapshot."""
-        state = "ACTIVE" if self._active else "INACTIVE"
-        executors = [each for worker in self._workers for each in worker.statistics()]
+        state = "INACTIVE" if self._assignment.inactive else "ACTIVE"
+        executors = [each for worker in self._workers for each in worker.statistics()[0]]
         return TopologyStatus(self.name, state, executors)
 
     def beats(self) -> list[ExecutorBeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
-        return [each for worker in self._workers for each in worker.beats()]
+        return [each for worker in self._workers for each in worker.statistics()[1]]
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return the ledger of each worker, in messages."""
@@ -278,3 +265,9 @@ def _as_json(conf: Mapping[str, Any]) -> bytes:
         return json.dumps(conf, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the settings cannot be written for other processes: {error}") from error
+
+
+def _move(assignment: control_pb2.Assignment, tasks: range, worker: int) -> None:
+    for rank, each in enumerate(assignment.workers):
+        others = [task for task in each.tasks if task not in tasks]
+        each.tasks[:] = [*others, *tasks] if rank == worker else others

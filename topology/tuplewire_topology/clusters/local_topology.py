@@ -11,10 +11,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from tuplewire.errors import ClosedError, TopologyError, TuplewireError
+from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
@@ -25,41 +25,36 @@ from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.local_worker import LocalWorker, rests
+from tuplewire_topology.clusters.local_worker import LocalWorker
+from tuplewire_topology.clusters.running_topology import (
+    KILL_SECONDS,
+    WAIT_SECONDS,
+    RunningTopology,
+    TopologyStatus,
+)
+from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.members import obey
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorBeat
-from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.timer import SimulatedTimer
 
 logger = event_logger(__name__)
 
-WAIT_SECONDS = 60.0
-KILL_SECONDS = 10.0
 _USER_CODE_SECONDS = 1.0
 """The time that a killed worker's executors have to return from user code."""
-
-_LOOK_SECONDS = 0.005
-"""The poll interval of a wait, because connections do not notify waiting threads."""
-
 _REMEMBERED = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyStatus:
-    """A snapshot of a topology. state: ACTIVE, INACTIVE or FAILED, as Storm's."""
-
-    name: str
-    state: str
-    executors: Sequence[ExecutorStatistics]
-
-
-class LocalTopology:
+class LocalTopology(RunningTopology):
     """A running topology. Created by LocalCluster.submit.
 
     `captured` has the emitted and received tuples; with `collect`, only tuples emitted by these components.
     `errors` and `dead_letters` have the last thousand of each. `timer` is set if time is simulated.
     """
+
+    _exact = False  # a killed worker loses its counts; reports include all messages in flight instead
 
     def __init__(
         self,
@@ -69,16 +64,13 @@ class LocalTopology:
         timer: SimulatedTimer | None,
         collect: Sequence[str] | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, conf, Captured(collect))
         self.topology = topology
-        self.captured = Captured(collect)
         self._collects_all = collect is None
         self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
         self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
-        self._conf = conf
         self.timer = timer
         self._active = False
-        self._moved = threading.Condition()
         self._changing = threading.RLock()
         self._changes = 0
         self._version = 0
@@ -112,7 +104,6 @@ class LocalTopology:
             self.topology,
             tasks,
             EmbeddedWorker(worker_id, self.name, self._conf) if self._several else None,
-            self._moved,
             topology_id=self.name,
             conf=self._conf,
             timer=self.timer,
@@ -173,56 +164,26 @@ class LocalTopology:
             for worker in self._workers:
                 worker.deactivate()
 
-    def wait(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until the topology has finished: all spouts exhausted or inactive, and no tuple in flight.
+    @property
+    def n_workers(self) -> int:
+        """The number of workers."""
+        return len(self._workers)
 
-        Raises TaskError if the topology has failed. Raises TimeoutError, with the names of spouts that are
-        not exhausted, after `timeout` seconds.
-        """
-        self._rest(timeout, changes=0)
+    def _obey(self, _: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
+        worker = self._workers[rank]
+        if worker.dead:
+            report: ProcessReport | None = ProcessReport(at_rest=True, sent=0, taken=0)
+        else:
+            report = obey(worker, order)
+        # A topology that is paused for a change is at rest for this change only, not for other callers.
+        if report is not None and self._changes > changes:
+            return replace(report, at_rest=False)
+        return report
 
-    def _rest(self, timeout: float, changes: int) -> None:
-        idle = self._wait_idle(timeout, changes)
-        if self.failure is not None:
-            raise self.failure
-        if not idle:
-            raise TimeoutError(self._unfinished(timeout))
-
-    def _unfinished(self, timeout: float) -> str:
+    def _unfinished(self) -> str:
         spouts = [spout for worker in self._living() for spout in worker.spouts if not spout.finished()]
         names = sorted({repr(spout.component.id) for spout in spouts})
-        why = f": {', '.join(names)} may emit more; let `exhausted` say so, or deactivate()" if names else ""
-        return f"topology {self.name!r} still had something to do after {timeout} s{why}"
-
-    def _wait_idle(self, timeout: float, changes: int = 0) -> bool:
-        """Wait until all workers are idle or one has failed; return False after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        epochs: dict[LocalWorker, int] = {}
-        while True:
-            for worker in self._living():
-                if worker not in epochs:  # also workers that were started during the wait
-                    epochs[worker] = worker.new_epoch()
-            # A topology that is paused for a change is idle for this change only, not for other callers.
-            if self.failure is not None or (self._changes <= changes and rests(epochs)):
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            with self._moved:
-                self._moved.wait(min(left, _LOOK_SECONDS))
-
-    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
-        """Wait until the topology has finished, send the final ticks, wait, and return the recorded tuples.
-
-        A bolt that aggregates can emit its result on the final tick. Bolts get this tick after the results of
-        earlier bolts; the bolts of a cycle get it together. Raises the errors of wait().
-        """
-        self.wait(timeout)
-        for level in self.topology.tick_levels(self._conf):
-            for worker in self._living():
-                worker.tick(level)
-            self.wait(timeout)
-        return self.captured
+        return f": {', '.join(names)} may emit more; let `exhausted` say so, or deactivate()" if names else ""
 
     @property
     def failure(self) -> TuplewireError | None:
@@ -256,7 +217,8 @@ class LocalTopology:
         """
         deadline = time.monotonic() + timeout
         self.deactivate()
-        self._wait_idle(timeout)
+        with contextlib.suppress(TuplewireError, TimeoutError):  # the workers end in any case
+            self._wait(timeout, changes=self._changes)
         with contextlib.ExitStack() as stack:
             if self.timer is not None:
                 stack.callback(self.timer.close)
@@ -283,9 +245,9 @@ class LocalTopology:
         Raises TopologyError for an unknown task or worker, and TimeoutError if tuples are still in flight
         after `timeout` seconds; nothing has moved then. Raises TaskError if a task cannot be opened.
         """
-        component = self.topology.component_of(task)
-        tasks = next(each for each in self.topology.executors_of(component.id) if task in each)
-        target = self._worker(worker)
+        tasks = self._executor_of(task)
+        self._check_worker(worker)
+        target = self._workers[worker]
         with self._changing, self._paused(timeout):
             source = self._worker_of[task]
             if source is target:
@@ -307,7 +269,8 @@ class LocalTopology:
         TimeoutError if tuples are still in flight after `timeout` seconds; the topology then continues
         without the worker, until it is killed again.
         """
-        dead = self._worker(worker)
+        self._check_worker(worker)
+        dead = self._workers[worker]
         with self._changing:
             self._dead += dead.kill(_USER_CODE_SECONDS)
             self._assign()  # other workers drop messages for the dead one, so the pause can end
@@ -316,14 +279,6 @@ class LocalTopology:
                 self._workers[worker] = self._make_worker(worker, dead.tasks)
                 self._assign()
                 self._workers[worker].start()
-
-    def _worker(self, number: int) -> LocalWorker:
-        if not 0 <= number < len(self._workers):
-            raise TopologyError(
-                f"there is no worker {number}: topology {self.name!r} has {len(self._workers)}, from 0; "
-                "topology.workers sets the number"
-            )
-        return self._workers[number]
 
     @contextlib.contextmanager
     def _paused(self, timeout: float) -> Iterator[None]:
@@ -334,7 +289,7 @@ class LocalTopology:
                 worker.pause()
                 stack.callback(worker.resume)
             stack.callback(self._go_on)
-            self._rest(timeout, self._changes)
+            self._wait(timeout, changes=self._changes)
             yield
 
     def _go_on(self) -> None:

@@ -5,8 +5,8 @@ Used by local_topology.py. Owns both. Not thread-safe, like ExecutorWorker. Desi
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.idle import IdleWatch
+from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
 
@@ -31,7 +31,7 @@ def link_to(hosted: EmbeddedWorker, topology: Topology, conf: Mapping[str, Any])
 class LocalWorker(ExecutorWorker):
     """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`.
 
-    `hosted` is None for a single worker. `moved`: see IdleWatch. `settings` are passed to ExecutorWorker.
+    `hosted` is None for a single worker. `settings` are passed to ExecutorWorker.
     """
 
     def __init__(
@@ -39,33 +39,31 @@ class LocalWorker(ExecutorWorker):
         topology: Topology,
         tasks: Collection[int],
         hosted: EmbeddedWorker | None,
-        moved: threading.Condition,
         conf: Mapping[str, Any],
         **settings: Any,
     ) -> None:
         self.dead = False
         self.hosted = hosted
         self.link: Link | None = None
-        idle = IdleWatch(moved)
         if hosted is None:
-            super().__init__(topology, tasks, idle=idle, conf=conf, **settings)
+            super().__init__(topology, tasks, conf=conf, **settings)
             return
         try:
             self.link = link_to(hosted, topology, conf)
-            super().__init__(
-                topology, tasks, link=self.link, idle=idle, port=hosted.port, conf=conf, **settings
-            )
+            super().__init__(topology, tasks, link=self.link, port=hosted.port, conf=conf, **settings)
             hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
         except BaseException:
             hosted.abort()
             raise
 
-    @property
-    def pending(self) -> int:
-        """The number of messages in the client and in the worker. Call only from the event loop."""
-        if self.hosted is None or self.link is None or self.dead:
-            return 0
-        return self.link.pending + self.hosted.held_messages
+    def report(self, *, anew: bool = False) -> ProcessReport:
+        """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
+        report = super().report(anew=anew)
+        hosted = self.hosted
+        if hosted is None or self.link is None:
+            return report
+        pending = self.link.pending + messaging_loop().call(lambda: hosted.held_messages)
+        return replace(report, at_rest=report.at_rest and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
         """End like a killed process; see ExecutorWorker.kill."""
@@ -83,23 +81,3 @@ class LocalWorker(ExecutorWorker):
         finally:
             if self.hosted is not None and not self.dead:
                 self.hosted.close(timeout)
-
-
-def rests(epochs: Mapping[LocalWorker, int]) -> bool:
-    """Return True if no tuple is queued, executed or in flight in any living worker.
-
-    Checks one worker after another. If `begun` is then unchanged, the results were all true at one moment.
-    """
-    living = [(worker, epoch) for worker, epoch in epochs.items() if not worker.dead]
-    before = [worker.idle.begun for worker, _ in living]
-    return (
-        all(worker.idle.empty and worker.finished(epoch) for worker, epoch in living)
-        and not _pending(worker for worker, _ in living)
-        and before == [worker.idle.begun for worker, _ in living]
-    )
-
-
-def _pending(workers: Iterable[LocalWorker]) -> int:
-    """Return the number of messages between workers, read at one moment of the event loop."""
-    hosted = [worker for worker in workers if worker.hosted is not None]
-    return messaging_loop().call(lambda: sum(worker.pending for worker in hosted)) if hosted else 0

@@ -1,20 +1,21 @@
 """The program of a worker process that runs executors of a topology. Source: Storm's `Worker`.
 
-Used by the worker process through an entry point. Owns the executors, their client and the end of the control
-channel. Thread-safe. Design: docs/design/topologies.md (a process that runs executors is a worker).
+Used by the worker process through an entry point. Owns the executors and their client. Thread-safe.
+Design: docs/design/topologies.md (a process that runs executors is a worker).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import astuple
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
-from tuplewire.packing.packing import pack_values
+from tuplewire.errors import MalformedError, UnsupportedValueError
+from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import MIB
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
@@ -26,8 +27,10 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.reference import load_topology
-from tuplewire_topology.clusters.worker_process import Channel
+from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.mail import MailKind
+from tuplewire_topology.coordination.members import obey
 from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
@@ -45,14 +48,26 @@ _OPEN_SECONDS = 60.0
 _END_SECONDS = 1.0
 _FAILED_SECONDS = 1.0
 """The time that a worker has to forward messages of other workers after its program has failed."""
+_TELL_SECONDS = 5.0
+"""The time that a failed program waits for the call that gets its error."""
 _PART_BYTES = MIB
+
+
+class CallKind(StrEnum):
+    """The calls of a cluster, besides the orders of a coordinator."""
+
+    COLLECT = "collect"
+    """Keep the tuples of these components. The first call to each process."""
+    ROWS = "rows"
+    """Return the first (True) or next tuples of these components; nil after the last ones."""
+    STATISTICS = "statistics"
+    """Return snapshots of the executors, and their activity."""
 
 
 class TopologyProgram(Program):
     """Runs the tasks that the current assignment gives to this worker. Thread-safe.
 
-    A controlling process activates the spouts; without one, the assignment does. An error of a spout or bolt
-    ends the process.
+    The assignment also activates and deactivates the spouts. An error of a spout or bolt ends the process.
     """
 
     def __init__(self, host: Host, flags: ProgramFlags) -> None:
@@ -63,12 +78,15 @@ class TopologyProgram(Program):
         self._topology = with_ackers(load_topology(flags.program), settings.ackers)
         self._host = host
         self._state_file = flags.state_file
-        self._channel = channel = None if flags.control is None else Channel(flags.control)
-        self._captured = Captured(flags.collect)
-        self._active = channel is None
+        self._captured: Captured | None = None
+        self._parts: Iterator[list[Any]] = iter(())
         self._port = 0
         self._version = 0
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
         self._ending = threading.Event()
+        self._told = threading.Event()
+        self._told.set()  # without calls, no cluster requests its failure
         self._executors: ExecutorWorker | None = None
         self._serializer = MessagePackTupleSerializer(self._topology)
         self._missing: frozenset[int] = frozenset()
@@ -92,11 +110,9 @@ class TopologyProgram(Program):
         if self._executors is not None:
             self._executors.disconnect()
 
-    def start(self, address: str, peer_address: str, metrics_url: str) -> None:
+    def start(self, address: str) -> None:
         """See Program."""
         self._port = int(address.rpartition(":")[2])
-        if self._channel is not None:
-            self._channel.send("bound", address, peer_address, metrics_url)
         self._thread.start()
 
     def statistics(self) -> Sequence[ExecutorStatistics]:
@@ -140,29 +156,27 @@ class TopologyProgram(Program):
 
     def _main(self) -> None:
         try:
-            while not self._ending.is_set():
-                self._follow()
-                if self._executors is not None:
-                    self._executors.check()
-                if self._channel is None:
-                    self._ending.wait(_LOOK_SECONDS)
-                elif (message := self._channel.receive(_LOOK_SECONDS)) is not None:
-                    self._answer(self._channel, *message)
-        except UnreachableError as error:  # the controlling process has exited, so the topology ends
-            logger.warning("program.alone", extra={"reason": str(error)})
-            self._host.request_stop("parent-gone", failed=True, deadline_seconds=_FAILED_SECONDS)
-        except BaseException as error:
+            while not self._ending.wait(_LOOK_SECONDS):
+                self._step()
+        except BaseException:
             logger.exception("program.failed")  # with the place in the user's code
-            self._tell_failure(error)
+            self._told.wait(_TELL_SECONDS)
             self._host.request_stop("program-failed", failed=True, deadline_seconds=_FAILED_SECONDS)
 
-    def _tell_failure(self, error: BaseException) -> None:
-        failure = Failure.of(error)
-        if self._channel is not None:
+    def _step(self) -> ExecutorWorker | None:
+        """Apply the current assignment, and return the executors. Raises the failure of the program."""
+        with self._lock:
             try:
-                self._channel.send("failed", failure.summary, failure.traceback)
-            except UnreachableError:
-                logger.warning("program.alone", extra={"reason": failure.summary})
+                if self._failure is None and not self._ending.is_set():
+                    self._follow()
+                if self._executors is not None:
+                    self._executors.check()
+            except BaseException as error:
+                self._failure = error
+                raise
+            if self._failure is not None:
+                raise self._failure
+            return self._executors
 
     def _follow(self) -> None:
         """Apply a new assignment: end executors that have left this worker, and open new ones."""
@@ -179,7 +193,7 @@ class TopologyProgram(Program):
                 topology_id=self._host.topology,
                 conf=self._conf,
                 link=Link(client, spouts=self._topology.spout_tasks, worker=self._host),
-                emitted=self._captured.add,
+                emitted=None if self._captured is None else self._captured.add,
                 dead_letter=self._bury,
                 state_file=None if self._state_file is None else Path(self._state_file),
                 port=self._port,
@@ -187,16 +201,12 @@ class TopologyProgram(Program):
             self._executors.start(_OPEN_SECONDS)
         else:
             self._executors.follow(wanted, _OPEN_SECONDS)
-        if self._channel is None:  # otherwise the controlling process decides
-            self._active = assignment.active
-        if self._active:
+        if assignment.active:
             self._executors.activate()
         else:
             self._executors.deactivate()
         self._version = assignment.version
         logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})
-        if self._channel is not None:
-            self._channel.send("following", assignment.version)
 
     def _warn_of_missing(self, tasks: Collection[int], owners: Container[int]) -> None:
         """Log target tasks without a worker, once per set. Source: Storm's "Missing assignment" warning."""
@@ -220,46 +230,47 @@ class TopologyProgram(Program):
         group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
         return self._host.bury(group, letter.tries, letter.reason)
 
-    @property
-    def _running(self) -> ExecutorWorker:
-        if self._executors is None:
-            raise TuplewireError("this worker has no executors yet: assign its tasks first")
-        return self._executors
+    # --- calls ------------------------------------------------------------------------------------------
 
-    def _answer(self, channel: Channel, kind: str, values: Sequence[Any]) -> None:
-        """Execute a request of the controlling process, and answer it."""
+    def call(self, request: bytes) -> bytes:
+        """Answer a call of a cluster: a kind and values, as MessagePack, because pickles would run code.
+
+        The answer has a failure, or None, and a value.
+        """
+        try:
+            (kind, *values), _ = read_value(request, 0)
+        except (*FAULTS, TypeError) as error:
+            raise MalformedError(f"{len(request)} bytes are no call of a topology: {error}") from error
+        try:
+            return pack_values([None, self._answer(kind, values)])
+        except MalformedError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the caller reports it
+            self._told.set()
+            return pack_values([list(astuple(Failure.of(error))), None])
+
+    def _answer(self, kind: str, values: Sequence[Any]) -> Any:
         match kind:
-            case "assign":
-                self._host.assign(values[0])
-            case "activate":
-                self._active = True
-                self._running.activate()
-            case "deactivate":
-                self._active = False
-                self._running.deactivate()
-            case "tick":
-                self._running.tick(values)
-            case "report":
-                report = self._running.report()
-                self._running.check()  # a failure is sent with its traceback, by _main()
-                channel.send("report", *values, *from_report(report))
-            case "statistics":
-                channel.send("statistics", *map(from_statistics, self.statistics()))
-            case "beats":
-                channel.send("beats", *map(from_beat, self.beats()))
-            case "ledger":
-                channel.send("ledger", *astuple(self._host.ledger()))
-            case "collect":
-                _hand_over(self._captured, channel)
-            case "close":
-                seconds = max(0.1, float(values[0]))
-                self._host.request_stop("topology-killed", failed=False, deadline_seconds=seconds)
+            case CallKind.COLLECT:
+                self._captured = Captured(values) if values else None
+                self._told.clear()
+            case CallKind.STATISTICS:
+                return [list(map(from_statistics, self.statistics())), list(map(from_beat, self.beats()))]
+            case CallKind.ROWS:
+                (first,) = values
+                if first and self._captured is not None:
+                    self._parts = _parts(self._captured)
+                return next(self._parts, None)
+            case MailKind.ASK | MailKind.TICK if (executors := self._step()) is not None:
+                report = obey(executors, Order(MailKind(kind), tuple(values)))
+                return report and from_report(report)
             case _:
-                raise TuplewireError(f"unknown request {kind!r}: do both processes have the same release?")
+                raise MalformedError(f"{kind!r} is unknown, or not possible before the first assignment")
+        return None
 
 
-def _hand_over(captured: Captured, channel: Channel) -> None:
-    """Send the collected tuples in parts; UnsupportedValueError for a value that no message can carry."""
+def _parts(captured: Captured) -> Iterator[list[Any]]:
+    """Yield the collected tuples in parts, then delete them. Raises UnsupportedValueError."""
     for component, stream in captured.streams():
         rows: list[bytes] = []
         size = 0
@@ -272,10 +283,9 @@ def _hand_over(captured: Captured, channel: Channel) -> None:
                     "emit values that a message can carry"
                 ) from error
             if rows and size + len(row) > _PART_BYTES:
-                channel.send("rows", component, stream, rows)
+                yield [component, stream, rows]
                 rows, size = [], 0
             rows.append(row)
             size += len(row)
-        channel.send("rows", component, stream, rows)
+        yield [component, stream, rows]
     captured.clear()
-    channel.send("collected")

@@ -1,7 +1,7 @@
-"""The coordinator of a topology on Spark, as pure state: control messages in, orders out.
+"""The coordinator of a topology, as pure state: reports and control messages in, orders out.
 
-Used by the first PySpark task (spark/member.py). Owns the topology's phase and its termination detection.
-Not thread-safe. Design: docs/design/acking.md.
+Used by clusters (members.py calls their workers) and by the first PySpark task, which sends mail. Owns the
+topology's phase and its termination detection. Not thread-safe. Design: docs/design/acking.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.mail import Mail, MailKind
 from tuplewire_topology.coordination.termination import ProcessFailedError, Termination, to_report
+from tuplewire_topology.running.idle import ProcessReport
 
 _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_SECONDS = 0.1
+_QUIET_SECONDS = 1.0
+"""The time between waves after a restart. Two equal reports at rest then end the topology."""
 _PROGRESS_SECONDS = 1.0
 SILENCE_SECONDS = 120.0
 """The time limit for reports. It is long, because the user's code may hold the interpreter."""
@@ -28,7 +31,7 @@ class SilentError(TuplewireError):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A control message for all PySpark tasks or, if its kind is PROGRESS, for the submitter."""
+    """A control message for all workers or, if its kind is PROGRESS, for the submitter."""
 
     kind: MailKind
     values: tuple[Any, ...] = ()
@@ -41,20 +44,36 @@ class _Phase(Enum):
 
 
 class Coordinator:
-    """Controls a topology from start to end. Not thread-safe. Times are monotonic, in seconds.
+    """Controls a topology until it has finished. Not thread-safe. Times are monotonic, in seconds.
 
-    Activates the spouts when all PySpark tasks (`ranks`) are ready, and requests reports in waves until the
-    topology has finished (see Termination). Each level of bolts then gets its last tick and further waves,
-    before the close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates
-    spouts for good, as if they were exhausted. A failure aborts all tasks immediately.
+    Activates the spouts when all workers are ready, and requests reports in waves until the topology has
+    finished (see Termination). Each level of bolts then gets its last tick and further waves, before the
+    close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates spouts for
+    good, as if they were exhausted. A failure aborts all tasks immediately.
     """
 
-    def __init__(self, ranks: int, now: float, tick_levels: Iterable[Sequence[str]] = ()) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        now: float,
+        tick_levels: Iterable[Sequence[str]] = (),
+        *,
+        opened: bool = False,
+        exact: bool = True,
+    ) -> None:
+        """Coordinate workers (on Spark: PySpark tasks) with the numbers, or ranks, from 0.
+
+        tick_levels: the bolts that get their last tick together. opened: the tasks are open, and the
+        caller activates and deactivates the spouts. exact: see Termination.
+        """
         self._ranks = ranks
         self._tick_levels = iter(tick_levels)
-        self._phase = _Phase.OPENING
+        self._phase = _Phase.RUNNING if opened else _Phase.OPENING
         self._ready: set[int] = set()
+        self.exact = exact
+        self._quiet = 0.0
         self._termination = self._asking()
+        self._rested = False
         self._asked = 0
         self._pause = _FIRST_PAUSE_SECONDS
         self._ask_at = now
@@ -62,13 +81,13 @@ class Coordinator:
         self._told = now
         self._stop: bool | None = None
         self._active = True
-        self._told_active = False
+        self._told_active = opened
         self._switched = False
         self._failure: ProcessFailedError | None = None
         self._counts: dict[int, tuple[int, int, int]] = {}
 
     def _asking(self) -> Termination:
-        return Termination(map(_name, range(self._ranks)))
+        return Termination(map(_name, range(self._ranks)), exact=self.exact)
 
     @property
     def over(self) -> bool:
@@ -82,7 +101,9 @@ class Coordinator:
                 self._ready.add(mail.rank)
                 self._heard = now
             case MailKind.REPORT:
-                self._take_report(mail, now)
+                wave, report, *counts = mail.values
+                self._counts[mail.rank] = (counts[0], counts[1], counts[2])
+                self.take_report(mail.rank, wave, to_report(report), now)
             case MailKind.STOP:
                 (output_wanted,) = mail.values
                 self._stop = bool(output_wanted) and self._stop is not False  # unwanted output stays unwanted
@@ -92,18 +113,33 @@ class Coordinator:
             case _:
                 raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
 
-    def _take_report(self, mail: Mail, now: float) -> None:
-        wave, report, emitted, executed, dead_letters = mail.values
-        self._counts[mail.rank] = (emitted, executed, dead_letters)
+    def take_report(self, rank: int, wave: int, report: ProcessReport, now: float) -> None:
+        """Apply a worker's report for a wave."""
         before = self._termination.wave
         try:
-            self._termination.take(_name(mail.rank), wave, to_report(report))
+            self._termination.take(_name(rank), wave, report)
         except ProcessFailedError as error:
             self._failure = self._failure or error
-        if self._termination.wave > before:  # all have reported: poll less and less often
+        if self._termination.wave > before:
             self._heard = now
-            self._ask_at = now + self._pause
-            self._pause = min(2 * self._pause, _PAUSE_SECONDS)
+            self._ask_at = now + max(self._next_pause(), self._quiet)
+
+    def _next_pause(self) -> float:
+        """Return 0 after the first wave at rest, to confirm it; else more and more time."""
+        rested, self._rested = self._rested, self._termination.at_rest
+        if self._rested and not rested:
+            return 0.0
+        pause, self._pause = self._pause, min(2 * self._pause, _PAUSE_SECONDS)
+        return pause
+
+    def forget_counts(self) -> None:
+        """Detect the end without exact counts from now on: a worker has restarted and lost its counts."""
+        self.exact, self._quiet = False, _QUIET_SECONDS
+        self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        self._termination, self._asked = self._asking(), 0
+        self._pause, self._rested = _FIRST_PAUSE_SECONDS, False
 
     def orders(self, now: float) -> list[Order]:
         """Return the orders that are due, in sequence.
@@ -140,8 +176,8 @@ class Coordinator:
                 self._phase = _Phase.OVER
                 return [*orders, self._progress(), Order(MailKind.CLOSE)]
             # The last ticks may emit tuples, so detect termination from the start.
-            self._termination, self._asked = self._asking(), 0
-            self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
+            self._ask_anew()
+            self._ask_at = now
             orders.append(Order(MailKind.TICK, tuple(level)))
         if self._is_paused:
             self._heard = now  # no reports are due

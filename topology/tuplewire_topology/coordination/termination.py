@@ -32,8 +32,9 @@ class Termination:
 
     Requests must have the number `wave`. Only the first report of each process with this number counts.
 
-    A restarted process loses its counters. Then use a new object with exact=False, and wait between waves.
-    The topology has finished if all processes are at rest in two waves with equal counts. This may be wrong
+    A restarted process loses its counters. Then use a new object with exact=False: the topology has finished
+    if all processes are at rest in two waves with equal counts. This is right if a process is at rest only
+    once its messages have arrived, as in a local cluster. Otherwise, wait between waves; it may then be wrong
     about tuples without acking.
     """
 
@@ -63,6 +64,11 @@ class Termination:
             if len(self._reports) == len(self._processes):
                 self._close_wave()
         return self.over
+
+    @property
+    def at_rest(self) -> bool:
+        """True if all processes were at rest in the previous wave."""
+        return self._before is not None
 
     def missing(self) -> list[str]:
         """Return the processes without a report in this wave."""

@@ -65,7 +65,6 @@ class ExecutorWorker:
         link: Link | None = None,
         timer: Timer | None = None,
         acker: Acker | None = None,
-        idle: IdleWatch | None = None,
         serializer: TupleSerializer | None = None,
         error: Callable[[TaskError], None] = lambda _: None,
         dead_letter: Callable[[DeadLetter], object] = lambda _: False,
@@ -77,13 +76,14 @@ class ExecutorWorker:
         conf = dict(conf or {})
         self.settings = TopologySettings.from_conf(conf)
         self.tasks = frozenset(topology.tasks if tasks is None else tasks)
-        self.idle = idle or IdleWatch()
+        self.idle = IdleWatch()
         self.failure: TuplewireError | None = None
         self._link = link
         self._host = None if link is None else link.worker
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
+        self._epoch = 0
         self._own_loads: dict[int, float] = {}
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
@@ -225,9 +225,14 @@ class ExecutorWorker:
                 lambda: self.failure is not None or (self.idle.empty and self.finished(epoch)), timeout
             )
 
-    def report(self) -> ProcessReport:
-        """Return the state of this process, for the detection of the topology's end."""
-        at_rest, sent, taken = self.idle.traffic(self.finished)
+    def report(self, *, anew: bool = False) -> ProcessReport:
+        """Return the state of this process, for the detection of the topology's end.
+
+        anew: check exhausted spouts again, from this report on.
+        """
+        if anew:
+            self._epoch = self.new_epoch()
+        at_rest, sent, taken = self.idle.traffic(lambda: self.finished(self._epoch))
         lost = 0 if self._link is None else self._link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + lost, failure)

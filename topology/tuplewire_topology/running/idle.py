@@ -19,19 +19,17 @@ class IdleWatch:
     A worker is idle if there are none, and every spout is inactive or exhausted.
 
     Attributes:
-        moved: Notified of each relevant change. Several watches can share it; all of them count under it.
+        moved: Notified of each relevant change, and held by each of them.
         epoch: Number of waits that were started.
-        begun: Sum of all counts so far. Two equal readings show that no tuple was added in between.
         paused: Set this, on any thread, to reject ticks and other input from outside.
     """
 
-    def __init__(self, moved: threading.Condition | None = None) -> None:
-        self.moved = moved or threading.Condition()
+    def __init__(self) -> None:
+        self.moved = threading.Condition()
         self._present = 0
         self.epoch = 0
         self._handed = 0
         self._taken = 0
-        self.begun = 0
         self.paused = False
 
     @property
@@ -48,7 +46,6 @@ class IdleWatch:
         """Count tuples, before they can be executed."""
         with self.moved:
             self._present += tuples
-            self.begun += tuples
 
     def executed(self, tuples: int) -> None:
         """Subtract executed tuples, after the tuples that they caused were counted."""
@@ -69,13 +66,11 @@ class IdleWatch:
         """Count tuples for other processes, before they are sent."""
         with self.moved:
             self._handed += tuples
-            self.begun += tuples
 
     def taken(self, tuples: int, *, lost: bool = False) -> None:
         """Count tuples from other processes; `lost` ones are received, but not executed."""
         with self.moved:
             self._taken += tuples
-            self.begun += tuples
             if not lost:
                 self._present += tuples
 

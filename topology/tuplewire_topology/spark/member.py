@@ -25,6 +25,7 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.coordination.mail import TO_COORDINATOR, Mail, Mailbox, MailKind, Post
+from tuplewire_topology.coordination.members import obey
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
 from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
@@ -269,7 +270,7 @@ class _TopologyMember:
         emitted = executed = 0
         report = ProcessReport(at_rest=False, sent=0, taken=0)
         if self._worker is not None:
-            report = self._worker.report()
+            report = self._worker.report(anew=wave == 1)
             tallies = [each.tally.snapshot() for each in self._worker.executors]
             emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
             self._problem = self._problem or self._worker.failure
@@ -309,15 +310,11 @@ class _TopologyMember:
             self._ends = True
             self._aborted = mail.kind is MailKind.ABORT
         elif self._worker is not None:
-            if mail.kind is MailKind.ACTIVATE:
-                self._worker.activate()
-            elif mail.kind is MailKind.TICK:
-                self._worker.tick(mail.values)
-            elif mail.kind is MailKind.DEACTIVATE:
+            if mail.kind is MailKind.DEACTIVATE:
                 (output_wanted,) = mail.values
                 if not output_wanted:  # a cancelled job: bolts must not wait until Spark reads their output
                     self._inbox.discard()
-                self._worker.deactivate()
+            obey(self._worker, Order(mail.kind, mail.values))
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
         self._given_up.dead_letters += sum(run.source.component == LETTERS for run in runs)

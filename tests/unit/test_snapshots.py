@@ -1,16 +1,10 @@
-"""What a launcher and a process of executors tell each other."""
+"""Reports and statistics of executors, as messages to other processes."""
 
 from __future__ import annotations
 
-import socket
-import struct
 from dataclasses import replace
 
-import pytest
-
-from tuplewire.errors import MalformedError, UnreachableError
 from tuplewire_topology.authoring.user_metrics import UserSample
-from tuplewire_topology.clusters.worker_process import Channel
 from tuplewire_topology.coordination.termination import from_report, to_report
 from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
 from tuplewire_topology.running.idle import Failure, ProcessReport
@@ -23,18 +17,6 @@ from tuplewire_topology.running.statistics import (
     from_statistics,
     to_statistics,
 )
-
-
-def test_messages_arrive_as_they_were() -> None:
-    """Kinds and values come out as they went in, in order; where there are none the wait ends."""
-    ours, other = (Channel(end.detach()) for end in socket.socketpair())
-    ours.send("start", [1, 2], {"a": b"b"})
-    ours.send("stop")
-    assert other.receive(10) == ("start", [[1, 2], {"a": b"b"}])
-    assert other.receive(10) == ("stop", [])
-    assert other.receive(0.0) is None
-    for each in (ours, other):
-        each.close()
 
 
 def test_reports_and_statistics_travel() -> None:
@@ -67,26 +49,3 @@ def test_reports_and_statistics_travel() -> None:
     assert to_statistics(from_statistics(statistics)) == statistics
     beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
     assert to_beat(from_beat(beat)) == beat
-
-
-def test_the_other_end_is_gone() -> None:
-    """Whoever sends to, or waits for, a process that has ended is told so."""
-    ours, other = (Channel(end.detach()) for end in socket.socketpair())
-    other.close()
-    with pytest.raises(UnreachableError):
-        ours.receive(10)
-    with pytest.raises(UnreachableError):
-        ours.send("anything")
-    ours.close()
-
-
-@pytest.mark.parametrize("payload", [b"\xc1", b"\x90", b"\x91\x01", b"\x92\xa1", b"\x01"])
-def test_malformed(payload: bytes) -> None:
-    """Bytes that are no message are an error, and nothing of them is run."""
-    here, there = socket.socketpair()
-    channel = Channel(here.detach())
-    with there:
-        there.sendall(struct.pack("!i", len(payload)) + payload)
-        with pytest.raises(MalformedError):
-            channel.receive(10)
-    channel.close()

@@ -1,0 +1,108 @@
+"""Common parts of topologies in clusters: wait for the end, and find the workers of tasks.
+
+Used by local_topology.py and distributed_topology.py. Owns the captured tuples. Thread-safe.
+Design: docs/design/acking.md (the end of a topology).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tuplewire.errors import TopologyError
+from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.coordination.coordinator import Coordinator, Order
+from tuplewire_topology.coordination.members import run_to_end
+from tuplewire_topology.running.idle import ProcessReport
+from tuplewire_topology.running.statistics import ExecutorStatistics
+
+WAIT_SECONDS = 60.0
+KILL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyStatus:
+    """A snapshot of a topology. state: ACTIVE, INACTIVE or FAILED, as Storm's."""
+
+    name: str
+    state: str
+    executors: Sequence[ExecutorStatistics]
+
+
+class RunningTopology(ABC):
+    """A topology in a cluster. `captured` has the recorded tuples."""
+
+    topology: Topology
+    _exact = True
+    """See Coordinator."""
+
+    def __init__(self, name: str, conf: Mapping[str, Any], captured: Captured) -> None:
+        self.name = name
+        self.captured = captured
+        self._conf = conf
+
+    @abstractmethod
+    def _obey(self, coordinator: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
+        """Execute an order in a worker. `changes`: the changes of workers that the wait is a part of."""
+
+    def _unfinished(self) -> str:
+        """Return the reason for a timeout, as the end of a sentence."""
+        return ""
+
+    def wait(self, timeout: float = WAIT_SECONDS) -> None:
+        """Wait until the topology has finished: all spouts exhausted or inactive, and no tuple in flight.
+
+        Raises the failure of the topology: TaskError in a local cluster; ProcessFailedError, with the
+        traceback of the user's code, or LaunchError, if a process fails and is not restarted. Raises
+        TimeoutError after `timeout` seconds, with the names of spouts that are not exhausted if they are in
+        this process.
+        """
+        self._wait(timeout)
+
+    def _wait(self, timeout: float, levels: Sequence[Sequence[str]] = (), changes: int = 0) -> None:
+        ranks, now = self.n_workers, time.monotonic()
+        coordinator = Coordinator(ranks, now, levels, opened=True, exact=self._exact)
+        if not run_to_end(coordinator, ranks, partial(self._obey, coordinator, changes), timeout):
+            raise TimeoutError(
+                f"topology {self.name!r} has not finished after {timeout:g} s{self._unfinished()}"
+            )
+
+    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
+        """Wait until the topology has finished, send the final ticks, wait, and return the recorded tuples.
+
+        A bolt that aggregates can emit its result on the final tick. Bolts get this tick after the results of
+        earlier bolts; the bolts of a cycle get it together. Raises the errors of wait(), and
+        ProcessFailedError if a process has collected a tuple with a value that no message can carry.
+        """
+        self._wait(timeout, self.topology.tick_levels(self._conf))
+        return self.captured
+
+    @property
+    @abstractmethod
+    def n_workers(self) -> int:
+        """The number of workers."""
+
+    @abstractmethod
+    def worker_of(self, task: int) -> int:
+        """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
+
+    def _check_worker(self, number: int) -> None:
+        if not 0 <= number < self.n_workers:
+            raise TopologyError(
+                f"there is no worker {number}: topology {self.name!r} has {self.n_workers}, from 0; "
+                "topology.workers sets the number"
+            )
+
+    def _executor_of(self, task: int) -> range:
+        """Return the tasks of the executor that runs a task; TopologyError for an unknown task."""
+        executors = self.topology.executors_of(self.topology.component_of(task).id)
+        return next(tasks for tasks in executors if task in tasks)
+
+    @abstractmethod
+    def status(self) -> TopologyStatus:
+        """Return a snapshot."""
