@@ -275,6 +275,8 @@ def test_move_changes_what_is_near() -> None:
     """A task that moves into the sender's worker is preferred from the next refresh on."""
     near = {0: WORKER}
     grouping = LoadAwareShuffle(GroupingContext(range(4), 0, locality=lambda: near))
+    assert set(grouping.shares.values()) == {1 / 4}  # nothing is known yet
+    grouping.refresh()
     assert grouping.shares[0] == 1
     near = {3: WORKER}
     grouping.refresh()

@@ -51,8 +51,9 @@ _PLACES_PER_TASK = 10
 class LoadAwareShuffle(RingGrouping):
     """A shuffle with shares according to the reported loads. Equal loads give equal shares.
 
-    If no task has reported a load, all shares are equal. Otherwise a task without a report counts as fully
-    loaded.
+    Until the first refresh, all shares are equal, as in Storm: loads are not known yet, and a slow near task
+    would get the most. If no task has reported a load, tasks at one distance have equal shares. Otherwise a
+    task without a report counts as fully loaded.
     """
 
     def __init__(self, context: GroupingContext) -> None:
@@ -60,7 +61,6 @@ class LoadAwareShuffle(RingGrouping):
         self._context = context
         self._weight = dict.fromkeys(self.tasks, 1.0)
         self._admission = dict.fromkeys(Locality, 0.0)
-        self.refresh()
 
     @property
     def shares(self) -> dict[int, float]:
