@@ -23,7 +23,7 @@ from tuplewire_service.command.parsers import (
     credentials_of,
     positive_seconds,
 )
-from tuplewire_service.command.terminal import write_page
+from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 
@@ -76,7 +76,9 @@ def add_asking(commands: Any, handler: Handler, help_text: str, example: str) ->
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import status_as_json, status_as_text
+    from tuplewire_service.command.cluster_tables import write_tables
+    from tuplewire_service.command.status_report import MOST_LINES, status_as_json, status_as_text
+    from tuplewire_service.command.viewer.cluster_rows import Look, cluster_rows
     from tuplewire_service.control.control_messages import MOST_CLIENTS
 
     every, before = arguments.watch, None
@@ -84,9 +86,14 @@ def _status(arguments: argparse.Namespace) -> int:
         while True:
             status = client.status(MOST_CLIENTS)
             if arguments.json:
-                print(json.dumps(status_as_json(status), indent=None if every else 2), flush=True)
+                print(json.dumps(status_as_json(status), indent=None if every else 2))
             else:
-                write_page(sys.stdout, f"{status_as_text(status, before)}\n", anew=bool(every))
+                if every and (console := console_of(sys.stdout)):
+                    console.clear()
+                write_text(sys.stdout, f"{status_as_text(status)}\n")
+                rows = cluster_rows([Look(status.worker_id, client.address, status, before)])
+                write_tables(sys.stdout, rows, MOST_LINES)
+            sys.stdout.flush()
             if every is None:
                 return EXIT_OK
             before = status

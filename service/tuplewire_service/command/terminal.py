@@ -45,15 +45,6 @@ def write_text(stream: TextIO, text: str) -> None:
         console.print(text, end="")
 
 
-def write_page(stream: TextIO, text: str, *, anew: bool) -> None:
-    """Write whole lines. With `anew`, clear a terminal first; elsewhere, add an empty line."""
-    console = console_of(stream) if anew else None
-    if console is not None:
-        console.clear()
-    write_text(stream, f"{text}\n" if anew and console is None else text)
-    stream.flush()
-
-
 def counted(
     items: Iterable[_Item], what: str, share: Callable[[int], float | None], *, drawn: bool
 ) -> Generator[_Item]:

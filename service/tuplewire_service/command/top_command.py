@@ -21,7 +21,7 @@ from tuplewire.settings.addresses import resolve_address
 from tuplewire.text.shown import shown
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.parsers import credentials_of, positive_seconds, silence_grpc
-from tuplewire_service.command.terminal import console_of, write_table, write_text
+from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from tuplewire_service.command.viewer.cluster_rows import ClusterRows, Look
 
-_MOST_LINES = 40  # rows of one table with --once
 _SHARE = 6  # a table gets a sixth of the terminal's lines, and at least three
 
 
@@ -68,6 +67,7 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError("the live view needs a terminal: use --once, --json or --web")
     silence_grpc()
     from tuplewire.connection.control_client import ControlClient
+    from tuplewire_service.command.status_report import MOST_LINES
     from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
@@ -87,7 +87,7 @@ def _top(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 print(json.dumps(dataclasses.asdict(rows)), flush=True)
             elif console is None:
-                _print(sys.stdout, rows, arguments.filter, _MOST_LINES)
+                _print(sys.stdout, rows, arguments.filter, MOST_LINES)
             else:
                 _draw(console, rows, arguments.filter)
             if arguments.once:
@@ -114,18 +114,8 @@ def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
 
 def _print(stream: TextIO, rows: ClusterRows, wanted: str, most: int) -> None:
     """Write each table that has rows with `wanted`, at most `most` rows of each."""
-    from tuplewire_service.command.cluster_tables import TABLES
+    from tuplewire_service.command.cluster_tables import write_tables
 
     for sentence in rows.blocking:
         write_text(stream, f"{shown(sentence)}\n")
-    for table in TABLES:
-        found = table.rows(rows, wanted)
-        if not found:
-            continue
-        # Columns without any content are omitted, to save width.
-        columns = [each for each in table.columns if any(map(each.cell, found))]
-        write_text(stream, f"\n{table.name}\n")
-        lines = [[column.cell(row) for column in columns] for row in found[:most]]
-        write_table(stream, [column.title for column in columns], lines)
-        if len(found) > most:
-            write_text(stream, f"and {len(found) - most} more; --json has all of them\n")
+    write_tables(stream, rows, most, wanted)

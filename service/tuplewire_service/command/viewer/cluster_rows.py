@@ -9,8 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.viewer.columns import (
+    Column,
+    Row,
+    mark_of,
+    number_of,
+    share_of,
+    size_of,
+    tasks_of,
+    time_of,
+    yes_of,
+)
 from tuplewire_service.command.viewer.rates import Interval, state_name
 from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
@@ -26,6 +38,8 @@ from tuplewire_service.command.viewer.topology_rows import (
 )
 
 LOCAL = "local"
+TABLES = ("workers", "tasks", "peers", "senders", "consumers", "losses", "executors")
+"""The fields of ClusterRows that are shown as tables."""
 _BUSY, _IDLE = "busy", "idle"
 _HELD_UP = "backpressured_"
 _MOST = 0.99  # the quantile of latencies
@@ -42,33 +56,34 @@ class Look:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow(Row):
     """A worker. `busy`, `idle` and `backpressured` are shares of its time, 0 to 1; `states` has all shares.
 
     `because` is the main cause of `backpressured`. `end_to_end_seconds` and `queue_wait_seconds` are 99th
     percentiles; None: there were no messages.
     """
 
-    worker: str
-    address: str
-    state: str
-    problem: str
-    version: str = ""
-    assignment_version: int = 0
-    memory_bytes: int = 0
-    busy: float = 0.0
+    ORDER = ("worker", "address")
+    worker: Annotated[str, Column("worker")]
+    state: Annotated[str, Column("state")]
+    accepted_rate: Annotated[float | None, Column("in/s", number_of)] = None
+    acknowledged_rate: Annotated[float | None, Column("out/s", number_of)] = None
+    pending: Annotated[int, Column("pending", number_of)] = 0
+    busy: Annotated[float, Column("busy", share_of)] = 0.0
     idle: float = 0.0
-    backpressured: float = 0.0
-    because: str = ""
-    accepted_rate: float | None = None
-    acknowledged_rate: float | None = None
-    pending: int = 0
+    backpressured: Annotated[float, Column("held up", share_of)] = 0.0
+    because: Annotated[str, Column("by")] = ""
+    connected_senders: Annotated[int, Column("senders", number_of)] = 0
+    remembered_senders: Annotated[int, Column("gone", number_of)] = 0
+    consumers: Annotated[int, Column("consumers", number_of)] = 0
+    smallest_window: Annotated[int | None, Column("window", number_of)] = None
+    memory_bytes: Annotated[int, Column("memory", size_of)] = 0
+    version: Annotated[str, Column("version")] = ""
+    assignment_version: Annotated[int, Column("assignment")] = 0
+    address: Annotated[str, Column("address")]
+    problem: Annotated[str, Column("problem")]
     tasks: int = 0
-    connected_senders: int = 0
-    remembered_senders: int = 0
-    consumers: int = 0
-    smallest_window: int | None = None
     dropped: int = 0
     end_to_end_seconds: float | None = None
     queue_wait_seconds: float | None = None
@@ -76,89 +91,96 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRow:
+class TaskRow(Row):
     """A task. `load` is the fill level of its queue, 0 to 1.
 
     `blocking` is the share of the last seconds for which it blocked senders, at the `blocked_workers`.
     """
 
-    task: int
-    worker: str
-    received_rate: float | None
-    acknowledged_rate: float | None
-    received_messages: int
-    acknowledged_messages: int
-    queued_messages: int
+    ORDER = ("blocking", "received_rate", "queued_messages")
+    task: Annotated[int, Column("task")]
+    worker: Annotated[str, Column("worker")]
+    received_rate: Annotated[float | None, Column("in/s", number_of)]
+    acknowledged_rate: Annotated[float | None, Column("out/s", number_of)]
+    queued_messages: Annotated[int, Column("waiting", number_of)]
     queued_bytes: int
-    load: float
-    oldest_seconds: float
-    consumer: str
-    subscribed: bool
-    congested: bool
-    blocking: float
-    blocked_workers: Sequence[str]
-    component: str = ""
+    load: Annotated[float, Column("full", share_of)]
+    oldest_seconds: Annotated[float, Column("oldest", time_of)]
+    blocking: Annotated[float, Column("blocks", share_of)]
+    blocked_workers: Annotated[Sequence[str], Column("whom", ", ".join)]
+    received_messages: Annotated[int, Column("received", number_of)]
+    acknowledged_messages: Annotated[int, Column("acknowledged", number_of)]
+    congested: Annotated[bool, Column("congested", mark_of)]
+    subscribed: Annotated[bool, Column("consumed", yes_of)]
+    consumer: Annotated[str, Column("consumer")]
+    component: Annotated[str, Column("component")]
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRow:
+class PeerRow(Row):
     """A connection to another worker. `blocking` is the highest of the tasks there; see TaskRow."""
 
-    worker: str
-    peer: str
-    address: str
-    connected: bool
-    accepted_rate: float | None
-    acknowledged_rate: float | None
-    pending: int
-    dropped: int
-    reconnects: int
-    congested_tasks: int
-    blocking: float
+    ORDER = ("pending", "accepted_rate")
+    worker: Annotated[str, Column("worker")]
+    peer: Annotated[str, Column("to")]
+    connected: Annotated[bool, Column("connected", yes_of)]
+    accepted_rate: Annotated[float | None, Column("in/s", number_of)]
+    acknowledged_rate: Annotated[float | None, Column("acknowledged/s", number_of)]
+    pending: Annotated[int, Column("pending", number_of)]
+    dropped: Annotated[int, Column("dropped", number_of)]
+    accepted: Annotated[int, Column("accepted", number_of)]
+    acknowledged: Annotated[int, Column("acknowledged", number_of)]
+    reconnects: Annotated[int, Column("reconnects", number_of)]
+    congested_tasks: Annotated[int, Column("congested tasks", number_of)]
+    blocking: Annotated[float, Column("blocks", share_of)]
+    address: Annotated[str, Column("address")]
 
 
 @dataclass(frozen=True, slots=True)
-class SenderRow:
+class SenderRow(Row):
     """A sender's session at a worker. `sender` is the ID of the sender, or of the worker that sends."""
 
-    worker: str
-    sender: str
-    who: str
-    address: str
-    connected: bool
-    seconds: float
-    rate: float | None
-    bytes_rate: float | None
-    messages: int
-    bytes: int
-    window_messages: int
-    outstanding_messages: int
-    exhausted_tasks: int
+    ORDER = ("rate", "outstanding_messages")
+    worker: Annotated[str, Column("worker")]
+    sender: Annotated[str, Column("sender")]
+    who: Annotated[str, Column("who")]
+    connected: Annotated[bool, Column("connected", yes_of)]
+    seconds: Annotated[float, Column("since", time_of)]
+    rate: Annotated[float | None, Column("messages/s", number_of)]
+    bytes_rate: Annotated[float | None, Column("bytes/s", size_of)]
+    messages: Annotated[int, Column("messages", number_of)]
+    bytes: Annotated[int, Column("bytes", size_of)]
+    outstanding_messages: Annotated[int, Column("outstanding", number_of)]
+    window_messages: Annotated[int, Column("window", number_of)]
+    exhausted_tasks: Annotated[int, Column("waits for", number_of)]
+    address: Annotated[str, Column("address")]
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerRow:
+class ConsumerRow(Row):
     """A subscription at a worker. `tasks` are the reported ones of its `held_tasks` tasks."""
 
-    worker: str
-    consumer: str
-    who: str
-    address: str
-    seconds: float
-    tasks: Sequence[int]
+    ORDER = ("outstanding_messages", "seconds")
+    worker: Annotated[str, Column("worker")]
+    consumer: Annotated[str, Column("consumer")]
+    who: Annotated[str, Column("who")]
+    seconds: Annotated[float, Column("since", time_of)]
+    outstanding_messages: Annotated[int, Column("outstanding", number_of)]
+    tasks: Annotated[Sequence[int], Column("tasks", tasks_of)]
     held_tasks: int
-    outstanding_messages: int
+    address: Annotated[str, Column("address")]
 
 
 @dataclass(frozen=True, slots=True)
-class LossRow:
+class LossRow(Row):
     """Messages that a worker dropped, or messages or streams that it refused."""
 
-    worker: str
-    what: str
-    reason: str
-    count: int
-    rate: float | None
+    ORDER = ("count", "reason")
+    worker: Annotated[str, Column("worker")]
+    what: Annotated[str, Column("what")]
+    reason: Annotated[str, Column("reason")]
+    rate: Annotated[float | None, Column("messages/s", number_of)]
+    count: Annotated[int, Column("in all", number_of)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +189,13 @@ class ClusterRows:
 
     components: list[ComponentRow] = field(default_factory=list)
     edges: list[EdgeRow] = field(default_factory=list)
-    executors: list[ExecutorRow] = field(default_factory=list)
     workers: list[WorkerRow] = field(default_factory=list)
     tasks: list[TaskRow] = field(default_factory=list)
     peers: list[PeerRow] = field(default_factory=list)
     senders: list[SenderRow] = field(default_factory=list)
     consumers: list[ConsumerRow] = field(default_factory=list)
     losses: list[LossRow] = field(default_factory=list)
+    executors: list[ExecutorRow] = field(default_factory=list)
     blocking: list[str] = field(default_factory=list)
 
 
@@ -201,7 +223,9 @@ def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
     rows.components.extend(component_rows(known, rows.executors, shares))
     for each in looks:
         if each.now is None:
-            rows.workers.append(WorkerRow(each.worker, each.address, "no answer", each.problem))
+            rows.workers.append(
+                WorkerRow(worker=each.worker, state="no answer", address=each.address, problem=each.problem)
+            )
             continue
         over = Interval(each.before, each.now)
         rows.workers.append(_worker(each, each.now, over))
@@ -306,6 +330,8 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
             acknowledged_rate=over.rate(each.ledger.acknowledged, then.acknowledged),
             pending=each.ledger.pending,
             dropped=sum(each.ledger.dropped.values()),
+            accepted=each.ledger.accepted,
+            acknowledged=each.ledger.acknowledged,
             reconnects=each.reconnects,
             congested_tasks=len(each.congested),
             blocking=blocking.get(each.worker_id, 0.0),
@@ -359,7 +385,7 @@ def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
     ):
         for reason, count in counts.items():
             if count:
-                yield LossRow(now.worker_id, what, reason, count, over.rate(count, then.get(reason, 0)))
+                yield LossRow(now.worker_id, what, reason, over.rate(count, then.get(reason, 0)), count)
 
 
 def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:

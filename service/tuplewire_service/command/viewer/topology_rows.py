@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.viewer.columns import Column, Row, number_of, share_of
 from tuplewire_service.command.viewer.rates import Interval
 
 BUSY = 0.8  # the share of its time from which an executor counts as at its limit
@@ -19,22 +21,23 @@ _FULL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorRow:
+class ExecutorRow(Row):
     """An executor. `busy` and `held_up` are shares of its time, `full` is a share of its queue, 0 to 1."""
 
-    component: str
-    worker: str
-    first_task: int
-    tasks: int
-    executed_rate: float | None
-    emitted_rate: float | None
-    busy: float
-    held_up: float
-    queued_tuples: int
-    full: float
-    pending: int
-    failed: int
-    errors: int
+    ORDER = ("busy", "held_up")
+    component: Annotated[str, Column("component")]
+    worker: Annotated[str, Column("worker")]
+    first_task: Annotated[int, Column("first task")]
+    tasks: Annotated[int, Column("tasks", number_of)]
+    executed_rate: Annotated[float | None, Column("in/s", number_of)]
+    emitted_rate: Annotated[float | None, Column("out/s", number_of)]
+    busy: Annotated[float, Column("busy", share_of)]
+    held_up: Annotated[float, Column("held up", share_of)]
+    queued_tuples: Annotated[int, Column("waiting", number_of)]
+    full: Annotated[float, Column("full", share_of)]
+    pending: Annotated[int, Column("on the way", number_of)]
+    failed: Annotated[int, Column("failed", number_of)]
+    errors: Annotated[int, Column("errors", number_of)]
 
 
 @dataclass(frozen=True, slots=True)

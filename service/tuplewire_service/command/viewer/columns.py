@@ -1,0 +1,105 @@
+"""Columns of the viewer's tables, declared at the fields of rows: titles, formats of cells, and sort order.
+
+Pure. Used by cluster_rows.py, topology_rows.py and cluster_tables.py. Design: docs/design/status.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+NOT_KNOWN = "-"
+
+
+def number_of(value: float | None) -> str:
+    """Return a count or a rate with separators, small ones with one decimal; `-` for None."""
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def share_of(value: float) -> str:
+    """Return a share, 0 to 1, in percent; an empty string for 0."""
+    return f"{value:.0%}" if value > 0 else ""
+
+
+def size_of(value: float | None) -> str:
+    """Return a number of bytes in B, KiB, MiB or GiB; `-` for None."""
+    if value is None:
+        return NOT_KNOWN
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:,.0f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} GiB"
+
+
+def time_of(seconds: float) -> str:
+    """Return a time in days, hours, minutes or seconds, with one decimal; an empty string for 0."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds > 0 else ""
+
+
+def tasks_of(value: Sequence[int]) -> str:
+    """Return the first five tasks, and the number of the others."""
+    return f"{', '.join(map(str, value[:5]))}{f' and {len(value) - 5} more' if len(value) > 5 else ''}"
+
+
+def yes_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
+    """Return `yes` or `no`."""
+    return "yes" if value else "no"
+
+
+def mark_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
+    """Return `yes`, or an empty string."""
+    return "yes" if value else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its title, and the format of its cells."""
+
+    title: str
+    shown: Callable[[Any], str] = str
+
+
+class Row:
+    """A row of a table. Fields in Annotated[..., Column] are columns, in order."""
+
+    __slots__ = ()
+    ORDER: ClassVar[tuple[str, ...]] = ()
+    """The fields to sort by: the first one, and those for ties."""
+
+    @classmethod
+    @cache
+    def columns(cls) -> Mapping[str, Column]:
+        """Return the columns by the name of their field."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+    def cells(self) -> list[str]:
+        """Return the text of each column."""
+        return [column.shown(getattr(self, name)) for name, column in self.columns().items()]
+
+
+_Row = TypeVar("_Row", bound=Row)
+
+
+def in_order(rows: Iterable[_Row], wanted: str = "") -> list[_Row]:
+    """Return the rows with `wanted` in a cell, ignoring case, the largest numbers first."""
+    if wanted:
+        rows = [row for row in rows if any(wanted.lower() in cell.lower() for cell in row.cells())]
+    return sorted(rows, key=lambda row: [_rank(getattr(row, name)) for name in row.ORDER])
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """Return a sort key: large numbers and long sequences first, then strings, then None."""
+    if value is None:
+        return 2, 0
+    if isinstance(value, str):
+        return 1, value
+    return 0, -(value if isinstance(value, int | float) else len(value))
