@@ -97,7 +97,7 @@ class TaskRow(Row):
     `blocking` is the share of the last seconds for which it blocked senders, at the `blocked_workers`.
     """
 
-    ORDER = ("blocking", "received_rate", "queued_messages")
+    ORDER = ("blocking", "load", "received_rate")
     task: Annotated[int, Column("task")]
     worker: Annotated[str, Column("worker")]
     received_rate: Annotated[float | None, Column("in/s", number_of)]

@@ -1,6 +1,7 @@
 """Columns of the viewer's tables, declared at the fields of rows: titles, formats of cells, and sort order.
 
-Pure. Used by cluster_rows.py, topology_rows.py and cluster_tables.py. Design: docs/design/status.md.
+Pure. Used by cluster_rows.py, topology_rows.py, live_page.py and cluster_tables.py.
+Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -96,10 +97,8 @@ def in_order(rows: Iterable[_Row], wanted: str = "") -> list[_Row]:
     return sorted(rows, key=lambda row: [_rank(getattr(row, name)) for name in row.ORDER])
 
 
-def _rank(value: Any) -> tuple[int, Any]:
-    """Return a sort key: large numbers and long sequences first, then strings, then None."""
-    if value is None:
-        return 2, 0
+def _rank(value: Any) -> Any:
+    """Return a sort key for a column: strings in order, or large numbers first and None last."""
     if isinstance(value, str):
-        return 1, value
-    return 0, -(value if isinstance(value, int | float) else len(value))
+        return value
+    return 1 if value is None else -value

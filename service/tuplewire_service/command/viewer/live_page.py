@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import heapq
 import hmac
 import json
 import secrets
@@ -21,12 +20,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
 from tuplewire.errors import BindError, TuplewireError
-from tuplewire_service.command.viewer.cluster_rows import Look, TaskRow, cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import TABLES, Look, cluster_rows
+from tuplewire_service.command.viewer.columns import in_order
 
 PAGE = Path(__file__).with_name("live_page.html")
 MOST_ROWS = 200  # of each kind, so that a browser stays fast with 10,000 tasks
@@ -154,20 +153,10 @@ def _contents(looks: Sequence[Look]) -> dict[str, Any]:
         },
         "components": rows.components,
         "edges": rows.edges,
-        "executors": heapq.nlargest(MOST_ROWS, rows.executors, key=attrgetter("busy", "held_up")),
-        "workers": rows.workers[:MOST_ROWS],
-        "tasks": heapq.nlargest(MOST_ROWS, rows.tasks, key=_weight),
-        "peers": rows.peers[:MOST_ROWS],
-        "senders": rows.senders[:MOST_ROWS],
-        "consumers": rows.consumers[:MOST_ROWS],
-        "losses": rows.losses[:MOST_ROWS],
+        **{name: in_order(getattr(rows, name))[:MOST_ROWS] for name in TABLES},
+        "workers": rows.workers[:MOST_ROWS],  # the page describes the first one
         "blocking": rows.blocking,
     }
-
-
-def _weight(task: TaskRow) -> tuple[float, float, float, int]:
-    """Return the rank of a task: by the time that it blocks others, by the load of its queue, by its rate."""
-    return task.blocking, task.load, task.received_rate or 0.0, -task.task
 
 
 def _fields(row: Any) -> dict[str, Any]:
