@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import enum
 import math
-from collections import deque
 from dataclasses import dataclass
 
 _CHUNK_BYTES = 64 * 1024
-_HELD_BYTES = 4 * 1024 * 1024
-"""One direction of a connection stops reading when it buffers this; a last chunk may exceed it."""
+_HELD_CHUNKS = 64
+"""One direction of a connection stops reading when it buffers these, at most 4 MiB, like a full network."""
 _PIECE_SECONDS = 0.05
 """A throttled connection forwards the bytes for this time at once, and then waits."""
 
@@ -87,11 +86,8 @@ class OneWay:
         self._direction = direction
         self._reader = reader
         self._writer = writer
-        self._held: deque[tuple[float, memoryview]] = deque()
-        self._held_bytes = 0
+        self._held: asyncio.Queue[tuple[float, memoryview]] = asyncio.Queue(_HELD_CHUNKS)
         self._broken = False
-        self._arrival = asyncio.Event()
-        self._room = asyncio.Event()
 
     async def run(self) -> None:
         """Forward all bytes and then the close. Raises BrokenEndError if the close is a reset."""
@@ -107,34 +103,24 @@ class OneWay:
             except OSError:
                 self._broken = True  # a reset, which is forwarded as a reset
                 data = b""
-            self._held.append((self._line.now(), memoryview(data)))
-            self._held_bytes += len(data)
-            self._arrival.set()
-            while self._held_bytes >= _HELD_BYTES:  # stop reading, like a full network
-                self._room.clear()
-                await self._room.wait()
+            await self._held.put((self._line.now(), memoryview(data)))
 
     async def _pass_on(self) -> None:
+        rest = memoryview(b"")
         while True:
-            while not self._held:
-                self._arrival.clear()
-                await self._arrival.wait()
-            since, data = self._held.popleft()
+            if not rest:
+                since, rest = await self._held.get()
             await self._until_due(since)
-            if not data:  # the end of the stream
+            if not rest:  # the end of the stream
                 break
             rate = self._line.conditions.bytes_per_second
-            size = len(data) if rate == math.inf else max(1, int(rate * _PIECE_SECONDS))
-            piece, rest = data[:size], data[size:]
-            if rest:
-                self._held.appendleft((since, rest))
+            size = len(rest) if rate == math.inf else max(1, int(rate * _PIECE_SECONDS))
+            piece, rest = rest[:size], rest[size:]
             # If that end has closed, the other direction forwards the close to the end that this one reads.
             if not self._writer.is_closing():
                 with contextlib.suppress(OSError):
                     self._writer.write(piece)
                     await self._writer.drain()
-            self._held_bytes -= len(piece)
-            self._room.set()
             if rate != math.inf:
                 await self._line.wait(len(piece) / rate)
         if self._broken:
