@@ -1,9 +1,11 @@
-"""The shipped conformance kit on every transport of ours."""
+"""The shipped conformance kit, and the behaviour that transports share, on every transport of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from helpers.shared_behaviour import SharedBehaviour
 
 from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.base import IContext
@@ -11,28 +13,28 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing import TransportConformance
 
 
-class TestLocal(TransportConformance):
+class TestLocal(TransportConformance, SharedBehaviour):
     """Within one process."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "local"})
 
 
-class TestGrpc(TransportConformance):
+class TestGrpc(TransportConformance, SharedBehaviour):
     """Over real sockets."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "grpc"})
 
 
-class TestZmq(TransportConformance):
+class TestZmq(TransportConformance, SharedBehaviour):
     """Over ZeroMQ's TCP."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
 
 
-class TestZmqIpc(TransportConformance):
+class TestZmqIpc(TransportConformance, SharedBehaviour):
     """Over ZeroMQ's Unix sockets, as in Storm's local mode."""
 
     def make_context(self) -> IContext:

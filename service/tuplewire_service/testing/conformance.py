@@ -13,47 +13,37 @@ methods of a class. Used by tests of transports. Not thread-safe. Design: docs/d
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from tuplewire.errors import (
-    BindError,
-    ClosedError,
-    InvalidTaskError,
-    NotReadyError,
-    RefusedError,
-)
+from tuplewire.errors import BindError, BufferFullError, ClosedError, NotReadyError, RefusedError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.batch import TaskMessageBatch
-from tuplewire.values.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
+from tuplewire.values.message import SHUTDOWN, TaskMessage
 from tuplewire_service.messaging.base import (
-    BLOCK,
-    NO_BLOCK,
     ConnectionStatus,
+    IClientConnection,
     IConnectionCallback,
-    Intake,
-    IServerConnection,
     ReceivedBatch,
 )
-from tuplewire_service.testing.backpressure import BackpressureConformance, NewsConformance
 from tuplewire_service.testing.scenery import (
     HOST,
+    RECEIVE_MESSAGES,
     TOPOLOGY,
-    UNKNOWN_TASK,
     Recorder,
+    Scenery,
     assert_ledger,
     eventually,
     is_ready,
     is_settled,
     raises,
+    switching_often,
 )
 
-TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-"""A header value in the format of W3C Trace Context."""
 
-
-class TransportConformance(BackpressureConformance, NewsConformance):
+class TransportConformance(Scenery):
     """The tests that every transport must pass. Inherit from it, and define make_context()."""
 
-    # --- messages ----------------------------------------------------------------------------------
+    # --- messages ------------------------------------------------------------------------------------
 
     def test_a_batch_arrives_in_order(self) -> None:
         """All messages arrive once, in order within each (source, task)."""
@@ -72,40 +62,6 @@ class TransportConformance(BackpressureConformance, NewsConformance):
                 for task in range(3):
                     got = [int(p) for s, t, p in seen if (s, t) == (source, task)]
                     assert got == [n for n in range(1000) if (n % 2, n % 3) == (source, task)]
-
-    def test_an_iterable_of_messages(self) -> None:
-        """Any iterable of TaskMessages can be sent, empty payloads included."""
-        with self.recorded() as (recorder, client):
-            client.send(TaskMessage(task, b"x" * task) for task in range(3))
-            eventually(lambda: sorted(recorder.seen(), key=str) == [(None, n, b"x" * n) for n in range(3)])
-
-    def test_keys_and_headers_stay_with_their_messages(self) -> None:
-        """Messages arrive in order with their own key and headers, if any, in one batch and in several."""
-        messages = [
-            TaskMessage(1, b"plain"),
-            TaskMessage(1, b"keyed", key=b"k"),
-            TaskMessage(1, b"", key=b"", headers=[("traceparent", TRACE), ("", b""), ("traceparent", b"")]),
-            TaskMessage(1, b"x" * 2000, headers=[("large", b"y" * 2000)]),
-            TaskMessage(1, b"plain again"),
-        ]
-        with self.recorded() as (recorder, client):
-            client.send(messages)
-            for message in messages:
-                client.send([message])
-            client.send(messages[-1:] * 100 + messages[1:2] * 100)
-            expected = messages * 2 + messages[-1:] * 100 + messages[1:2] * 100
-            assert_ledger(client, len(expected))
-            eventually(lambda: recorder.messages(1) == expected)
-
-    def test_task_ids_reach_to_the_end(self) -> None:
-        """send() accepts a task id and a payload. Ids from 0 to 2^31-1 are valid; others are not sent."""
-        with self.recorded() as (recorder, client):
-            client.send(0, b"first")
-            client.send(2**31 - 1, b"last")
-            for task in (-1, 2**31):
-                raises(InvalidTaskError, lambda task=task: client.send(task, b""))  # type: ignore[misc]
-            assert_ledger(client, 2)
-            assert set(recorder.seen()) == {(None, 0, b"first"), (None, 2**31 - 1, b"last")}
 
     def test_each_connect_is_a_new_connection(self) -> None:
         """Two connections of one context carry their own messages and balance."""
@@ -134,31 +90,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
                 connection.close()
                 assert connection.status is ConnectionStatus.CLOSED
 
-    # --- before and after there is a server ----------------------------------------------------------
-
-    def test_messages_wait_for_the_callback(self) -> None:
-        """A new callback receives waiting messages first, in order."""
-        recorder = Recorder()
-        with self.pair(None) as (server, client):
-            for number in range(10):
-                client.send(1, b"%d" % number)
-            eventually(lambda: is_ready(client))
-            server.register_recv(recorder)
-            client.send(1, b"10")
-            eventually(lambda: recorder.payloads(1) == [b"%d" % n for n in range(11)])
-            eventually(is_settled(client))
-
-    def test_refusals_of_what_waited_are_told(self) -> None:
-        """If a new callback refuses a waiting message, the sender's ledger and the server count it."""
-        recorder = Recorder()
-        with self.pair(None) as (server, client):
-            client.send([TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b"), TaskMessage(2, b"c")])
-            eventually(lambda: is_ready(client))
-            assert client.statistics().ledger.pending == 3
-            server.register_recv(recorder)
-            assert_ledger(client, 3, unknown_task=1)
-            assert sorted(task for _, task, _ in recorder.seen()) == [1, 2]
-            assert server.statistics().refused_messages == {"UNKNOWN_TASK": 1}
+    # --- before there is a server --------------------------------------------------------------------
 
     def test_messages_wait_for_the_server(self) -> None:
         """Messages sent before the server is bound are delivered afterwards, before later messages."""
@@ -181,110 +113,6 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(lambda: len(recorder.seen()) == 6, timeout=10)
             assert is_ready(client)
             assert recorder.payloads(1) == [b"%d" % n for n in range(6)]
-
-    def test_messages_can_be_pulled(self) -> None:
-        """Without a callback, recv() gives one message at a time."""
-        with self.pair(None) as (server, client):
-            assert server.recv(NO_BLOCK) is None
-            client.send([TaskMessage(1, b"a"), TaskMessage(1, b"b")])
-            assert [server.recv(), server.recv()] == [TaskMessage(1, b"a"), TaskMessage(1, b"b")]
-            assert server.recv(NO_BLOCK) is None
-            eventually(is_settled(client))
-
-    def test_a_receive_loop_in_the_classic_way(self) -> None:
-        """A loop can block for a message, then take the available ones, until the shutdown notice.
-
-        Accepted messages arrive before the notice. Source: Storm's `launch-receive-thread!`.
-        """
-        batches: list[list[TaskMessage]] = []
-
-        def receive(server: IServerConnection) -> None:
-            while True:
-                batch: list[TaskMessage] = []
-                message = server.recv(BLOCK)
-                while message is not None:
-                    if message.task == SHUTDOWN_TASK:
-                        batches.append(batch)
-                        server.close()
-                        return
-                    batch.append(message)
-                    message = server.recv(NO_BLOCK)
-                batches.append(batch)
-
-        with self.pair(None) as (server, client):
-            loop = threading.Thread(target=receive, args=[server], daemon=True)
-            loop.start()
-            for number in range(20):
-                client.send(number % 2, b"%d" % number)
-            client.close()
-            server.close()
-            loop.join(10)
-            assert not loop.is_alive(), "the shutdown notice did not end the loop"
-            taken = [int(message.message) for batch in batches for message in batch]
-            assert [n for n in taken if n % 2] == list(range(1, 20, 2))
-            assert [n for n in taken if not n % 2] == list(range(0, 20, 2))
-            assert server.recv(NO_BLOCK) == server.recv(BLOCK) == SHUTDOWN
-
-    def test_messages_are_pulled_or_called_back(self) -> None:
-        """A connection delivers to a callback or to recv(); the other one raises ClosedError."""
-        with self.pair(Recorder()) as (server, _):
-            raises(ClosedError, lambda: server.recv(NO_BLOCK))
-            raises(ClosedError, lambda: server.register_recv(Recorder()))
-        with self.pair(None) as (server, _):
-            assert server.recv(NO_BLOCK) is None
-            raises(ClosedError, lambda: server.register_recv(Recorder()))
-
-    def test_intake_may_be_for_workers_only(self) -> None:
-        """Workers continue and programs wait until a call admits them. No message is lost or duplicated."""
-        recorder = Recorder()
-        with self.context() as context, self.context("w1") as other:
-            server = context.bind(TOPOLOGY, 0, recorder)
-            program = context.connect(TOPOLOGY, HOST, server.port)
-            worker = other.connect(TOPOLOGY, HOST, server.port)
-            for client in (program, worker):
-                client.send(1, b"before")
-                eventually(is_settled(client))
-            server.stop_intake(Intake.WORKERS)
-            program.send(2, b"program")
-            worker.send(3, b"worker")
-            eventually(is_settled(worker), timeout=20)
-            assert recorder.payloads(2) == []
-            assert program.statistics().ledger.pending == 1
-            server.stop_intake(Intake.ALL)
-            eventually(is_settled(program), timeout=20)
-            assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
-            assert len(recorder.payloads(1)) == 2
-
-    # --- errors ------------------------------------------------------------------------------------------
-
-    def test_an_unknown_task_is_refused_and_counted(self) -> None:
-        """The refusal is in the sender's ledger and the server's counts; the rest of the batch arrives."""
-        recorder = Recorder()
-        with self.pair(recorder) as (server, client):
-            client.send(
-                [TaskMessage(UNKNOWN_TASK, b"a"), TaskMessage(1, b"b"), TaskMessage(UNKNOWN_TASK, b"c")]
-            )
-            assert_ledger(client, 3, unknown_task=2)
-            assert recorder.seen() == [(None, 1, b"b")]
-            assert server.statistics().refused_messages == {"UNKNOWN_TASK": 2}
-
-    def test_what_a_callback_fails_at_is_refused(self) -> None:
-        """The sender counts an exception in the callback as a refusal, and the connection continues."""
-        recorder = Recorder()
-
-        class Failing(IConnectionCallback):
-            def recv(self, batch: ReceivedBatch) -> None:
-                if batch.payloads[0] == b"bad":
-                    raise ValueError("a defect of the receiver")
-                recorder.recv(batch)
-
-        with self.pair(Failing()) as (server, client):
-            client.send(1, b"bad")
-            assert_ledger(client, 1, refused=1)
-            client.send(1, b"good")
-            assert_ledger(client, 2, refused=1)
-            assert recorder.seen() == [(None, 1, b"good")]
-            assert sum(server.statistics().refused_messages.values()) == 1
 
     def test_programs_wait_for_a_server_that_is_not_ready(self) -> None:
         """No message arrives while the callback is not ready; afterwards all arrive automatically."""
@@ -315,7 +143,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
         with self.pair(Recorder()) as (server, _), self.context() as context:
             raises(BindError, lambda: context.bind(TOPOLOGY, server.port, Recorder()))
 
-    # --- the end -----------------------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------------
 
     def test_close_waits_for_what_was_accepted(self) -> None:
         """All sent messages have arrived when close() returns; a later send() raises ClosedError."""
@@ -380,3 +208,81 @@ class TransportConformance(BackpressureConformance, NewsConformance):
         context.term()
         context.term()
         assert server.status is client.status is ConnectionStatus.CLOSED
+
+    # --- bounds and backpressure ---------------------------------------------------------------------
+
+    def test_a_full_connection_says_so(self) -> None:
+        """While a receiver holds messages, a client accepts a limited number, and more after the release."""
+        with self.recorded(1, max_pending_messages=10) as (recorder, client):
+            accepted = self.fill(client)
+            assert 10 <= accepted <= 10 + RECEIVE_MESSAGES
+            assert not client.try_send(1, b"x")
+            recorder.release()
+            client.send(1, b"last", timeout=5)
+            assert_ledger(client, accepted + 1)
+            assert len(recorder.payloads(1)) == accepted + 1
+
+    @staticmethod
+    def fill(client: IClientConnection) -> int:
+        """Send to task 1 until the buffer is full; return the number of accepted messages."""
+        for accepted in range(10_000):
+            try:
+                client.send(1, b"x", timeout=0.2)
+            except BufferFullError:
+                return accepted
+        raise AssertionError("10,000 messages were accepted for a receiver that takes none")
+
+    def test_workers_that_send_to_each_other_from_their_callbacks(self) -> None:
+        """Two workers that send to each other from their callbacks do not block each other."""
+        clients: list[IClientConnection] = []
+        counts = [0, 0]
+
+        class Answering(IConnectionCallback):
+            def __init__(self, number: int) -> None:
+                self.number = number
+
+            def recv(self, batch: ReceivedBatch) -> None:
+                counts[self.number] += len(batch)
+                for left in [int(payload) for payload in batch.payloads]:
+                    if left:
+                        assert clients[1 - self.number].try_send(1, b"%d" % (left - 1))
+
+        with self.context() as one, self.context() as other, switching_often():
+            servers = [context.bind(TOPOLOGY, 0, Answering(n)) for n, context in enumerate((one, other))]
+            clients += [one.connect(TOPOLOGY, HOST, servers[0].port)]
+            clients += [other.connect(TOPOLOGY, HOST, servers[1].port)]
+
+            def send(number: int) -> None:
+                for _ in range(100):
+                    clients[number].send(1, b"9", timeout=20)
+
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(send, (0, 1)))
+            eventually(lambda: counts == [1000, 1000], timeout=20)
+
+    def test_a_stopped_task_leaves_the_others_going(self) -> None:
+        """A task with held messages does not block messages to other tasks."""
+        with self.recorded(1) as (recorder, client):
+            client.send(TaskMessageBatch.from_columns(1, [b"stopped"] * 1000))
+            for number in range(1000):
+                client.send(2, b"%d" % number)
+            eventually(lambda: len(recorder.payloads(2)) == 1000)
+            recorder.release()
+            eventually(is_settled(client))
+
+    # --- reports -------------------------------------------------------------------------------------
+
+    def test_load_reaches_the_clients(self) -> None:
+        """Every client receives loads, even if it connects later. Loads are not delivered as messages."""
+        recorder = Recorder()
+        with self.context() as context:
+            server = context.bind(TOPOLOGY, 0, recorder)
+            client = context.connect(TOPOLOGY, HOST, server.port)
+            eventually(lambda: is_ready(client))
+            assert client.get_load([1, 2]) == {}
+            for load in (0.5, 0.75, 0.25):  # the last report of a task counts
+                server.send_load_metrics({1: load, 2: 1.0})
+            eventually(lambda: client.get_load([1, 2, 3]) == {1: 0.25, 2: 1.0})
+            late = context.connect(TOPOLOGY, HOST, server.port)
+            eventually(lambda: late.get_load([2]) == {2: 1.0})
+            assert recorder.seen() == []
