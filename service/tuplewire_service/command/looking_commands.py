@@ -72,7 +72,7 @@ def add_looking_commands(commands: Any) -> None:
         default=Decoding.TEXT,
         help="format of payloads: text, json, or tuple, for a topology's tuples (default: text)",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object per message, with base64")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per message")
     parser.add_argument("--count", metavar="N", type=number, help="exit after N messages")
 
     about = "write diagnostics of a worker to a zip file, without secrets"

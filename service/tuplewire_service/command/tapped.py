@@ -5,7 +5,6 @@ Used by looking_commands.py. Owns no state. Thread-safe. Design: docs/design/tra
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from typing import Any
@@ -14,8 +13,20 @@ from tuplewire.errors import MalformedError
 from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_value
 from tuplewire.text.shown import shown, shown_value
 from tuplewire.values.headers import decode_headers
+from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.messages import Decoding
+from tuplewire_service.command.messages import Decoding, as_json
+
+_PARTS = 3  # of a tuple: source, message ID, values
+_FACTS = (
+    "size_bytes",
+    "sender",
+    "from_worker",
+    "place",
+    "redelivered",
+    "accepted_unix_micros",
+    "seen_unix_micros",
+)
 
 
 def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
@@ -86,31 +97,9 @@ def _tuple(payload: bytes) -> str:
     return f"{source} {values!r}{roots}"
 
 
-_PARTS = 3
-
-
 def tapped_as_json(message: pb.TappedMessage) -> str:
-    """Return a JSON object, with bytes in base64, because they may not be text."""
-    fields: dict[str, Any] = {
-        "task": message.task,
-        "source": message.source if message.HasField("source") else None,
-        "base64": base64.b64encode(message.payload).decode(),
-        "size_bytes": message.size_bytes,
-        "sender": message.sender,
-        "from_worker": message.from_worker,
-        "place": message.place,
-        "redelivered": message.redelivered,
-        "accepted_unix_micros": message.accepted_unix_micros,
-        "seen_unix_micros": message.seen_unix_micros,
-    }
-    try:
-        key, headers = decode_headers(message.headers)
-    except MalformedError:
-        key, headers = None, ()
-    if key is not None:
-        fields["key"] = base64.b64encode(key).decode()
-    if headers:
-        fields["headers"] = [
-            [name, None if value is None else base64.b64encode(value).decode()] for name, value in headers
-        ]
-    return json.dumps(fields)
+    """Return a JSON object with the fields of `tuplewire recv --format json`, and facts about the passage."""
+    received = TaskMessage.received(message.task, message.payload, message.headers)
+    source = message.source if message.HasField("source") else None
+    facts = {name: getattr(message, name) for name in _FACTS}
+    return json.dumps({**as_json(received), "source": source, **facts})
