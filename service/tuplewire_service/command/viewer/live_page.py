@@ -8,7 +8,6 @@ last data. Thread-safe. Design: docs/design/status.md.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
@@ -17,22 +16,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from email.message import Message
 from functools import cache
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tuplewire.errors import BindError, TuplewireError
+from tuplewire.errors import TuplewireError
 from tuplewire_service.command.viewer.cluster_rows import TABLES, Look, cluster_rows
 from tuplewire_service.command.viewer.columns import in_order
+from tuplewire_service.metrics.http_server import HttpAnswer, HttpServer
 
 PAGE = Path(__file__).with_name("live_page.html")
 MOST_ROWS = 200  # of each kind, so that a browser stays fast with 10,000 tasks
 
 
-class LivePage:
-    """Serves the page on 127.0.0.1 in its own threads; a context manager.
+class LivePage(AbstractContextManager["LivePage"]):
+    """Serves the page on 127.0.0.1 in its own threads, from the construction until the end of the block.
 
     `url` is the link to the page. It contains a token, which the server requires for data of the cluster.
     """
@@ -49,31 +50,24 @@ class LivePage:
         self._lock = threading.Lock()
         self._json = b""
         self._looked_at = float("-inf")
-        handler = type("Handler", (_PageHandler,), {"page": self})
-        try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        except OSError as error:
-            raise BindError(
-                f"cannot listen on 127.0.0.1:{port} for the page: {error.strerror}; choose another --port"
-            ) from error
+        pages = {"/": lambda _: _html(), "/live.json": self._live}
+        self._server = HttpServer(f"127.0.0.1:{port}", pages, "the page", "choose another --port")
         # Browsers send no fragment (#), so the token is not part of a request's path.
-        self.url = f"http://127.0.0.1:{self._server.server_port}/#token={self._token}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="live-page")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        self.url = f"http://{self._server.address}/#token={self._token}"
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.close()
 
-    def admits(self, authorization: str) -> bool:
-        """Return True if a request has the token of the link."""
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+    def _live(self, headers: Message) -> HttpAnswer:
+        shown = headers.get("Authorization", "")
+        if not hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode()):
+            return HttpAnswer("use the link that the command printed\n", HTTPStatus.UNAUTHORIZED)
+        try:
+            return HttpAnswer(self._contents(), content_type="application/json")
+        except TuplewireError as error:
+            return HttpAnswer(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def json(self) -> bytes:
+    def _contents(self) -> bytes:
         """Return the data of the page. Raise TuplewireError if the first worker has never answered."""
         with self._lock:
             # 0.9: a browser may poll a little early, and must not get old data.
@@ -83,49 +77,6 @@ class LivePage:
                 ).encode()
                 self._looked_at = time.monotonic()
             return self._json
-
-
-class _PageHandler(BaseHTTPRequestHandler):
-    page: LivePage
-    timeout = 5.0
-    server_version = "tuplewire"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        if self.path == "/":
-            self._answer(HTTPStatus.OK, *_html())
-        elif self.path != "/live.json":
-            self._answer(HTTPStatus.NOT_FOUND, b"the page is at /\n")
-        elif not self.page.admits(self.headers.get("Authorization", "")):
-            self._answer(HTTPStatus.UNAUTHORIZED, b"use the link that the command printed\n")
-        else:
-            try:
-                body = self.page.json()
-            except TuplewireError as error:
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
-            else:
-                self._answer(HTTPStatus.OK, body, (("Content-Type", "application/json"),))
-
-    def _answer(
-        self,
-        status: HTTPStatus,
-        body: bytes,
-        headers: Sequence[tuple[str, str]] = (("Content-Type", "text/plain; charset=utf-8"),),
-    ) -> None:
-        self.send_response(status)
-        for name, value in (
-            *headers,
-            ("Content-Length", str(len(body))),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-        ):
-            self.send_header(name, value)
-        self.end_headers()
-        with contextlib.suppress(OSError):  # the browser disconnected
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing, because browsers poll."""
 
 
 def _contents(looks: Sequence[Look]) -> dict[str, Any]:
@@ -165,8 +116,8 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 @cache
-def _html() -> tuple[bytes, Sequence[tuple[str, str]]]:
-    """Return the page, and headers that restrict it to its own script, style and data."""
+def _html() -> HttpAnswer:
+    """Return the page, with headers that restrict it to its own script, style and data."""
     text = PAGE.read_text(encoding="utf-8")
     script, style = (
         base64.b64encode(
@@ -178,10 +129,10 @@ def _html() -> tuple[bytes, Sequence[tuple[str, str]]]:
         f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return text.encode(), (
-        ("Content-Type", "text/html; charset=utf-8"),
+    headers = (
         ("Content-Security-Policy", policy),
         ("X-Frame-Options", "DENY"),
         ("Referrer-Policy", "no-referrer"),
         ("Cross-Origin-Resource-Policy", "same-origin"),
     )
+    return HttpAnswer(text, content_type="text/html; charset=utf-8", headers=headers)
