@@ -18,9 +18,9 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.config.stop import Stop
 from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.control_messages import MOST_NAMES
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
-from tuplewire_service.control.names import MOST_NAMES
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

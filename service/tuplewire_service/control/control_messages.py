@@ -1,16 +1,28 @@
-"""Conversion of assignments to and from messages of the control service; the clients in a status."""
+"""Messages of the control service: names in requests, assignments, and the clients in a status."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, islice
+from typing import TypeVar
 from urllib.parse import unquote
 
+from tuplewire.errors import MalformedError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 MOST_CLIENTS = 1000
 """Maximum number of senders, and of consumers, in a status."""
+MOST_NAMES = 100_000
+"""Maximum number of tasks, workers or attempts in a request."""
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+def distinct(names: Sequence[_Name], what: str) -> list[_Name]:
+    """Return each name once, in order. Raises MalformedError if there are too many; `what` describes them."""
+    if len(names) > MOST_NAMES:
+        raise MalformedError(f"{len(names)} {what} in a request, and {MOST_NAMES} are allowed: ask in parts")
+    return list(dict.fromkeys(names))
 
 
 def assignment_to_wire(assignment: Assignment) -> pb.Assignment:

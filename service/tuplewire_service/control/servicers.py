@@ -26,9 +26,9 @@ from tuplewire_service.control.control_messages import (
     add_clients,
     assignment_from_wire,
     assignment_to_wire,
+    distinct,
 )
 from tuplewire_service.control.debugging import Debugging
-from tuplewire_service.control.names import distinct, in_turns
 from tuplewire_service.control.program_reports import ProgramReports, check_report
 from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
@@ -46,6 +46,8 @@ logger = event_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
 """Raises RefusedError if the caller may not call /SERVICE/METHOD."""
+_TURN_TASKS = 500
+"""Number of tasks to look up before messages are processed again."""
 _PIECE_BYTES = 1 << 20
 """Limit of one piece: gRPC accepts responses of 4 MiB."""
 
@@ -101,8 +103,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """Return the load of the named tasks."""
         tasks = distinct(request.tasks, "tasks") or list(self._worker.router.table.owner_of)
         loads: dict[int, float] = {}
-        async for some in in_turns(tasks):
-            loads.update(self._worker.loads(some))
+        for start in range(0, len(tasks), _TURN_TASKS):
+            loads.update(self._worker.loads(tasks[start : start + _TURN_TASKS]))
+            await asyncio.sleep(0)
         return pb.GetLoadResponse(loads=loads)
 
     async def GetAssignment(

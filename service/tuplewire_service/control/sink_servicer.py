@@ -18,8 +18,7 @@ from tuplewire.wire import control_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
-from tuplewire_service.control.control_messages import assigned_worker_to_wire
-from tuplewire_service.control.names import distinct
+from tuplewire_service.control.control_messages import assigned_worker_to_wire, distinct
 from tuplewire_service.messaging.server_stream import IAccess, check_id, check_receiver
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker

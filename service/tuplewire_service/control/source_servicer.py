@@ -15,7 +15,7 @@ import grpc
 from tuplewire.errors import NotLocalError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
-from tuplewire_service.control.names import distinct
+from tuplewire_service.control.control_messages import distinct
 from tuplewire_service.messaging.recv_service import frame_of
 from tuplewire_service.messaging.server_stream import IAccess, check_receiver
 from tuplewire_service.worker.queue_readers import QueueReaders

@@ -10,7 +10,7 @@ from tuplewire.errors import DrainingError, MalformedError, NotReadyError, Refus
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import check_task
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.control.names import distinct
+from tuplewire_service.control.control_messages import distinct
 from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND, Wanted
 from tuplewire_service.worker.worker import Worker
