@@ -12,7 +12,6 @@ import struct
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tuplewire_service.testing.fault_line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
@@ -56,9 +55,7 @@ class FaultProxy:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -44,7 +44,6 @@ class Recorder(IConnectionCallback):
         self._held_tasks = frozenset(held_tasks)
         self._held: list[tuple[ReceivedBatch, TaskGroup]] = []
         self._taken: list[TaskGroup] = []
-        self._accepted: dict[int, int] = {}
 
     def recv(self, batch: ReceivedBatch) -> None:
         """Refuse each group, or record and then hold or release it."""
@@ -54,7 +53,6 @@ class Recorder(IConnectionCallback):
                 if group.task == UNKNOWN_TASK:
                     batch.refuse(group, UnknownTaskError(f"task {group.task} is unknown"))
                     continue
-                self._accepted[group.task] = group.accepted_micros
                 self._taken.append(group)
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
@@ -83,11 +81,6 @@ class Recorder(IConnectionCallback):
     def payloads(self, task: int) -> list[bytes]:
         """Return the payloads to one task."""
         return [payload for _, to, payload in self.seen() if to == task]
-
-    def accepted_micros(self, task: int) -> int:
-        """Return TaskGroup.accepted_micros of the last group to a task."""
-        with self._lock:
-            return self._accepted[task]
 
 
 def is_settled(connection: IClientConnection) -> Callable[[], bool]:
