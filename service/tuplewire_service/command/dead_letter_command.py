@@ -59,19 +59,17 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
     if arguments.action != "list" and not chosen:
         raise ConfigError(f"say which to {arguments.action}: IDs as `list` names them, --task or --all")
     with _box_of(arguments) as box:
-        letters = [each for each in box.letters if _is_meant(each, arguments)]
+        letters = [
+            each
+            for each in box.letters
+            if arguments.task in {None, each.task} and (not arguments.ids or each.id in arguments.ids)
+        ]
         missing = set(arguments.ids) - {each.id for each in letters}
         code = _ACTIONS[arguments.action](arguments, box, letters)
     if missing:
         print(f"there is no dead letter {', '.join(map(shown, sorted(missing)))}", file=sys.stderr)
         return EXIT_FAILED
     return code
-
-
-def _is_meant(letter: DeadMessage, arguments: argparse.Namespace) -> bool:
-    if arguments.task is not None and letter.task != arguments.task:
-        return False
-    return not arguments.ids or letter.id in arguments.ids
 
 
 @dataclass

@@ -54,22 +54,6 @@ def status_as_text(status: pb.GetStatusResponse) -> str:
 
 
 def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
-    yield from _worker(status)
-    yield from (_blocking(each, status.recent.seconds) for each in status.blocking)
-    received = sorted(status.received, key=attrgetter("messages"), reverse=True)
-    yield from map(_received, received[:MOST_LINES])
-    if len(received) > MOST_LINES:
-        yield f"received    and from {len(received) - MOST_LINES} more"
-    if status.rejections:
-        letters = (
-            f"dead letters go to task {status.dead_letter_task}"
-            if status.HasField("dead_letter_task")
-            else "no dead-letter task"
-        )
-        yield f"rejected    {status.rejections} times, {status.rejected_waiting} copies wait; {letters}"
-
-
-def _worker(status: pb.GetStatusResponse) -> Iterator[str]:
     yield f"worker      {status.worker_id} (tuplewire {status.version}), topology {status.topology}"
     assignment = (
         f"assignment {status.assignment_version}" if status.assignment_version else "no assignment yet"
@@ -92,6 +76,18 @@ def _worker(status: pb.GetStatusResponse) -> Iterator[str]:
             f"{_shares(recent.state_seconds)}"
         )
     yield f"time        {_shares(status.state_seconds)}"
+    yield from (_blocking(each, status.recent.seconds) for each in status.blocking)
+    received = sorted(status.received, key=attrgetter("messages"), reverse=True)
+    yield from map(_received, received[:MOST_LINES])
+    if len(received) > MOST_LINES:
+        yield f"received    and from {len(received) - MOST_LINES} more"
+    if status.rejections:
+        letters = (
+            f"dead letters go to task {status.dead_letter_task}"
+            if status.HasField("dead_letter_task")
+            else "no dead-letter task"
+        )
+        yield f"rejected    {status.rejections} times, {status.rejected_waiting} copies wait; {letters}"
 
 
 def _shares(state_seconds: Mapping[str, float]) -> str:

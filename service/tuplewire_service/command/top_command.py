@@ -25,11 +25,9 @@ from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from rich.console import Console
 
-    from tuplewire_service.command.viewer.cluster_rows import ClusterRows, Look
+    from tuplewire_service.command.viewer.cluster_rows import ClusterRows
 
 _SHARE = 6  # a table gets a sixth of the terminal's lines, and at least three
 
@@ -74,11 +72,13 @@ def _top(arguments: argparse.Namespace) -> int:
     first = resolve_address(arguments.address)
     connect = partial(ControlClient, timeout=arguments.timeout, credentials=credentials_of(arguments))
     if arguments.web:
-        from tuplewire_service.command.viewer.live_page import MOST_ROWS
+        from tuplewire_service.command.viewer.live_page import MOST_ROWS, LivePage
 
         with ClusterLooks(first, connect, MOST_ROWS) as looks:
             looks.look()
-            _serve(looks.look, arguments)
+            with LivePage(looks.look, arguments.port, arguments.interval) as page:
+                print(f"open {page.url} in a browser on this machine; Ctrl-C ends it", flush=True)
+                threading.Event().wait()
     with ClusterLooks(first, connect) as looks, console.screen() if console else nullcontext():
         looks.look()
         while True:
@@ -92,15 +92,6 @@ def _top(arguments: argparse.Namespace) -> int:
                 _draw(console, rows, arguments.filter)
             if arguments.once:
                 return EXIT_OK
-
-
-def _serve(look: Callable[[], Sequence[Look]], arguments: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C."""
-    from tuplewire_service.command.viewer.live_page import LivePage
-
-    with LivePage(look, arguments.port, arguments.interval) as page:
-        print(f"open {page.url} in a browser on this machine; Ctrl-C ends it", flush=True)
-        threading.Event().wait()
 
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:

@@ -60,16 +60,15 @@ class Line:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    @staticmethod
-    def now() -> float:
-        """Return the time of the loop, in seconds."""
-        return asyncio.get_running_loop().time()
-
     async def wait(self, seconds: float | None) -> None:
         """Wait for `seconds` (None: without a limit), or until the conditions change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class BrokenEndError(Exception):
@@ -103,7 +102,7 @@ class OneWay:
             except OSError:
                 self._broken = True  # a reset, which is forwarded as a reset
                 data = b""
-            await self._held.put((self._line.now(), memoryview(data)))
+            await self._held.put((_now(), memoryview(data)))
 
     async def _pass_on(self) -> None:
         rest = memoryview(b"")
@@ -130,7 +129,7 @@ class OneWay:
     async def _until_due(self, since: float) -> None:
         while True:
             conditions = self._line.conditions
-            left: float | None = since + conditions.delay_seconds - self._line.now()
+            left: float | None = since + conditions.delay_seconds - _now()
             if self._direction in conditions.silent:
                 left = None  # until the next change of the conditions
             elif left is not None and left <= 0:

@@ -58,9 +58,6 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<FaultProxy {self.address} -> {self.target}: {self.connections} connections>"
-
     @property
     def connections(self) -> int:
         """The number of open connections."""

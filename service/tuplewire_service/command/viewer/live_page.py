@@ -83,9 +83,9 @@ def _contents(looks: Sequence[Look]) -> dict[str, Any]:
     """Return the data of the page: the most important rows of each kind."""
     rows = cluster_rows(looks)
     answered = [each.now for each in looks if each.now is not None]
-    dropped: Counter[str] = Counter()
+    dropped = Counter[str]()
     for each in answered:
-        dropped.update(dict(each.ledger.dropped))
+        dropped.update(each.ledger.dropped)
     return {
         "topology": answered[0].topology if answered else "",
         "worker": looks[0].worker,
@@ -99,8 +99,8 @@ def _contents(looks: Sequence[Look]) -> dict[str, Any]:
             "tasks": sum(each.tasks for each in rows.workers),
             "peers": len(rows.peers),
             "executors": len(rows.executors),
-            "senders": sum(each.connected_sessions + each.remembered_sessions for each in answered),
-            "consumers": sum(each.subscribed_consumers for each in answered),
+            "senders": sum(each.connected_senders + each.remembered_senders for each in rows.workers),
+            "consumers": sum(each.consumers for each in rows.workers),
         },
         "components": rows.components,
         "edges": rows.edges,
