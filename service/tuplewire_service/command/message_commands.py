@@ -52,12 +52,12 @@ def add_message_commands(commands: Any) -> None:
     )
     parser.add_argument("--source", metavar="TASK", type=int, help="task that sends (default: none)")
     parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
-    parser.add_argument("tasks", metavar="TASKS", type=task_list, help="tasks, like 42 or 1,2,10-19")
+    parser.add_argument("tasks", **task_list, help="tasks, like 42 or 1,2,10-19")
     parser.add_argument(
         "file", metavar="FILE", nargs="?", default="-", help="output file; none or -: standard output"
     )
-    parser.add_argument("--count", metavar="N", type=number, help="exit after N messages")
-    parser.add_argument("--quiet", metavar="SECONDS", type=seconds, help="exit after SECONDS of silence")
+    parser.add_argument("--count", **number, help="exit after COUNT messages")
+    parser.add_argument("--quiet", **seconds, help="exit after SECONDS of silence")
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:

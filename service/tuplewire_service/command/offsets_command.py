@@ -24,7 +24,7 @@ def add_offsets_command(commands: Any) -> None:
     parser = add_asking(
         commands, _offsets, "show the acknowledged offsets of tasks, or acknowledge messages", "--tasks 1-4"
     )
-    parser.add_argument("--tasks", metavar="TASKS", type=task_list, help="tasks, like 1,2-9 (default: all)")
+    parser.add_argument("--tasks", **task_list, help="tasks, like 1,2-9 (default: all)")
     parser.add_argument(
         "--acknowledge-to",
         metavar="SEQUENCE",

@@ -55,8 +55,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {shown(message)}; see {self.prog} --help\n")
 
 
-def of_kind(kind: Kind) -> Callable[[str], Any]:
-    """Return the `type` of an argument that accepts the values of a setting of this kind."""
+def of_kind(kind: Kind) -> dict[str, Any]:
+    """Return the `type` and `metavar` of an argument that accepts the values of a setting of this kind."""
 
     def read(text: str) -> Any:
         try:
@@ -66,7 +66,7 @@ def of_kind(kind: Kind) -> Callable[[str], Any]:
         except (ValueError, TypeError):
             raise argparse.ArgumentTypeError(f"must be {kind.allowed}, not {text!r}") from None
 
-    return read
+    return {"type": read, "metavar": kind.metavar}
 
 
 seconds = of_kind(Kind("SECONDS", "a time in seconds or inf, from 0", float, within(0.0), float))
@@ -91,9 +91,7 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str) -
 
 def add_access(parser: argparse.ArgumentParser) -> None:
     """Add the flags for a connection to a worker: the timeout and the credentials."""
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=5.0, help="wait for the worker (default: 5)"
-    )
+    parser.add_argument("--timeout", **seconds, default=5.0, help="wait for the worker (default: 5)")
     add_setting_flags(parser, Credentials)
 
 

@@ -42,8 +42,7 @@ def add_top_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--interval",
-        metavar="SECONDS",
-        type=positive_seconds,
+        **positive_seconds,
         help="seconds between updates (default: 1, with --web: 3)",
     )
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
