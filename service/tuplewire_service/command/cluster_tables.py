@@ -8,13 +8,15 @@ from __future__ import annotations
 from itertools import compress
 from typing import TextIO
 
+from tuplewire.text.shown import shown
 from tuplewire_service.command.terminal import write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, Row, in_order
 
 
 def write_tables(stream: TextIO, cluster: ClusterRows, most: int, wanted: str = "") -> None:
-    """Write each table that has rows with `wanted` in a cell, at most `most` rows of each."""
+    """Write what blocks senders, and each table with `wanted` in a cell, at most `most` rows of each."""
+    write_text(stream, "".join(f"{shown(sentence)}\n" for sentence in cluster.blocking))
     for name in TABLES:
         found: list[Row] = in_order(getattr(cluster, name), wanted)
         if not found:

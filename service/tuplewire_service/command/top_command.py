@@ -14,14 +14,13 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from io import StringIO
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
-from tuplewire.text.shown import shown
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.parsers import credentials_of, positive_seconds, silence_grpc
-from tuplewire_service.command.terminal import console_of, write_text
+from tuplewire_service.command.terminal import console_of
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError("the live view needs a terminal: use --once, --json or --web")
     silence_grpc()
     from tuplewire.connection.control_client import ControlClient
+    from tuplewire_service.command.cluster_tables import write_tables
     from tuplewire_service.command.status_report import MOST_LINES
     from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
@@ -86,7 +86,7 @@ def _top(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 print(json.dumps(dataclasses.asdict(rows)), flush=True)
             elif console is None:
-                _print(sys.stdout, rows, arguments.filter, MOST_LINES)
+                write_tables(sys.stdout, rows, MOST_LINES, arguments.filter)
             else:
                 _draw(console, rows, arguments.filter)
             if arguments.once:
@@ -95,17 +95,10 @@ def _top(arguments: argparse.Namespace) -> int:
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
     """Redraw the screen with the first rows of each table, as far as they fit."""
+    from tuplewire_service.command.cluster_tables import write_tables
+
     text = StringIO()
-    _print(text, rows, wanted, max(3, console.height // _SHARE))
+    write_tables(text, rows, max(3, console.height // _SHARE), wanted)
     lines = [line[: console.width] for line in text.getvalue().splitlines()[: console.height - 1]]
     console.clear()
     console.print("\n".join(lines), end="")
-
-
-def _print(stream: TextIO, rows: ClusterRows, wanted: str, most: int) -> None:
-    """Write each table that has rows with `wanted`, at most `most` rows of each."""
-    from tuplewire_service.command.cluster_tables import write_tables
-
-    for sentence in rows.blocking:
-        write_text(stream, f"{shown(sentence)}\n")
-    write_tables(stream, rows, most, wanted)

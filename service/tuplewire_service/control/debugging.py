@@ -50,14 +50,13 @@ class Debugging:
         self.registry: CollectorRegistry | None = None
         """The registry of the admin port."""
         self._config = config
-        self._busy = False
+        self._busy = asyncio.Lock()
 
     async def files(self, worker: Worker) -> AsyncGenerator[tuple[str, str]]:
         """Yield the name and the text of each file. Raises ResourceLimitError during another bundle."""
-        if self._busy:
+        if self._busy.locked():
             raise ResourceLimitError("this worker creates another bundle: retry in a few seconds")
-        self._busy = True
-        try:
+        async with self._busy:
             yield "versions.json", _as_json(self._versions(worker))
             yield "settings.toml", to_toml(self._config) + "\n"
             yield "lanes.json", _as_json(_lanes(worker))
@@ -66,8 +65,6 @@ class Debugging:
             if self.registry is not None:
                 text = await asyncio.to_thread(encode_text, self.registry)
                 yield "metrics.txt", text.decode()
-        finally:
-            self._busy = False
 
     def _versions(self, worker: Worker) -> dict[str, Any]:
         return {
