@@ -65,11 +65,13 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
             if arguments.task in {None, each.task} and (not arguments.ids or each.id in arguments.ids)
         ]
         missing = set(arguments.ids) - {each.id for each in letters}
-        code = _ACTIONS[arguments.action](arguments, box, letters)
+        printed = arguments.json and arguments.action in {"list", "show"}
+        act = _write_json if printed else _ACTIONS[arguments.action]
+        act(box, letters)
     if missing:
         print(f"there is no dead letter {', '.join(map(shown, sorted(missing)))}", file=sys.stderr)
         return EXIT_FAILED
-    return code
+    return EXIT_OK
 
 
 @dataclass
@@ -80,6 +82,7 @@ class _Box:
     receiver: Receiver
     arrived: Sequence[Arrived]
     letters: Sequence[DeadMessage]
+    timeout: float
 
     def take_out(self, ids: Collection[str]) -> None:
         """Remove these dead letters. All others are rejected, so they are redelivered in order."""
@@ -128,7 +131,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
         receiver, *_ = client._receive([task], None)
         arrived = _read(receiver, there.queued_messages, arguments.timeout)
         letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
-        yield _Box(client, receiver, arrived, letters)
+        yield _Box(client, receiver, arrived, letters, arguments.timeout)
 
 
 def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
@@ -141,12 +144,10 @@ def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
     return arrived
 
 
-def _list(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]) -> int:
-    if arguments.json:
-        return _write_json(letters)
+def _list(_: _Box, letters: Sequence[DeadMessage]) -> None:
     if not letters:
         print("no dead letters", file=sys.stderr)
-        return EXIT_OK
+        return
     rows = [
         (
             each.id,
@@ -160,21 +161,17 @@ def _list(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
         for each in letters
     ]
     write_table(sys.stdout, _HEADER, rows)
-    return EXIT_OK
 
 
-def _write_json(letters: Sequence[DeadMessage]) -> int:
+def _write_json(_: _Box, letters: Sequence[DeadMessage]) -> None:
     from tuplewire_service.command.messages import as_json
 
     for each in letters:
         facts = {name: getattr(each, name) for name in ("id", "task", "source", "count", "reason", "time")}
         print(json.dumps({**facts, **as_json(each.message), "task": each.task}))
-    return EXIT_OK
 
 
-def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]) -> int:
-    if arguments.json:
-        return _write_json(letters)
+def _show(_: _Box, letters: Sequence[DeadMessage]) -> None:
     for each in letters:
         source = "" if each.source is None else f" from task {each.source}"
         lines = [
@@ -193,10 +190,9 @@ def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
         more = f" ... ({len(payload)} bytes)" if len(payload) > _SHOWN_BYTES else ""
         lines.append(f"payload  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
         write_text(sys.stdout, "\n".join([*map(shown, lines), "", ""]))
-    return EXIT_OK
 
 
-def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMessage]) -> int:
+def _replay(box: _Box, letters: Sequence[DeadMessage]) -> None:
     from tuplewire.values.batch import TaskMessageBatch
 
     groups = [
@@ -206,20 +202,18 @@ def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMess
             TaskGroup.joined(each.task, each.source, [each.message.payload], [encoded_of(each.message)])
         ]
     ]
-    box.client.send(TaskMessageBatch.from_groups(groups), timeout=arguments.timeout)
-    box.client.flush(arguments.timeout)  # before the removal: an error may duplicate, but not lose messages
+    box.client.send(TaskMessageBatch.from_groups(groups), timeout=box.timeout)
+    box.client.flush(box.timeout)  # before the removal: an error may duplicate, but not lose messages
     box.take_out({each.id for each in letters})
     print(f"{len(letters)} sent again", file=sys.stderr)
-    return EXIT_OK
 
 
-def _drop(_: argparse.Namespace, box: _Box, letters: Sequence[DeadMessage]) -> int:
+def _drop(box: _Box, letters: Sequence[DeadMessage]) -> None:
     box.take_out({each.id for each in letters})
     print(f"{len(letters)} dropped", file=sys.stderr)
-    return EXIT_OK
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace, _Box, Sequence[DeadMessage]], int]] = {
+_ACTIONS: dict[str, Callable[[_Box, Sequence[DeadMessage]], None]] = {
     "list": _list,
     "show": _show,
     "replay": _replay,
