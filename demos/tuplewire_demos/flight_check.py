@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tuplewire_demos.flight_tasks import LATE_MINUTES
+from tuplewire_demos.flight_topology import LATE_MINUTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

@@ -1,4 +1,4 @@
-"""The input of the flights demo: the flights from New York in 2013, and the header and lines of a file."""
+"""The input of the flights demo: the flights from New York in 2013, and the header of a file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
 from tuplewire_demos.flight_lines import COLUMNS
 from tuplewire_demos.input import InputError, check_file
-from tuplewire_demos.text import read_lines
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @contextmanager
@@ -49,10 +44,3 @@ def read_header(path: Path) -> list[str]:
     if missing:
         raise InputError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(header)}")
     return header
-
-
-def raw_lines(spark: SparkSession, path: Path) -> DataFrame:
-    """Return the lines of a file in the form that the spouts read: `id`, and `value` as bytes."""
-    from pyspark.sql.functions import col
-
-    return read_lines(spark, path).select("id", col("value").cast("binary").alias("value"))

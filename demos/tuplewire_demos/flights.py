@@ -1,164 +1,109 @@
-"""The flights demo, which computes delays by carrier: spouts read flights, and bolts aggregate them.
+"""Runs the flights demo, which computes delays by carrier, and compares the result with Spark's own.
 
-lines -> spouts (PySpark tasks) -> fields grouping on carrier -> bolts (PySpark tasks) -> DataFrame
-
-A message holds flights in columns: a spout divides a batch of Spark among the bolts. Used by run_command.py.
-Owns no state. Not thread-safe. Design: docs/design/rows-and-memory.md.
+Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/rows-and-memory.md.
 """
 
 from __future__ import annotations
 
+import re
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tuplewire.errors import ConfigError
-from tuplewire.processes.worker_processes import Endpoint
-from tuplewire_demos.attachment import Attachment, spread
+from tuplewire_demos.file_spout import LINES, SKIPPED, skipped_lines
 from tuplewire_demos.flight_check import differences, expected
-from tuplewire_demos.flight_input import raw_lines, read_header
+from tuplewire_demos.flight_input import read_header
 from tuplewire_demos.flight_lines import FLIGHTS, FlightReader
-from tuplewire_demos.flight_tasks import LATE_MINUTES, SCHEMA, DelayBolt, FlightSpout, ReadOnly
+from tuplewire_demos.flight_topology import DELAYS, LATE_MINUTES, SCHEMA, flights_topology
 from tuplewire_demos.input import InputError
-from tuplewire_demos.jobs import bolt_frame, check_room, run_jobs
-from tuplewire_demos.report import Findings, Progress
-from tuplewire_demos.text import REPORT, read_lines, skipped_rows
+from tuplewire_demos.report import Findings, Progress, write_executors
+from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark
 from tuplewire_service.command.terminal import write_table, write_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
 
 TOPOLOGY = "flights"
-
-
-def assignment_for(n_workers: int, n_bolts: int = 2) -> dict[int, list[int]]:
-    """Return the tasks of each worker, by index."""
-    return spread(_bolt_tasks(n_bolts), n_workers=n_workers)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One run over the input.
-
-    seconds: from the spouts' start to the last bolt's end, including Spark's reading. sending: seconds of all
-    spouts to pack and send. receiving: seconds of all bolts to unpack and count.
-    """
-
-    seconds: float
-    sending: float
-    receiving: float
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The messages and end marks of all rounds. crossed: the ones forwarded between workers."""
-
-    messages: int
-    crossed: int
-    marks: int
-    crossed_marks: int
-
-    @property
-    def accepted(self) -> int:
-        """The number of messages that all workers have accepted: a forwarded message is accepted twice."""
-        return self.messages + self.crossed + self.marks + self.crossed_marks
+_PENDING = 100
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Findings):
-    """The results of a finished run.
+    """The results of a finished run. table: the output of the bolts, by carrier. messages: with flights.
 
-    table: the output of the bolts. rows: the number sent in each round. alone: the seconds that Spark takes
-    to read the same rows without sending them.
+    seconds: of each round, with the start of Spark's tasks.
     """
 
-    table: DataFrame
-    rows: int
-    rounds: Sequence[Round]
-    account: Account
-    alone: float
+    table: Sequence[Row]
+    messages: int
+    seconds: Sequence[float]
+
+    @property
+    def flights(self) -> int:
+        """The number of flights in each round."""
+        return sum(row["flights"] for row in self.table)
 
 
 def run_flights(
     spark: SparkSession,
-    workers: Sequence[Endpoint],
+    workers: Sequence[str],
     *,
     path: Path,
     n_bolts: int = 2,
     repeat: int = 1,
     progress: Progress,
 ) -> RunResult:
-    """Run the pipeline on workers of TOPOLOGY that have assignment_for(len(workers), n_bolts).
+    """Run the topology on workers, which are given by their addresses.
 
     path: a CSV file with a header and at least COLUMNS. repeat: the number of rounds; only the first one
     starts Python in Spark's tasks.
-    Raises InputError, ConfigError or PipelineError. Unusable rows are skipped and reported.
+    Raises InputError, ConfigError or the error of a failed topology. Unusable rows are skipped and reported.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    reader = FlightReader(read_header(path))
-    check_room(spark, n_bolts)
-    tasks = _bolt_tasks(n_bolts)
-    lines, report = raw_lines(spark, path), from_arrow_schema(REPORT)
-    rounds = []
+    header = read_header(path)
+    topology = flights_topology(path, header, n_spouts=cores_of(spark), n_bolts=n_bolts)
+    outputs: dict[str, str | StructType] = {DELAYS: from_arrow_schema(SCHEMA), SKIPPED: SKIPPED_COLUMNS}
+    seconds = []
     for number in range(1, repeat + 1):
         if repeat > 1:
             progress.stage(f"Round {number} of {repeat} ...")
-        attachment = Attachment.of(
-            TOPOLOGY, f"flights-{uuid.uuid4().hex}", workers, assignment_for(len(workers), n_bolts)
+        started = time.monotonic()
+        found, ledgers = run_on_spark(
+            spark, topology, workers, outputs, name=TOPOLOGY, pending=_PENDING, progress=progress
         )
-        receiving = spark.sparkContext.accumulator(0.0)
-        n_spouts = lines.rdd.getNumPartitions()
-        spout = FlightSpout(reader, attachment, tasks, first_task=max(tasks) + 1, n_spouts=n_spouts)
-        outcome = run_jobs(
-            spark,
-            workers,
-            bolts=bolt_frame(spark, tasks, DelayBolt(attachment, receiving), from_arrow_schema(SCHEMA)),
-            spouts=lines.mapInArrow(spout, report),
-            tasks=tasks,
-            progress=progress,
-        )
-        sending = sum(each["seconds"] for each in outcome.reports)
-        rounds.append(Round(outcome.seconds, sending, receiving.value))
-    rows = sum(each["rows"] for each in outcome.reports)
-    skipped = skipped_rows(read_lines(spark, path), outcome.reports)
-    if not rows:
+        seconds.append(time.monotonic() - started)
+    skipped = skipped_lines(path, found.frames[SKIPPED].collect())
+    table = found.frames[DELAYS].orderBy("carrier").collect()
+    if not table:
         why = f"line {skipped.first[0].line} {skipped.first[0].problem}" if skipped.count else "only a header"
         raise InputError(f"{path} has no flight that can be used: {why}")
-    progress.stage("Reading the same rows by Spark alone ...")
-    started = time.monotonic()
-    lines.mapInArrow(ReadOnly(reader), report).collect()
-    alone = time.monotonic() - started
     progress.stage("Comparing with Spark's own groupBy ...")
-    right = expected(lines.mapInArrow(reader.flights, from_arrow_schema(FLIGHTS))).collect()
+    lines = _lines(spark, path).mapInArrow(FlightReader(header).flights, from_arrow_schema(FLIGHTS))
+    spouts = [each for each in found.executors if each.component == LINES]
+    messages = sum(each.counts.emitted_by.get("default", 0) for each in spouts)
     return RunResult(
-        differences(outcome.table.collect(), right),
+        differences(table, expected(lines).collect()),
         skipped,
-        outcome.ledgers,
-        outcome.table,
-        rows,
-        rounds,
-        _account(outcome.reports, attachment, tasks, repeat),
-        alone,
+        ledgers,
+        found.executors,
+        table,
+        messages,
+        seconds,
     )
 
 
-def _account(reports: Sequence[Row], attachment: Attachment, tasks: Sequence[int], rounds: int) -> Account:
-    """Return the account of all rounds, each of which is like the reported one."""
-    crossing = sum(attachment.crosses(each["source"], bolt) for each in reports for bolt in tasks)
-    return Account(
-        rounds * sum(each["messages"] for each in reports),
-        rounds * sum(each["crossed"] for each in reports),
-        rounds * len(reports) * len(tasks),
-        rounds * crossing,
-    )
+def _lines(spark: SparkSession, path: Path) -> DataFrame:
+    """Return the lines of a file as a column `value` of bytes, which may be invalid UTF-8."""
+    name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))  # Spark uses the name as a pattern
+    return spark.read.text(f"file:{name}").selectExpr("CAST(value AS binary) AS value")
 
 
-def write_result(stream: TextIO, result: RunResult) -> None:
-    """Write the table and the account."""
+def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) -> None:
+    """Write the table and the account; with `verbose`, also the executors' statistics."""
     late = f"> {LATE_MINUTES} min late"
     header = ("carrier", "flights", "mean delay", late, "busiest route", "flights on it")
     write_table(
@@ -173,35 +118,16 @@ def write_result(stream: TextIO, result: RunResult) -> None:
                 row["busiest_route"],
                 f"{row['route_flights']:,}",
             )
-            for row in result.table.orderBy("carrier").collect()
+            for row in result.table
         ),
     )
-    lines = ["", *result.lines("Spark's own groupBy on the same rows"), *_rates(result)]
+    lines = ["", *result.lines("Spark's own groupBy on the same rows")]
+    for number, seconds in enumerate(result.seconds, 1):
+        name = f"Round {number}: " if len(result.seconds) > 1 else ""
+        lines.append(
+            f"{name}{result.flights:,} flights in {result.messages:,} messages, in {seconds:.2f} s: "
+            f"{result.flights / seconds:,.0f} flights/s"
+        )
     write_text(stream, "".join(f"{line}\n" for line in lines))
-
-
-def _rates(result: RunResult) -> Iterator[str]:
-    """Yield lines with the parts of the ledgers' sum, and with the times of messaging and of Spark alone."""
-    account, rows = result.account, result.rows
-    yield (
-        f"Accepted together: {account.messages:,} messages + {account.crossed:,} that crossed, once more "
-        f"+ {account.marks:,} end marks + {account.crossed_marks:,} that crossed = {account.accepted:,}"
-    )
-    for number, each in enumerate(result.rounds, 1):
-        name = f"Round {number}: " if len(result.rounds) > 1 else ""
-        busy = each.sending + each.receiving
-        yield (
-            f"{name}{rows:,} flights in {each.seconds:.2f} s, with Spark's reading: "
-            f"{rows / each.seconds:,.0f} flights/s"
-        )
-        yield (
-            f"{name}messaging: {each.sending:.2f} s to send, {each.receiving:.2f} s to receive and count: "
-            f"{rows / busy:,.0f} flights/s"
-        )
-    yield f"Spark alone, which reads the same rows and sends none: {result.alone:.2f} s"
-
-
-def _bolt_tasks(n_bolts: int) -> range:
-    if n_bolts < 1:
-        raise ConfigError(f"the pipeline needs at least one bolt, not {n_bolts}")
-    return range(1, n_bolts + 1)
+    if verbose:
+        write_executors(stream, result.executors)

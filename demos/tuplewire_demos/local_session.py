@@ -1,12 +1,11 @@
 """A local Spark session with its own JVM.
 
-Used by run_command.py, run_wordcount.py and users' programs. Owns the JVM and its temporary files.
+Used by spark_run.py and users' programs. Owns the JVM and its temporary files.
 Not thread-safe. Design: docs/design/deployment.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import subprocess
@@ -25,9 +24,6 @@ from tuplewire_demos.java import find_java, wrapped_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tuplewire.processes.worker_processes import WorkerProcesses
-    from tuplewire_demos.report import Progress
 
 _JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options for a fast start, because the JVM often runs only for seconds."""
@@ -127,32 +123,6 @@ def local_session(
             raise
         # Not after an interrupt: half an answer of the JVM may be in transit. The JVM exits in _end_jvm().
         spark.stop()
-
-
-@contextmanager
-def spark_and_workers(
-    topology: str, arguments: argparse.Namespace, cores: int, progress: Progress
-) -> Iterator[tuple[SparkSession, WorkerProcesses]]:
-    """Yield Spark and the workers of a topology, which start in parallel. arguments: of the command."""
-    from tuplewire.processes.worker_processes import WorkerProcesses
-
-    progress.stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
-    # Messages remain only after a failed run, and then no consumer receives them.
-    flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
-    # Silence gRPC's connection messages on the user's terminal.
-    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
-    with ExitStack() as stack:
-        workers = WorkerProcesses(arguments.workers, topology, flags=flags)
-        stack.callback(workers.stop)
-        # In parallel with Spark, which takes longer to start. This process connects to the workers only
-        # afterwards, because Spark forks, and a fork is safer before gRPC is in use.
-        started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
-        spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf))
-        started.result()
-        for each in workers.endpoints:
-            progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
-        yield spark, workers
-        progress.wait("Ending Spark and the workers ...")
 
 
 def _end_jvm() -> None:

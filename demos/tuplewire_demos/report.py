@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TextIO
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.shown import shown
 from tuplewire_demos.input import SkippedRows
-from tuplewire_service.command.terminal import console_of
+from tuplewire_service.command.terminal import console_of, write_table
+from tuplewire_topology.running.statistics import ExecutorStatistics
 
 if TYPE_CHECKING:
     from tuplewire_service.command.live_line import LiveLine
@@ -94,11 +95,13 @@ class Findings:
     """The result of a run, except for its answer.
 
     differences: from the expected answer, as text; empty if equal. ledgers: by worker id, after the run.
+    executors: their statistics at the end.
     """
 
     differences: Sequence[str]
     skipped: SkippedRows
     ledgers: Mapping[str, LedgerSnapshot]
+    executors: Sequence[ExecutorStatistics]
 
     @property
     def ok(self) -> bool:
@@ -127,6 +130,24 @@ def _skipped(skipped: SkippedRows) -> Iterator[str]:
         yield from (f"  line {row.line:,} {row.problem}: {shown(row.text)}" for row in skipped.first)
     if skipped.count > len(skipped.first):
         yield f"  ... and {skipped.count - len(skipped.first):,} more"
+
+
+def write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
+    """Write each executor's counts of tuples."""
+    names = ("emitted", "transferred", "executed", "acked", "failed")
+    stream.write("\n")
+    write_table(
+        stream,
+        ("executor", "tasks", *names),
+        (
+            (
+                each.component,
+                f"{each.tasks[0]}-{each.tasks[-1]}",
+                *(f"{getattr(each.counts, name):,}" for name in names),
+            )
+            for each in sorted(executors, key=lambda each: (each.component, each.tasks[0]))
+        ),
+    )
 
 
 def settled(ledgers: Callable[[], dict[str, LedgerSnapshot]]) -> dict[str, LedgerSnapshot]:

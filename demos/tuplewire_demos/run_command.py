@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX
 from tuplewire_service.command.parsers import EXIT_CODES, positive_number
@@ -101,7 +100,7 @@ def _add(
     parser.add_argument(
         "--cores",
         **positive_number,
-        help="Spark tasks at the same time (default: one for each bolt, and two or more for the spouts)",
+        help="Spark tasks at the same time (default: one for each processor, at least two)",
     )
     parser.add_argument(
         "--transport", default="grpc", metavar="NAME", help="between the workers: grpc or zmq (default grpc)"
@@ -130,29 +129,21 @@ def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
     from tuplewire_demos import flights
     from tuplewire_demos.flight_input import nyc_flights, read_header
     from tuplewire_demos.input import file_of
-    from tuplewire_demos.local_session import spark_and_workers
+    from tuplewire_demos.spark_run import spark_and_workers
 
-    n_bolts = arguments.bolts
-    cores = arguments.cores or n_bolts + max(2, os.cpu_count() or 1)
-    if cores < n_bolts + 1:
-        raise ConfigError(
-            f"--cores {cores} is too few: {n_bolts} bolts run at the same time, and the spouts need "
-            f"one more; give at least {n_bolts + 1}"
-        )
     with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
         read_header(path)
-        with spark_and_workers(flights.TOPOLOGY, arguments, cores, progress) as (spark, workers):
-            workers.assign(flights.assignment_for(arguments.workers, n_bolts))
+        with spark_and_workers(flights.TOPOLOGY, arguments, progress) as (spark, workers):
             found = flights.run_flights(
                 spark,
-                workers.endpoints,
+                workers,
                 path=path,
-                n_bolts=n_bolts,
+                n_bolts=arguments.bolts,
                 repeat=arguments.repeat,
                 progress=progress,
             )
             progress.end()
-            flights.write_result(sys.stdout, found)
+            flights.write_result(sys.stdout, found, verbose=arguments.verbose)
     return found
 
 

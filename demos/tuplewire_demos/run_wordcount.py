@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire_demos.file_spout import SKIPPED, skipped_lines
 from tuplewire_demos.report import Progress, settled
-from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
+from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_demos.words_result import (
     WordCounts,
     differences_of,
     expected_counts,
-    skipped_lines,
     write_csv,
     write_words,
 )
@@ -37,8 +36,6 @@ garbage collection takes a quarter of the time."""
 _SWITCH_SECONDS = 0.05
 """The interval at which threads switch. With Python's default of 5 ms, the thread that holds the acker's lock
 is interrupted more often, and all other threads wait for it. A run then takes a quarter more time."""
-_OUTPUTS = {COUNTS: "word string, count bigint", SKIPPED: "offset bigint, problem string, text string"}
-"""The results on Spark."""
 _FOREVER = 10.0**9
 _PENDING = 5000
 _SHOW_SECONDS = 0.25
@@ -75,7 +72,7 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
         executors, ledgers = running.status().executors, settled(running.ledgers)
     counts = dict(captured.tuples(COUNTS))
     skipped = skipped_lines(path, captured.tuples(SKIPPED))
-    result = WordCounts(differences_of(counts, wanted), skipped, ledgers, counts, seconds, executors)
+    result = WordCounts(differences_of(counts, wanted), skipped, ledgers, executors, counts, seconds)
     return _account(arguments, result, progress)
 
 
@@ -104,37 +101,24 @@ def _shown_while(
 
 def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
     """Run the topology as PySpark tasks, each a client of one of the workers; otherwise like run_words()."""
-    from tuplewire.connection.control_client import ControlClient
-    from tuplewire_demos.jobs import settled_ledgers
-    from tuplewire_demos.local_session import spark_and_workers
-    from tuplewire_topology.spark import run_topology
+    from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark, spark_and_workers
 
-    cores = arguments.cores or max(2, os.cpu_count() or 1)
-    topology = wordcount_topology(
-        path, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
-    )
-    with spark_and_workers("wordcount", arguments, cores, progress) as (spark, workers):
-        addresses = [each.unix_address for each in workers.endpoints]
-        conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
+    outputs = {COUNTS: "word string, count bigint", SKIPPED: SKIPPED_COLUMNS}
+    with spark_and_workers("wordcount", arguments, progress) as (spark, workers):
+        topology = wordcount_topology(
+            path, n_spouts=cores_of(spark), n_splitters=arguments.splitters, n_counters=arguments.counters
+        )
         started = time.monotonic()
-        found = run_topology(
-            spark,
-            topology,
-            conf=conf,
-            outputs=_OUTPUTS,
-            workers=addresses,
-            name="wordcount",
-            progress=lambda news: progress.line(str(news)),
+        found, ledgers = run_on_spark(
+            spark, topology, workers, outputs, name="wordcount", pending=_PENDING, progress=progress
         )
         # A word may be in several rows. Counts only grow, so the largest one is the last.
         counts = dict(map(tuple, found.frames[COUNTS].groupBy("word").max("count").collect()))
-        skipped = list(map(tuple, found.frames[SKIPPED].collect()))
+        skipped = skipped_lines(path, found.frames[SKIPPED].collect())
         seconds = time.monotonic() - started
-        with ExitStack() as stack:
-            ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
     progress.stage("Comparing with collections.Counter ...")
     differences = differences_of(counts, expected_counts(path))
-    result = WordCounts(differences, skipped_lines(path, skipped), ledgers, counts, seconds, found.executors)
+    result = WordCounts(differences, skipped, ledgers, found.executors, counts, seconds)
     return _account(arguments, result, progress)
 
 

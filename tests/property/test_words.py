@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire_demos import words
+from tuplewire_demos.file_spout import skipped_lines
 from tuplewire_demos.words import Lines, pieces_of, wordcount_topology
-from tuplewire_demos.words_result import expected_counts, skipped_lines
+from tuplewire_demos.words_result import expected_counts
 from tuplewire_topology import SpoutOutputCollector, TopologyContext
 from tuplewire_topology.authoring.collector import Outbox
 from tuplewire_topology.authoring.description import Topology
@@ -87,7 +88,7 @@ def test_a_failed_line_comes_again(tmp_path: Path) -> None:
     path.write_text("a b\nc\n")
     topology = wordcount_topology(path)
     (task,) = topology.tasks_of("lines")
-    spout, outbox = Lines(str(path)), Outbox(topology, task)
+    spout, outbox = Lines(path), Outbox(topology, task)
     spout.open({}, TopologyContext("t", topology, task), SpoutOutputCollector(outbox, unexpected))
     rest(spout)
     first, second = (message for run in outbox.take() for message in run.tuples)

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from warm_spark import WarmSpark
 
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire_demos import flights
 from tuplewire_demos.local_session import local_session
 
 CORES = 6
@@ -88,7 +87,7 @@ def launch() -> Launch:
 
 
 @pytest.fixture(scope="module")
-def flights_workers(spark: SparkSession) -> Iterator[Running]:  # noqa: ARG001 - Spark forks, so it comes first
-    """Run two workers for the flights pipeline."""
-    with _launched("flights", flights.assignment_for(2)) as running:
-        yield running
+def flights_workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks, so it comes first
+    """Run two workers for the flights pipeline; return their addresses."""
+    with WorkerProcesses(2, "flights", flags=["--drain-seconds=1"]) as local:
+        yield [each.unix_address for each in local.endpoints]

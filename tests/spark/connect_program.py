@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.spark import membership
-from tuplewire_demos.jobs import check_room
 from tuplewire_demos.local_session import local_session
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.coordination.termination import ProcessFailedError
@@ -74,7 +73,6 @@ def main(remote: str, *workers: str) -> None:
     numbers = spark.range(COUNT).withColumnRenamed("id", "number")
     endless = topology(Numbers(), Pass())
     found["slots"] = refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7}))
-    found["pipeline"] = refused(lambda: check_room(spark, 2))
     found["membership"] = refused(lambda: membership(spark, range(4)))
     found["session"] = refused(local_session("another").__enter__)
 

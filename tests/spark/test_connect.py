@@ -64,7 +64,6 @@ def test_topologies(remote: str) -> None:
     assert found["stop"] > 0
     assert "was cancelled" in found["cancel"]
     assert "7 PySpark tasks at the same time, and Spark has 6 slot(s)" in found["slots"]
-    assert "needs a SparkContext" in found["pipeline"]
     assert "name the workers by workers=" in found["membership"]
     assert "SPARK_CONNECT_MODE_ENABLED is set" in found["session"]
     for what in ("progress", "listen", "out of reach"):

@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
+from tuplewire_demos.file_spout import SKIPPED
+from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,

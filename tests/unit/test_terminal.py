@@ -34,7 +34,7 @@ class _Terminal(StringIO):
 def test_words_are_escaped() -> None:
     """Words and skipped lines come from a file that anybody may have written."""
     skipped = SkippedRows(1, [SkippedRow(3, "is not UTF-8", EVIL)])
-    result = WordCounts([], skipped, {}, {EVIL: 2}, 1.0, [])
+    result = WordCounts([], skipped, {}, [], {EVIL: 2}, 1.0)
     out = StringIO()
     write_words(out, result, verbose=False)
     assert "\\x1b]0;owned\\x07" in out.getvalue()

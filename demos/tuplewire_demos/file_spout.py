@@ -1,0 +1,146 @@
+"""Spouts that read a text file in parts, and the lines that they skip.
+
+Used by both topologies. A spout owns its open file, and the tuples that are not processed yet.
+Not thread-safe. Design: docs/design/topologies.md.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from tuplewire_demos.input import SHOWN_CHARACTERS, SHOWN_ROWS, SkippedRow, SkippedRows
+from tuplewire_topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Spout,
+    SpoutOutputCollector,
+    Stream,
+    TopologyContext,
+    Tuple,
+)
+
+LINES = "lines"
+"""The component that reads the file."""
+SKIPPED = "skipped"
+"""The component that emits skipped lines: the offset in the file (bytes), the reason, and the line."""
+SKIPPED_STREAM = Stream("offset", "problem", "text", name="skipped")
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class FileSpout(Spout):
+    """Emits the lines of its part of a file, and repeats failed tuples. Each task reads a part.
+
+    piece_bytes: the size of the lines that one call of next_tuple() reads; at least one line.
+    """
+
+    piece_bytes = 1
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        """Go to the first line that starts in this task's part. The part includes all of its last line."""
+        super().open(conf, context, collector)
+        self.file = self.path.open("rb")
+        size = os.fstat(self.file.fileno()).st_size
+        count = len(context.component_tasks)
+        begin, self.end = (size * index // count for index in (context.task_index, context.task_index + 1))
+        if begin:
+            self.file.seek(begin - 1)  # to skip the last line of the previous part
+            self.file.readline()
+        self.offset = self.file.tell()
+        self.on_the_way: dict[int, Sequence[Any]] = {}
+        self.again: list[int] = []
+        self.emitted = 0
+
+    @abstractmethod
+    def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
+        """Yield the values of tuples for lines, which are given with their offsets. See skip()."""
+
+    def skip(self, offset: int, problem: str, line: bytes) -> None:
+        """Report a line that cannot be used."""
+        text = line.decode("utf-8", "backslashreplace")[:SHOWN_CHARACTERS]
+        self.collector.emit([offset, problem, text], stream=SKIPPED_STREAM.name)
+
+    def next_tuple(self) -> None:
+        """Emit a failed tuple again, or else the tuples of the next lines."""
+        if self.again:
+            number = self.again.pop()
+            self.collector.emit(self.on_the_way[number], message_id=number)
+            return
+        offset, size = self.offset, min(self.piece_bytes, self.end - self.offset)
+        raw = self.file.read(size - 1) + self.file.readline()  # only lines that start in this piece
+        self.offset = offset + len(raw) if raw else self.end
+        for values in self.tuples_of(lines_of(raw, offset)):
+            self.emitted += 1
+            self.on_the_way[self.emitted] = values
+            self.collector.emit(values, message_id=self.emitted)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if all lines have been emitted, and no failed tuple waits for its repetition."""
+        return self.offset >= self.end and not self.again
+
+    def ack(self, message_id: Any) -> None:
+        """Forget a processed tuple."""
+        del self.on_the_way[message_id]
+
+    def fail(self, message_id: Any) -> None:
+        """Schedule the repetition of a failed tuple."""
+        self.again.append(message_id)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class Skipped(BasicBolt):
+    """Forwards skipped lines, so that one task has all of them."""
+
+    outputs = SKIPPED_STREAM.fields
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Emit the values unchanged."""
+        collector.emit(message.values)
+
+
+def lines_of(raw: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of bytes, each with its offset. A carriage return also ends a line.
+
+    offset: of the bytes.
+    """
+    if not offset and raw.startswith(_BYTE_ORDER_MARK):
+        offset = len(_BYTE_ORDER_MARK)
+        raw = raw[offset:]
+    for line in raw.splitlines(keepends=True):
+        yield offset, line.rstrip(b"\r\n")
+        offset += len(line)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield every line of a file with its offset."""
+    offset = 0
+    with path.open("rb") as file:
+        for raw in file:
+            yield from lines_of(raw, offset)
+            offset += len(raw)
+
+
+def skipped_lines(path: Path, rows: Sequence[Sequence[Any]]) -> SkippedRows:
+    """Return the skipped lines with their numbers. If there are any, this reads the file again.
+
+    rows: offset, problem and text of each.
+    """
+    first = sorted(rows, key=itemgetter(0))[:SHOWN_ROWS]
+    wanted = {offset for offset, _, _ in first}
+    lines = enumerate(numbered_lines(path) if first else (), 1)
+    numbers = {offset: number for number, (offset, _) in lines if offset in wanted}
+    return SkippedRows(len(rows), [SkippedRow(numbers[at], problem, text) for at, problem, text in first])

@@ -1,0 +1,94 @@
+"""Runs a topology of the demos on Spark, with Spark and the workers.
+
+Used by flights.py, run_command.py and run_wordcount.py. Owns the session and the workers. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_demos.local_session import local_session
+from tuplewire_demos.report import Progress, settled
+from tuplewire_service.command.status_report import ledger_of
+from tuplewire_topology import Topology
+from tuplewire_topology.spark import TopologyResult, run_topology
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+
+SKIPPED_COLUMNS = "offset bigint, problem string, text string"
+"""The schema of skipped lines."""
+
+
+@contextmanager
+def spark_and_workers(
+    topology: str, arguments: argparse.Namespace, progress: Progress
+) -> Iterator[tuple[SparkSession, list[str]]]:
+    """Yield Spark and the addresses of the workers, which start in parallel. arguments: of the command."""
+    progress.stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
+    cores = arguments.cores or max(2, os.cpu_count() or 1)
+    # Messages remain only after a failed run, and then no consumer receives them.
+    flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
+    # Silence gRPC's connection messages on the user's terminal.
+    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    with ExitStack() as stack:
+        workers = WorkerProcesses(arguments.workers, topology, flags=flags)
+        stack.callback(workers.stop)
+        # In parallel with Spark, which takes longer to start. This process connects to the workers only
+        # afterwards, because Spark forks, and a fork is safer before gRPC is in use.
+        started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
+        spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf))
+        started.result()
+        for each in workers.endpoints:
+            progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+        yield spark, [each.unix_address for each in workers.endpoints]
+        progress.wait("Ending Spark and the workers ...")
+
+
+def run_on_spark(
+    spark: SparkSession,
+    topology: Topology,
+    workers: Sequence[str],
+    outputs: Mapping[str, str | StructType],
+    *,
+    name: str,
+    pending: int,
+    progress: Progress,
+) -> tuple[TopologyResult, dict[str, LedgerSnapshot]]:
+    """Run a topology in a PySpark task for each core; return its result and the workers' ledgers.
+
+    pending: the maximum number of a spout task's pending tuples.
+    """
+    conf = {"topology.workers": cores_of(spark), "topology.max.spout.pending": pending}
+    found = run_topology(
+        spark,
+        topology,
+        conf=conf,
+        outputs=outputs,
+        workers=workers,
+        name=name,
+        progress=lambda news: progress.line(str(news)),
+    )
+    with ExitStack() as stack:
+        controls = [stack.enter_context(ControlClient(address)) for address in workers]
+
+        def ledgers() -> dict[str, LedgerSnapshot]:
+            statuses = [control.status() for control in controls]
+            return {each.worker_id: ledger_of(each.ledger) for each in statuses}
+
+        return found, settled(ledgers)
+
+
+def cores_of(spark: SparkSession) -> int:
+    """Return the number of tasks that a local session runs at the same time."""
+    return spark.sparkContext.defaultParallelism
