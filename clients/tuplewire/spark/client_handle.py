@@ -111,19 +111,10 @@ class TaskClient(Live):
         headers: Headers | None = None,
         timeout: float | None = None,
     ) -> None: ...
-    def send(
-        self,
-        messages: Any,
-        payload: bytes | None = None,
-        /,
-        *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-        timeout: float | None = None,
-    ) -> None:
+    def send(self, *arguments: Any, **keywords: Any) -> None:
         """See Client.send. Raises ClosedError after the block."""
-        client: Any = self._client or self._open()
-        client.send(messages, payload, key=key, headers=headers, timeout=timeout)
+        client = self._client or self._open()
+        client.send(*arguments, **keywords)
         self._unflushed = True
 
     @overload
@@ -132,18 +123,9 @@ class TaskClient(Live):
     def try_send(
         self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
     ) -> bool: ...
-    def try_send(
-        self,
-        messages: Any,
-        payload: bytes | None = None,
-        /,
-        *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-    ) -> bool:
+    def try_send(self, *arguments: Any, **keywords: Any) -> bool:
         """See Client.try_send. Raises ClosedError after the block."""
-        client: Any = self._open()
-        sent: bool = client.try_send(messages, payload, key=key, headers=headers)
+        sent = self._open().try_send(*arguments, **keywords)
         self._unflushed |= sent
         return sent
 
