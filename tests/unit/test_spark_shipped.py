@@ -9,19 +9,18 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.interpreters import make_interpreter
 
 from tuplewire.spark import ClientHandle
-from tuplewire.spark.shipped import REQUIRED, VersionMismatchError, Versions, check
+from tuplewire.spark.shipped import REQUIRED, VersionMismatchError, check, versions
 from tuplewire_topology import Spout, TopologyBuilder
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.rows import Output
 
-DRIVER = Versions("0.1.0", {"grpcio": "1.82.3", "protobuf": "7.36.2"})
+DRIVER = {"tuplewire": "0.1.0", "grpcio": "1.82.3", "protobuf": "7.36.2"}
 
 
 def test_required_is_what_the_distribution_declares() -> None:
@@ -33,7 +32,7 @@ def test_required_is_what_the_distribution_declares() -> None:
 
 def test_here() -> None:
     """The versions of this process fit themselves."""
-    check(Versions.here(), Versions.here())
+    check(versions(), versions())
 
 
 @pytest.mark.parametrize(
@@ -42,26 +41,26 @@ def test_here() -> None:
 )
 def test_fits(grpcio: str, protobuf: str) -> None:
     """An executor may have any version within the bounds, whatever the driver has."""
-    check(DRIVER, replace(DRIVER, libraries={"grpcio": grpcio, "protobuf": protobuf}))
+    check(DRIVER, DRIVER | {"grpcio": grpcio, "protobuf": protobuf})
 
 
 @pytest.mark.parametrize(
     ("executor", "message"),
     [
-        (replace(DRIVER, tuplewire="0.2.0"), "has tuplewire 0.2.0, and the driver has 0.1.0: bring them"),
+        (DRIVER | {"tuplewire": "0.2.0"}, "has tuplewire 0.2.0, and the driver has 0.1.0: bring them"),
         (
-            replace(DRIVER, libraries={"grpcio": "1.9.1", "protobuf": "7.0"}),
+            DRIVER | {"grpcio": "1.9.1", "protobuf": "7.0"},
             r"has grpcio 1.9.1, and tuplewire .* needs grpcio>=1.74,!=1.83.\*,<2 \(the driver has 1.82.3\)",
         ),
-        (replace(DRIVER, libraries={"grpcio": "1.83.0", "protobuf": "7.0"}), "has grpcio 1.83.0"),
-        (replace(DRIVER, libraries={"grpcio": "1.80.0", "protobuf": "6.31.0"}), "has protobuf 6.31.0"),
+        (DRIVER | {"grpcio": "1.83.0", "protobuf": "7.0"}, "has grpcio 1.83.0"),
+        (DRIVER | {"grpcio": "1.80.0", "protobuf": "6.31.0"}, "has protobuf 6.31.0"),
         (
-            replace(DRIVER, libraries={"grpcio": "none (cannot import name 'cygrpc')", "protobuf": "7.0"}),
+            DRIVER | {"grpcio": "none (cannot import name 'cygrpc')", "protobuf": "7.0"},
             r"cannot import name 'cygrpc'.*cannot come by --py-files: .*spark\.archives.*PYSPARK_PYTHON",
         ),
     ],
 )
-def test_does_not_fit(executor: Versions, message: str) -> None:
+def test_does_not_fit(executor: dict[str, str], message: str) -> None:
     """Another release, or a library that is missing or out of bounds, is an error that says what to do."""
     with pytest.raises(VersionMismatchError, match=re.compile(message)):
         check(DRIVER, executor)
@@ -101,7 +100,7 @@ def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
     """One of Spark's jars, which are on the path, has a folder google/protobuf: it does not count."""
     python = make_interpreter(tmp_path / "without", without=["google"])
     (tmp_path / "jar" / "google" / "protobuf").mkdir(parents=True)
-    code = "from tuplewire.spark.shipped import Versions; print(Versions.here().libraries['protobuf'])"
+    code = "from tuplewire.spark.shipped import versions; print(versions()['protobuf'])"
     path = f"{Path(__file__).parents[2] / 'clients'}:{tmp_path / 'jar'}"
     shown = subprocess.run([python, "-c", code], capture_output=True, check=True, env={"PYTHONPATH": path})
     assert shown.stdout.decode() == "none (google.protobuf is a folder of something else)\n"

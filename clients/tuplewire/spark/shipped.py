@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError
@@ -62,34 +62,28 @@ class VersionMismatchError(ConfigError):
     """An executor's Python has other versions than the driver, or than Tuplewire requires."""
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """The versions in an interpreter: Tuplewire's, and the libraries' in REQUIRED by name."""
-
-    tuplewire: str
-    libraries: Mapping[str, str]
-
-    @classmethod
-    @cache
-    def here(cls) -> Self:
-        """Return the versions in this process; for a library that cannot be imported, its error."""
-        return cls(tuplewire.__version__, {name: _version(each.module) for name, each in REQUIRED.items()})
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions in this process, by name; for a library that cannot be imported, its error."""
+    libraries = {name: _version(each.module) for name, each in REQUIRED.items()}
+    return {"tuplewire": tuplewire.__version__, **libraries}
 
 
-def check(driver: Versions, executor: Versions) -> None:
+def check(driver: Mapping[str, str], executor: Mapping[str, str]) -> None:
     """Raise VersionMismatchError unless the executor's versions can be used with the driver's."""
     where = f"{sys.executable} on {socket.gethostname()}"
-    if executor.tuplewire != driver.tuplewire:
+    here, there = executor["tuplewire"], driver["tuplewire"]
+    if here != there:
         raise VersionMismatchError(
-            f"{where} has tuplewire {executor.tuplewire}, and the driver has {driver.tuplewire}: bring them "
+            f"{where} has tuplewire {here}, and the driver has {there}: bring them "
             "to the same release, in the executors' interpreter or with a new zip (make spark-zip)"
         )
     for name, required in REQUIRED.items():
-        found = executor.libraries[name]
+        found = executor[name]
         if not required.takes(found):
             raise VersionMismatchError(
-                f"{where} has {name} {found}, and tuplewire {executor.tuplewire} needs "
-                f"{name}{required} (the driver has {driver.libraries[name]}). "
+                f"{where} has {name} {found}, and tuplewire {here} needs "
+                f"{name}{required} (the driver has {driver[name]}). "
                 f"{name} has compiled parts, which cannot come by --py-files: {_WAYS}"
             )
 
@@ -103,11 +97,11 @@ class Shipped:
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
         _settle_in()
-        return _arrived, (Versions.here(), kind.__module__, kind.__qualname__), self.__getstate__()
+        return _arrived, (versions(), kind.__module__, kind.__qualname__), self.__getstate__()
 
 
-def _arrived(driver: Versions, module: str, name: str) -> Any:
-    check(driver, Versions.here())
+def _arrived(driver: Mapping[str, str], module: str, name: str) -> Any:
+    check(driver, versions())
     kind = getattr(import_module(module), name)
     _settle_in()
     return object.__new__(kind)  # pickle then sets its state
