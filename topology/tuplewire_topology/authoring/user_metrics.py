@@ -12,9 +12,10 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 from tuplewire.errors import TopologyError
 from tuplewire.text.events import event_logger
@@ -53,6 +54,9 @@ class UserSample(NamedTuple):
 class CounterMetric:
     """A counter. Call only from the task's thread. Source: Dropwizard's `Counter` and `Meter`."""
 
+    kind = MetricKind.COUNTER
+    series = 1
+
     def __init__(self) -> None:
         self.value: float = 0
 
@@ -66,10 +70,13 @@ class CounterMetric:
 class HistogramMetric:
     """A histogram. Call only from the task's thread. Source: Dropwizard's `Histogram`."""
 
+    kind = MetricKind.HISTOGRAM
+
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float = 0.0
+        self.series = len(bounds) + len(_OF_HISTOGRAMS)
 
     def update(self, value: float) -> None:
         """Count a value."""
@@ -77,10 +84,14 @@ class HistogramMetric:
         self.counts[bisect_left(self.bounds, value)] += 1
 
 
-class _Registered(NamedTuple):
-    kind: MetricKind
-    metric: CounterMetric | HistogramMetric | Callable[[], float]
-    series: int
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    kind: ClassVar = MetricKind.GAUGE
+    series: ClassVar = 1
+    read: Callable[[], float]
+
+
+_Metric = TypeVar("_Metric", CounterMetric, HistogramMetric, _Gauge)
 
 
 class UserMetrics:
@@ -95,15 +106,13 @@ class UserMetrics:
         self._lock = threading.Lock()
         self._series = 0
         self._kinds: dict[str, MetricKind] = {}
-        self._tasks: dict[int, dict[str, _Registered]] = {}
+        self._tasks: dict[int, dict[str, CounterMetric | HistogramMetric | _Gauge]] = {}
         self._left_out: dict[int, set[str]] = {}
         self._log_rate = LogRate()
 
     def counter(self, task: int, name: str) -> CounterMetric:
         """Return a task's counter, the same one at each call. Raises as _register."""
-        found = self._register(task, name, MetricKind.COUNTER, CounterMetric, 1)
-        assert isinstance(found, CounterMetric)  # noqa: S101 - _check compared the kind
-        return found
+        return self._register(task, name, CounterMetric())
 
     def histogram(self, task: int, name: str, buckets: Iterable[float]) -> HistogramMetric:
         """Return a task's histogram, the same one at each call. Raises as _register."""
@@ -111,45 +120,37 @@ class UserMetrics:
         growing = all(before < after for before, after in pairwise(bounds))
         if not (bounds and growing and all(map(math.isfinite, bounds))):
             raise TopologyError(f"the buckets of {name!r} are finite bounds that grow, not {bounds!r}")
-        series = len(bounds) + len(_OF_HISTOGRAMS)
-        found = self._register(task, name, MetricKind.HISTOGRAM, lambda: HistogramMetric(bounds), series)
-        assert isinstance(found, HistogramMetric)  # noqa: S101 - _check compared the kind
-        return found
+        return self._register(task, name, HistogramMetric(bounds))
 
     def gauge(self, task: int, name: str, read: Callable[[], float]) -> None:
         """Add a task's gauge, or replace it. samples() calls `read`, from any thread. Raises as _register."""
         if not callable(read):
             raise TopologyError(f"the gauge {name!r} needs a function that returns its value, not {read!r}")
-        self._register(task, name, MetricKind.GAUGE, lambda: read, 1, anew=True)
+        self._register(task, name, _Gauge(read))
 
-    def _register(
-        self,
-        task: int,
-        name: str,
-        kind: MetricKind,
-        make: Callable[[], Any],
-        series: int,
-        *,
-        anew: bool = False,
-    ) -> Any:
-        """Return the metric. Raises TopologyError for an invalid name, or one of another kind."""
+    def _register(self, task: int, name: str, metric: _Metric) -> _Metric:
+        """Return the known metric, or else this one; a gauge replaces the known one.
+
+        Raises TopologyError for an invalid name, or one of another kind.
+        """
         told = _told(name)
         with self._lock:
-            self._check(name, told, kind)
+            self._check(name, told, metric.kind)
             mine = self._tasks.setdefault(task, {})
             known = mine.get(told)
-            if known is not None and not anew:
-                return known.metric
-            metric = make()
+            if isinstance(known, type(metric)) and not isinstance(known, _Gauge):
+                return known
             # A replaced gauge adds no series. An omitted metric is not stored, but its task can use it.
-            left_out = known is None and self._series + series > self._most
+            left_out = known is None and self._series + metric.series > self._most
             if left_out:
-                self._leave_out(task, told)
+                names = self._left_out.setdefault(task, set())
+                if len(names) < _MOST_LEFT_OUT:
+                    names.add(told)
             else:
                 if known is None:
-                    self._series += series
-                    self._kinds[told] = kind
-                mine[told] = _Registered(kind, metric, series)
+                    self._series += metric.series
+                    self._kinds[told] = metric.kind
+                mine[told] = metric
         if left_out and self._log_rate.due("left_out"):
             extra = {"task": task, "metric": name, "most_series": self._most}
             logger.warning("metric.left_out", extra={**extra, "setting": "topology.user.metrics.series"})
@@ -170,11 +171,6 @@ class UserMetrics:
                 "/metrics: choose another"
             )
 
-    def _leave_out(self, task: int, told: str) -> None:
-        left_out = self._left_out.setdefault(task, set())
-        if len(left_out) < _MOST_LEFT_OUT:
-            left_out.add(told)
-
     def forget(self, tasks: Iterable[int]) -> None:
         """Remove the metrics of tasks that have left the worker."""
         with self._lock:
@@ -194,17 +190,13 @@ class UserMetrics:
         found = []
         for task, named in registered:
             for name, each in named.items():
-                metric = each.metric
-                if isinstance(metric, CounterMetric):
-                    found.append(UserSample(task, name, each.kind.value, metric.value))
-                elif isinstance(metric, HistogramMetric):
-                    found.append(
-                        UserSample(
-                            task, name, each.kind.value, metric.sum, metric.bounds, tuple(metric.counts)
-                        )
-                    )
-                elif (value := self._read(task, name, metric)) is not None:
-                    found.append(UserSample(task, name, each.kind.value, value))
+                kind = each.kind.value
+                if isinstance(each, CounterMetric):
+                    found.append(UserSample(task, name, kind, each.value))
+                elif isinstance(each, HistogramMetric):
+                    found.append(UserSample(task, name, kind, each.sum, each.bounds, tuple(each.counts)))
+                elif (value := self._read(task, name, each.read)) is not None:
+                    found.append(UserSample(task, name, kind, value))
         return found
 
     def _read(self, task: int, name: str, read: Callable[[], float]) -> float | None:
