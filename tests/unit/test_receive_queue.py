@@ -59,7 +59,11 @@ def test_overflow_does_not_wait() -> None:
     seen = queue.statistics()
     assert (seen.population, seen.capacity, seen.fill, seen.overflow) == (10, 4, 1.0, 6)
     queue.consume(1)
-    assert (queue.statistics().population, queue.statistics().overflow, queue.load) == (0, 0, 0.0)
+    assert (queue.statistics().population, queue.statistics().overflow, queue.statistics().fill) == (
+        0,
+        0,
+        0.0,
+    )
 
 
 def test_idle_consumer_uses_no_cpu() -> None:

@@ -173,9 +173,3 @@ class ReceiveQueue:
         with self._lock:
             rate = self._rate.rate(self._clock())
             return QueueStatistics(self._population, self.capacity, self._arrived, rate)
-
-    @property
-    def load(self) -> float:
-        """The used share of the capacity, 0 to 1."""
-        with self._lock:
-            return min(1.0, self._population / self.capacity)
