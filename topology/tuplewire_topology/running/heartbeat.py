@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +62,6 @@ class WorkerHeartbeat:
     not_ready: str
     executors: Sequence[ExecutorBeat]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of the state file."""
-        return {
-            "time_secs": round(self.time, 3),
-            "topology_id": self.topology_id,
-            "process_id": self.process_id,
-            "uptime_secs": round(self.uptime_seconds, 3),
-            "not_ready": self.not_ready,
-            "executors": [
-                {
-                    "component": beat.component,
-                    "tasks": [beat.tasks[0], beat.tasks[-1]],
-                    "task": beat.task,
-                    "doing": beat.doing,
-                    "call_secs": round(beat.call_seconds, 3),
-                    "turned_secs": round(beat.turned_seconds, 3),
-                    "stuck": beat.stuck,
-                }
-                for beat in self.executors
-            ],
-        }
-
 
 @dataclass(slots=True, eq=False)
 class Heartbeats:
@@ -109,7 +87,8 @@ class Heartbeats:
         self.last = self._take()
         if self.file is not None:
             try:
-                write_atomically(self.file, json.dumps(self.last.to_json()))  # readers see a whole file
+                text = json.dumps(asdict(self.last), default=list)  # tasks are a range
+                write_atomically(self.file, text)  # readers see a whole file
             except OSError as error:
                 logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 
