@@ -15,7 +15,6 @@ from tuplewire_topology.acking.acker_tasks import (
     to_block,
     with_ackers,
 )
-from tuplewire_topology.authoring.description import Component, ComponentKind
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
 
@@ -63,12 +62,6 @@ def test_ackers_twice() -> None:
     """A topology gets its ackers once."""
     with pytest.raises(TopologyError, match="has acker tasks already"):
         with_ackers(SYSTEM, 1)
-
-
-def test_other_names_stay_reserved() -> None:
-    """What a description may name of the system's is the acker's, and nothing else."""
-    with pytest.raises(TopologyError, match="the name '__metrics' is reserved"):
-        Topology([Component("__metrics", ComponentKind.BOLT)])
 
 
 @pytest.mark.parametrize(("conf", "ackers"), [({}, 3), ({"topology.acker.executors": 0}, 0)])

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tuplewire.errors import ClosedError, ConfigError
+from tuplewire.errors import ClosedError
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Stream, Tuple
 from tuplewire_topology.authoring.tuples import AddressedTuples, TupleSource
@@ -114,12 +114,6 @@ def test_close_ends_every_wait() -> None:
     assert queue.consume(5) == []
     with pytest.raises(ClosedError):
         queue.publish_to_overflow(column([3]))
-
-
-def test_capacity_is_checked() -> None:
-    """A queue without room is no queue."""
-    with pytest.raises(ConfigError, match="at least one tuple, not 0"):
-        ReceiveQueue(0)
 
 
 def test_arrival_rate_and_sojourn_time() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
-from tuplewire.errors import ConfigError
 from tuplewire_service.testing import eventually
 from tuplewire_topology.running.timer import SimulatedTimer, SystemTimer
 
@@ -49,12 +46,6 @@ def test_what_is_added_later_begins_then() -> None:
     assert not called
     timer.advance(1)
     assert called
-
-
-def test_period_is_checked() -> None:
-    """Every zero seconds would be without end."""
-    with pytest.raises(ConfigError, match="must be above 0 seconds, not"):
-        SimulatedTimer().every(0, print)
 
 
 def test_system_timer_recurs_and_ends() -> None:

@@ -247,12 +247,6 @@ def test_only_bolts_subscribe() -> None:
         Topology([spout])
 
 
-def test_same_id_twice_in_a_description() -> None:
-    """A description with one id twice is refused."""
-    with pytest.raises(TopologyError, match="two components have the id 'a'"):
-        Topology([Component("a", ComponentKind.SPOUT), Component("a", ComponentKind.BOLT)])
-
-
 @pytest.mark.parametrize(
     ("outputs", "problem"),
     [

@@ -7,7 +7,7 @@ Thread-safe. Source: Storm's `StormTopology`. Design: docs/design/topologies.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -16,21 +16,12 @@ from typing import Any
 from tuplewire.errors import MAX_TASK, TopologyError
 from tuplewire.text.html_table import html_table
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.authoring.tuples import (
-    ACK_STREAM,
-    DEFAULT_STREAM,
-    FAIL_STREAM,
-    INIT_STREAM,
-    Stream,
-    TupleSource,
-    check_name,
-)
+from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, TupleSource, check_name
 
 FIRST_TASK = 1
 SYSTEM_PREFIX = "__"
 """Prefix of reserved names. Components and streams of users must not have it."""
 ACKER_COMPONENT = "__acker"
-_SYSTEM_NAMES = frozenset({ACKER_COMPONENT, INIT_STREAM, ACK_STREAM, FAIL_STREAM})
 
 
 class ComponentKind(StrEnum):
@@ -112,12 +103,9 @@ class Topology:
     def __init__(self, components: Iterable[Component], worker_hooks: Iterable[Any] = ()) -> None:
         self.worker_hooks = list(worker_hooks)
         """The user's WorkerHooks. Each worker runs copies of them."""
-        self.components: dict[str, Component] = {}
         # Sorted, so that all processes give the same ids to tasks; the acker does not shift the other ids.
-        for component in sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id)):
-            if component.id in self.components:
-                raise TopologyError(f"two components have the id {component.id!r}")
-            self.components[component.id] = component
+        ordered = sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id))
+        self.components = {component.id: component for component in ordered}
         for component in self.components.values():
             _check_component(component)
             for subscription in component.inputs:
@@ -244,10 +232,10 @@ class Topology:
         return TupleSource(component.id, task, component.stream(stream))
 
 
-def check_reserved(component: Component, but: Collection[str] = ()) -> None:
-    """Raise TopologyError if the id or a stream has a reserved name that is not in `but`."""
+def check_reserved(component: Component) -> None:
+    """Raise TopologyError if the id or a stream has a reserved name."""
     for name in (component.id, *(stream.name for stream in component.streams)):
-        if name.startswith(SYSTEM_PREFIX) and name not in but:
+        if name.startswith(SYSTEM_PREFIX):
             raise TopologyError(
                 f"{component.kind} {component.id!r}: the name {name!r} is reserved, "
                 f"as all that begin with {SYSTEM_PREFIX!r}"
@@ -259,7 +247,6 @@ def _check_component(component: Component) -> None:
     check_name(component.id, "a component's id")
     what = f"{component.kind} {component.id!r}"
     names = [stream.name for stream in component.streams]
-    check_reserved(component, _SYSTEM_NAMES)
     if len(set(names)) < len(names):
         raise TopologyError(f"{what} declares the stream {max(names, key=names.count)!r} twice")
     for name, number in (("parallelism", component.parallelism), ("number of tasks", component.n_tasks)):

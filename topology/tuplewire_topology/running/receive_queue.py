@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuplewire.errors import ClosedError, ConfigError
+from tuplewire.errors import ClosedError
 from tuplewire_topology.authoring.tuples import AddressedTuples
 
 _WINDOW_SECONDS = 10
@@ -80,8 +80,6 @@ class ReceiveQueue:
     """A queue for `capacity` tuples, with any number of publishers and one consumer. Thread-safe."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
-        if capacity < 1:
-            raise ConfigError(f"a receive queue holds at least one tuple, not {capacity}")
         self.capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 
-from tuplewire.errors import ClosedError, ConfigError
+from tuplewire.errors import ClosedError
 from tuplewire_topology.authoring.tuples import AddressedTuples, tick
 from tuplewire_topology.running.idle import IdleWatch
 
@@ -38,12 +38,7 @@ class Timer(ABC):
         """Return the time in seconds."""
 
     def every(self, period: float, action: Action) -> Cancel:
-        """Call an action every `period` seconds, first after one period. The action must not block.
-
-        Raises ConfigError unless `period` is greater than 0.
-        """
-        if not period > 0:
-            raise ConfigError(f"the period of a recurring action must be above 0 seconds, not {period}")
+        """Call an action every `period` seconds (above 0), first after one period. It must not block."""
         with self._changed:
             order = next(self._order)
             heapq.heappush(self._heap, (self._now() + period, order, period, action))
