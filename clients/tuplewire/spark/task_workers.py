@@ -160,25 +160,20 @@ class HeldTasks(TaskWorkers):
         Raises UnreachableError, NotReadyError or WrongWorkerError after the timeout, WrongTopologyError, or
         UnknownTaskError for a task that is not in the assignment.
         """
-        if isinstance(self._tasks, TaskRanges):
-            return self.look_at(None, seen, wait)
-        found = self.look_at(self._tasks, seen, wait)
-        if unknown := [task for task in self._tasks if task not in found]:
+        tasks, found = self._tasks, self.look_at(self._tasks, seen, wait)
+        if not isinstance(tasks, TaskRanges) and (unknown := [task for task in tasks if task not in found]):
             raise self._unknown(unknown)
         return found
 
     def glance(self) -> dict[int, Held]:
         """Do the same as look_at() for the tasks, from the newest assignment and without a retry."""
         self._at = {}
-        return self._look(None if isinstance(self._tasks, TaskRanges) else self._tasks)
+        return self._look(self._tasks)
 
     def look_at(
-        self, tasks: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
+        self, tasks: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
-        """Return the state of the given tasks that are in the assignment. Raises as look().
-
-        tasks: None: all assigned tasks in the ranges.
-        """
+        """Return the state of the given tasks that are in the assignment. Raises as look()."""
         patience = Patience(self._timeout)
         while True:
             try:
@@ -188,12 +183,12 @@ class HeldTasks(TaskWorkers):
                 patience.bear(error)
 
     def _look(
-        self, wanted: Collection[int] | None, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
+        self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
-        if wanted is None:
+        if isinstance(wanted, TaskRanges):
             if not self._at:  # at first, and after a worker had a newer assignment
                 self._assigned(())
-            wanted = [task for task in self._all if task in self._tasks]
+            wanted = [task for task in self._all if task in wanted]
             if not wanted:
                 time.sleep(wait)
         if not self._at.keys() >= set(wanted):
