@@ -122,7 +122,7 @@ def test_bytes_are_counted_for_each_pair(transport: str) -> None:
     conf = {"topology.serialized.message.size.metrics": True}
     with two_workers(topology, transport, conf=conf) as (_, there):
         eventually(lambda: counts == EXPECTED, SECONDS)
-        sizes = there.transfer.sizes()
+        sizes = dict(there.transfer._sizes)
         told = {each.component: each.received_bytes for each in there.statistics()}
     assert sizes.keys() == {(2, 4), (3, 1)}
     assert sum(sum(each.values()) for each in told.values()) == sum(sizes.values())

@@ -163,11 +163,6 @@ class Transfer:
         )
         self.idle.taken(1, lost=True)  # its sender has counted it, and the sums must be equal at the end
 
-    def sizes(self) -> dict[tuple[int | None, int], int]:
-        """Return the received payload bytes by source task in other processes and by local task."""
-        with self._lock:
-            return dict(self._sizes)
-
     def with_sizes(
         self, executors: Sequence[ExecutorStatistics], topology: Topology
     ) -> Sequence[ExecutorStatistics]:
@@ -175,7 +170,9 @@ class Transfer:
         if not self.size_metrics:
             return executors
         sizes: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        for (source, task), size in self.sizes().items():
+        with self._lock:
+            received = dict(self._sizes)
+        for (source, task), size in received.items():
             sizes[task]["" if source is None else topology.component_of(source).id] += size
         return [
             replace(each, received_bytes=sum((sizes[task] for task in each.tasks), Counter()))
