@@ -49,7 +49,7 @@ ACTIONS = (
 class Sender:
     """A program's session: it counts what is released, and in which order."""
 
-    source = sender_id = "client"
+    sender_id = "client"
     worker_number = 0
     wants_releases = True
 

@@ -30,7 +30,6 @@ class From:
     """Where messages come from."""
 
     worker_number: int
-    source: str = ""
     sender_id: str = ""
     wants_releases: bool = True
 

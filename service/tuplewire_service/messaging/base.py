@@ -105,10 +105,6 @@ class InboundSession(Protocol):
     """The session that messages arrived on. It is notified when the receiver has released them."""
 
     @property
-    def source(self) -> str:
-        """The name under which its messages are counted: a worker's id, or `client` for all programs."""
-
-    @property
     def sender_id(self) -> str:
         """The sender's id."""
 

@@ -14,15 +14,12 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from weakref import WeakValueDictionary
 
 from tuplewire.errors import ResourceLimitError
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
-from tuplewire.settings.config import AckMode
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import SessionStatus
@@ -68,7 +65,7 @@ class Session:
         self.source = worker_id if worker else EXECUTORS_SOURCE if access.is_own_program else CLIENT_SOURCE
         self.worker_number = worker_number(worker_id, hello.incarnation) if worker else 0
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
-        self.ack_mode = AckMode.PROCESSED if processed else AckMode.QUEUED
+        self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
         self.wants_releases = processed or worker
         limit = leases.settings.session.max_message_bytes
@@ -146,10 +143,9 @@ class Session:
     def end(self) -> None:
         """Mark the session as not resumable."""
         self.state.credit.end()
-        known = self.source, self.worker_number, self.wants_releases
-        ended = self._leases.ended.setdefault(known, _EndedSession(*known, self._leases))
         for inbound in self._inbounds.values():
-            inbound.end = ended  # queued messages refer to it, and would keep this session in memory
+            inbound.end = self._leases  # queued messages refer to it, and would keep this session in memory
+            inbound.sender_id = ""
         self._inbounds.clear()  # a reference cycle would delay freeing the session
 
     def widened(self) -> None:
@@ -163,49 +159,19 @@ class Session:
             self.wake()
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class _EndedSession:
-    """Replaces ended sessions while their messages are queued. Equal sessions share one object."""
-
-    source: str
-    worker_number: int
-    wants_releases: bool
-    leases: Leases
-    sender_id: str = ""
-
-    def release(self, flow: int, messages: int, size_bytes: int) -> None:
-        """See Session. Thread-safe."""
-        if flow >= 0 and not self.leases.outside(self.release, flow, messages, size_bytes):
-            self.leases.left_released(flow, messages, size_bytes)
-
-
 class _Inbound:
     """The source of a session's batches. Messages from each forwarding worker have a separate one.
 
     Every queued message refers to one, so it is small, and drops its reference to an ended session.
     """
 
-    __slots__ = ("_came_by", "end")
+    __slots__ = ("_came_by", "end", "sender_id", "wants_releases", "worker_number")
 
     def __init__(self, end: Session, came_by: int) -> None:
-        self.end: Session | _EndedSession = end
+        self.end: Session | Leases = end
+        self.sender_id = end.sender_id
+        self.worker_number, self.wants_releases = end.worker_number, end.wants_releases
         self._came_by = came_by
-
-    @property
-    def source(self) -> str:
-        return self.end.source
-
-    @property
-    def sender_id(self) -> str:
-        return self.end.sender_id
-
-    @property
-    def worker_number(self) -> int:
-        return self.end.worker_number
-
-    @property
-    def wants_releases(self) -> bool:
-        return self.end.wants_releases
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         self.end.release(flow_of(task, self._came_by), messages, size_bytes)
@@ -224,8 +190,6 @@ class Leases:
         self.settings = settings
         self._sessions: dict[SessionKey, Session] = {}
         self._sharing: dict[SessionKey, Session] = {}
-        self.ended: WeakValueDictionary[tuple[str, int, bool], _EndedSession] = WeakValueDictionary()
-        """Replacements of ended sessions, by source, worker_number and wants_releases."""
         self._on_gone = on_gone
         self.loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -333,6 +297,11 @@ class Leases:
         self.shares.shared_by(len(self._sharing))
         for other in self._sharing.values():
             other.widened()
+
+    def release(self, flow: int, messages: int, size_bytes: int) -> None:
+        """Release messages of an ended session. Thread-safe."""
+        if flow >= 0 and not self.outside(self.release, flow, messages, size_bytes):
+            self.left_released(flow, messages, size_bytes)
 
     def left_released(self, task: int, messages: int, size_bytes: int) -> None:
         """Give the other senders credit for released messages of a sender that is away."""

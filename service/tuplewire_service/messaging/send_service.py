@@ -23,7 +23,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.session.departure import Departure
-from tuplewire.settings.config import PROTOCOL_VERSION, AckMode
+from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -223,9 +223,7 @@ class SendService(StreamService):
                 receiver_id=settings.worker_id,
                 receiver_incarnation=session.epoch,
                 last_sequence=ack.sequence,
-                ack_mode=pb.ACK_MODE_PROCESSED
-                if session.ack_mode is AckMode.PROCESSED
-                else pb.ACK_MODE_QUEUED,
+                ack_mode=session.ack_mode,
                 initial_credit=grant_to_wire(Grant(0, initial.messages, initial.size_bytes, 0)),
                 credits=ack.credits,
                 max_message_bytes=settings.session.max_message_bytes,

@@ -67,7 +67,7 @@ class Publications:
     The object is the inbound session of all published messages; see InboundSession.
     """
 
-    source = sender_id = "sink"
+    sender_id = "sink"
     worker_number = 0
     wants_releases = False
 

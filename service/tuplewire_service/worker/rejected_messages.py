@@ -20,18 +20,10 @@ _COPY_BYTES = 512
 class GrownMessage:
     """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
-    __slots__ = (
-        "_grown_bytes",
-        "_inbound",
-        "origin",
-        "sender_id",
-        "source",
-        "wants_releases",
-        "worker_number",
-    )
+    __slots__ = ("_grown_bytes", "_inbound", "origin", "sender_id", "wants_releases", "worker_number")
 
     def __init__(self, inbound: InboundSession, grown_bytes: int) -> None:
-        self.source, self.sender_id = inbound.source, inbound.sender_id
+        self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
         self.wants_releases = inbound.wants_releases
         self._inbound = inbound

@@ -50,7 +50,7 @@ class Rejections:
     bounds the memory. The object is the inbound session of the copies that it sends; see InboundSession.
     """
 
-    source = sender_id = "rejected"
+    sender_id = "rejected"
     worker_number = 0
     wants_releases = False
 

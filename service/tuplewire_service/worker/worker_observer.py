@@ -52,7 +52,7 @@ class _Forwarded:
     """Replaces the inbound session of messages with contexts until another worker has accepted them."""
 
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
-        self.source, self.sender_id = inbound.source, inbound.sender_id
+        self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
         self.wants_releases = inbound.wants_releases
         self.release = inbound.release
