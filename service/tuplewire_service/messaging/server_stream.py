@@ -111,11 +111,6 @@ class ServerStream(MessageStream):
     peer: str
     """The name of the other side in the log."""
 
-    @property
-    def host(self) -> str:
-        """The host of the other side, if the transport knows it."""
-        return self.peer
-
     async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
         """Return the next request of a Send stream; see read(). Also raises MalformedError."""
         data = await self.read()

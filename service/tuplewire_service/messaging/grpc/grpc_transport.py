@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -102,10 +101,6 @@ class GrpcServerStream(GrpcStream, ServerStream):
         self._context = context
         self.peer = context.peer()
         self._admit = admit
-
-    @property
-    def host(self) -> str:
-        return unquote(self.peer.partition(":")[2].rpartition(":")[0]).strip("[]") or "unix"
 
     def admit(self) -> IAccess:
         return EVERYTHING if self._admit is None else self._admit(self._context)

@@ -125,10 +125,6 @@ class ZmqServerStream(ZmqStream, ServerStream):
         super().__init__(send, window)
         self.peer = peer
 
-    @property
-    def host(self) -> str:
-        return self.peer.partition(":")[2]
-
     def opened(self, allowance: Allowance) -> None:
         """Apply the other side's allowance, and answer."""
         self._flow.on_allowance(allowance)
