@@ -17,7 +17,6 @@ from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import SessionSettings
-from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import ServerStream, code_of
 from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -233,43 +232,36 @@ class Network:
         return any(moved)
 
 
-class _NetworkServer(StreamedServer):
+class _NetworkServer(StreamedServer["NetworkContext"]):
     """Serves the streams of a Network."""
-
-    def __init__(
-        self,
-        network: Network,
-        topology: str,
-        port: int,
-        settings: TransportSettings,
-        callback: IConnectionCallback | None,
-    ) -> None:
-        self._network = network
-        super().__init__(network.thread, topology, port, settings, callback)
 
     async def _bind(self) -> int:
         self._addresses.append(f"{HOST}:{self._port}")
-        self._network.listen(self._addresses[0], self._handlers)
+        self._context.network.listen(self._addresses[0], self._handlers)
         return self._port
 
     async def _unbind(self, grace: float | None) -> None:
-        await self._network.close(self._addresses[0], grace)
+        await self._context.network.close(self._addresses[0], grace)
 
 
 class NetworkContext(StreamedContext):
     """The IContext of one worker, over a Network."""
 
+    server = _NetworkServer
+
     def __init__(self, network: Network, settings: TransportSettings) -> None:
         super().__init__()
-        self._network = network
-        self._settings = settings
+        self.network = network
+        self.settings = settings
 
-    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> _NetworkServer:
-        return _NetworkServer(self._network, topology_id, port, self._settings, callback)
+    @property
+    def thread(self) -> HandThread:
+        """The loop of the network."""
+        return self.network.thread
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del topology_id  # the hello names it
-        return self._network.dial(f"{host}:{port}")
+        return self.network.dial(f"{host}:{port}")
 
     def connect(
         self,
@@ -281,12 +273,12 @@ class NetworkContext(StreamedContext):
     ) -> StreamedClient:
         """Connect on the network's loop, under an id that is the same in each run."""
         self._connections += 1
-        settings, dial = self._settings, self._dial(topology_id, host, port)
+        settings, dial = self.settings, self._dial(topology_id, host, port)
         sender_id = f"{settings.worker_id}/{self._connections}"
         identity = Identity(topology_id, sender_id, settings.incarnation, worker=True)
-        address, thread = f"{host}:{port}", self._network.thread
+        address = f"{host}:{port}"
         return StreamedClient(
-            SendingEnd(address, identity, settings.session, thread, dial, receiver_id, events)
+            SendingEnd(address, identity, settings.session, self.thread, dial, receiver_id, events)
         )
 
     def term(self) -> None:

@@ -56,7 +56,7 @@ def _key(name: str) -> str:
     return f"tuplewire.{room or 'transport'}.{key}"
 
 
-def connect(context: LocalContext, server: StreamedServer) -> Any:
+def connect(context: LocalContext, server: StreamedServer[Any]) -> Any:
     """Return a new sender to a server."""
     return context.connect(TOPOLOGY, "", server.port)
 
@@ -147,6 +147,6 @@ def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         sender.end.buffer.flush(10)
 
 
-def sessions_of(server: StreamedServer) -> list[Any]:
+def sessions_of(server: StreamedServer[Any]) -> list[Any]:
     """Return the sessions that a server remembers."""
     return list(server._send.leases._sessions.values())

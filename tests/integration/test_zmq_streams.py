@@ -78,7 +78,7 @@ def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
 def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
     """What the other side has no room for is not sent, and is sent once there is."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
+    dial = dial_zmq(sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
 
     def data() -> list[bytes]:
         return [frame.body for frame in stand_in.heard if frame.kind is FrameKind.DATA]
@@ -127,7 +127,7 @@ def test_a_stream_dies_with_its_connection(recorder: Recorder) -> None:
 def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
     """What had arrived is read, then reading and writing say that it is over, and end() says why."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
+    dial = dial_zmq(sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
     stand_in.put(FrameKind.GRANT)
     stand_in.put(FrameKind.DATA, b"last")
 
@@ -157,7 +157,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
 
     async def read(endpoint: str, asked: threading.Event) -> list[bytes]:
         got: list[bytes] = []
-        async with dial_zmq(sockets, messaging_loop(), endpoint, endpoint, ZmqSettings().stream_window)(
+        async with dial_zmq(sockets, endpoint, endpoint, ZmqSettings().stream_window)(
             "Last"
         ) as stream:
             await stream.write(b"end")
@@ -182,7 +182,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
 
 def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:
     """Every socket asks after two seconds of silence, and takes two more without an answer for the end."""
-    made = sockets.make(messaging_loop(), zmq.DEALER)
+    made = sockets.make(zmq.DEALER)
     options = (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL)
     told = [made.get(option) for option in options]
     sockets.close(made)

@@ -12,7 +12,7 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.resumable import Identity
@@ -49,29 +49,29 @@ _LAST_CALLS_SECONDS = 0.5
 
 
 _Connection = TypeVar("_Connection", bound=IConnection)
+_Context = TypeVar("_Context", bound="StreamedContext")
 Serve = Callable[[ServerStream], Awaitable[None]]
 """Serves one stream to its end."""
 
 
-class StreamedServer(IServerConnection):
+class StreamedServer(IServerConnection, Generic[_Context]):
     """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
 
     A transport implements _bind() and _unbind(), and passes each stream to the handler of its method.
+    `_context` is the context that bound this server.
     """
 
     pins_loop: ClassVar[bool] = True
     """True if the process cannot shut gRPC down for a fork while this server is bound."""
 
     def __init__(
-        self,
-        thread: EventLoopThread,
-        topology: str,
-        port: int,
-        settings: TransportSettings,
-        callback: IConnectionCallback | None,
+        self, context: _Context, topology: str, port: int, callback: IConnectionCallback | None
     ) -> None:
-        """Bind, and start to listen."""
-        self._thread = thread
+        """Bind, and start to listen. Raises BindError."""
+        settings = context.settings
+        self._context = context
+        self._thread = context.thread
+        self._topology = topology
         self._port = port
         self._status = ConnectionStatus.CONNECTING
         self._addresses: list[str] = []
@@ -87,7 +87,7 @@ class StreamedServer(IServerConnection):
         if isinstance(source, ISubscriptionSource):
             self._recv = RecvService(topology, settings, silent, source)
             self._handlers["Recv"] = self._recv.serve
-        thread.run(self._start())
+        self._thread.run(self._start())
 
     async def _start(self) -> None:
         self._port = await self._bind()
@@ -259,26 +259,29 @@ class StreamedClient(IClientConnection):
 
 
 class StreamedContext(IContext):
-    """Binds and connects; a transport implements _serve() and _dial().
+    """Binds and connects; a transport implements _dial(), and sets `server`.
 
     Do not use it on the messaging loop: bind(), close() and term() wait for that loop.
     """
 
     kind: ClassVar[type[TransportSettings]] = TransportSettings
     """Defines the keys of prepare()."""
+    server: ClassVar[type[StreamedServer[Any]]]
+    """Serves at a bound port."""
 
     def __init__(self) -> None:
-        self._settings = self.kind.from_conf({})
+        self.settings = self.kind.from_conf({})
         self._made: list[IConnection] = []
         self._connections = 0
         self._start = uuid.uuid4().hex[:16]
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        self._settings = self.kind.from_conf(conf)
+        self.settings = self.kind.from_conf(conf)
 
-    @abstractmethod
-    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> StreamedServer:
-        """Return a bound server. Raises BindError."""
+    @property
+    def thread(self) -> EventLoopThread:
+        """The event loop of its connections."""
+        return messaging_loop()
 
     @abstractmethod
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
@@ -286,15 +289,15 @@ class StreamedContext(IContext):
 
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
-    ) -> StreamedServer:
+    ) -> StreamedServer[Any]:
         """See IContext. Raises BindError if the port is in use."""
-        return self._keep(self._serve(topology_id, port, callback))
+        return self._keep(self.server(self, topology_id, port, callback))
 
     def connect(
         self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """See IContext; each connection is a separate session. For the other arguments, see SendingEnd."""
-        settings = self._settings
+        settings = self.settings
         host = bracketed(host)
         self._connections += 1
         identity = Identity(
@@ -305,8 +308,8 @@ class StreamedContext(IContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        dial, thread = self._dial(topology_id, host, port), messaging_loop()
-        end = SendingEnd(f"{host}:{port}", identity, settings.session, thread, dial, receiver_id, events)
+        dial = self._dial(topology_id, host, port)
+        end = SendingEnd(f"{host}:{port}", identity, settings.session, self.thread, dial, receiver_id, events)
         return self._keep(StreamedClient(end))
 
     def _keep(self, made: _Connection) -> _Connection:

@@ -20,7 +20,6 @@ import grpc.aio
 
 from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream, dial_grpc, server_options
-from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
     ConfigError,
@@ -38,7 +37,7 @@ from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.settings.settings import Kind, setting, several
 from tuplewire.wire.messaging_pb2_grpc import add_MessagingServicer_to_server
-from tuplewire_service.messaging.base import IConnectionCallback, ServerStatistics
+from tuplewire_service.messaging.base import ServerStatistics
 from tuplewire_service.messaging.grpc.standing_server import StandingServer
 from tuplewire_service.messaging.server_stream import (
     EVERYTHING,
@@ -150,25 +149,13 @@ def _bytes_server(server: grpc.aio.Server) -> Any:
     return SimpleNamespace(add_generic_rpc_handlers=lambda _: None, add_registered_method_handlers=add)
 
 
-class GrpcServerConnection(StreamedServer):
+class GrpcServerConnection(StreamedServer["GrpcContext"]):
     """Serves senders (Send) and consumers (Recv) of one topology."""
 
-    def __init__(
-        self,
-        topology: str,
-        port: int,
-        settings: GrpcSettings,
-        wiring: GrpcWiring,
-        callback: IConnectionCallback | None,
-    ) -> None:
-        self._settings = settings
-        self._wiring = wiring
-        super().__init__(messaging_loop(), topology, port, settings, callback)
-
     async def _bind(self) -> int:
-        settings, session = self._settings, self._settings.session
+        settings, session = self._context.settings, self._context.settings.session
         backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
-        self._server = StandingServer(self._new_server, self._wiring.tls, backoff)
+        self._server = StandingServer(self._new_server, self._context.wiring.tls, backoff)
         await self._server.start([f"{settings.host}:{self._port}", *settings.listen])
         self._addresses = self._server.addresses
         return int(self._addresses[0].rpartition(":")[2])
@@ -177,18 +164,18 @@ class GrpcServerConnection(StreamedServer):
         server = grpc.aio.server(options=self._options())
         servicer = SimpleNamespace(Send=partial(self._serve, "Send"), Recv=partial(self._serve, "Recv"))
         add_MessagingServicer_to_server(servicer, _bytes_server(server))  # type: ignore[no-untyped-call]
-        server.add_generic_rpc_handlers(self._wiring.services)
+        server.add_generic_rpc_handlers(self._context.wiring.services)
         return server
 
     async def _serve(self, method: str, _: object, context: _Context) -> None:
         if method not in self._handlers:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
         with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
-            await self._handlers[method](GrpcServerStream(context, self._wiring.admit))
+            await self._handlers[method](GrpcServerStream(context, self._context.wiring.admit))
 
     def _options(self) -> list[tuple[str, Any]]:
         """Return the options of the server. gRPC counts the connections of each address separately."""
-        settings = self._settings
+        settings = self._context.settings
         options = [
             *server_options(settings.session),
             ("grpc.max_allowed_incoming_connections", settings.max_connections),
@@ -197,7 +184,7 @@ class GrpcServerConnection(StreamedServer):
             ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
         ]
         # A certificate is checked only at the handshake, so TLS connections have a maximum age.
-        if self._wiring.tls is not None:
+        if self._context.wiring.tls is not None:
             options += [
                 ("grpc.max_connection_age_ms", _millis(settings.max_connection_seconds)),
                 ("grpc.max_connection_age_grace_ms", _millis(_LAST_CALLS_SECONDS)),
@@ -218,18 +205,14 @@ class GrpcContext(StreamedContext):
     """
 
     kind = GrpcSettings
-    _settings: GrpcSettings
+    server = GrpcServerConnection
+    settings: GrpcSettings
 
     def __init__(self, settings: GrpcSettings | None = None, wiring: GrpcWiring | None = None) -> None:
         super().__init__()
-        self._settings = settings or self._settings
-        self._wiring = wiring or GrpcWiring()
-
-    def _serve(
-        self, topology_id: str, port: int, callback: IConnectionCallback | None
-    ) -> GrpcServerConnection:
-        return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback)
+        self.settings = settings or self.settings
+        self.wiring = wiring or GrpcWiring()
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del topology_id  # the hello contains it
-        return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)
+        return dial_grpc(f"{host}:{port}", self.settings.session, self.wiring.dialler)

@@ -13,7 +13,7 @@ import contextlib
 from itertools import count
 from typing import ClassVar, NoReturn
 
-from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.connection.loop import watched
 from tuplewire.connection.memory_stream import (
     MEMORY,
     MemoryClientStream,
@@ -27,10 +27,8 @@ from tuplewire.errors import BindError, TuplewireError, UnreachableError
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import EVERYTHING, OWN_PROGRAM, IAccess, ServerStream
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
-from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _FIRST_EPHEMERAL_PORT = 49152
 
@@ -53,26 +51,14 @@ class _LocalServerStream(MemoryStream, ServerStream):
         raise StreamBroken from error
 
 
-class LocalServer(StreamedServer):
+class LocalServer(StreamedServer["LocalContext"]):
     """Accepts streams of the same process."""
 
     pins_loop = False  # a fork does not affect its streams, and the child starts without servers
 
-    def __init__(
-        self,
-        topology: str,
-        port: int,
-        settings: TransportSettings,
-        callback: IConnectionCallback | None,
-        access: IAccess,
-    ) -> None:
-        self._topology = topology
-        self._access = access
-        self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
-        super().__init__(messaging_loop(), topology, port, settings, callback)
-
     async def _bind(self) -> int:
         """Take a port, or any free one for 0. Raises BindError if the topology already has a server there."""
+        self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
         if (self._topology, self._port) in memory_servers:
             raise BindError(
                 f"port {self._port} of topology {self._topology!r} is bound in this process already; "
@@ -86,7 +72,7 @@ class LocalServer(StreamedServer):
 
     def _open(self, method: str) -> MemoryClientStream:
         """Return the connecting side of a new stream."""
-        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0], self._access)
+        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0], self._context.access)
         near.join(far)
         task = watched(asyncio.create_task(self._carry(method, far), name=f"local {method}"))
         self._streams[task] = far
@@ -110,11 +96,9 @@ class LocalServer(StreamedServer):
 class LocalContext(StreamedContext):
     """Binds and connects within the process. All instances share one registry."""
 
+    server = LocalServer
     access: ClassVar[IAccess] = EVERYTHING
     """The rights of the callers of its servers."""
-
-    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> LocalServer:
-        return LocalServer(topology_id, port, self._settings, callback, self.access)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del host  # there is only this process

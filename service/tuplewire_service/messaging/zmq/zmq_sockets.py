@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.loop import messaging_loop
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 
 Socket = zmq.Socket[bytes]
@@ -36,14 +36,14 @@ class Sockets:
         self._open: set[Socket] = set()
         self._closed = asyncio.Event()
 
-    def make(self, thread: EventLoopThread, kind: int) -> Socket:
+    def make(self, kind: int) -> Socket:
         """Return a socket with connections that close with their peer and do not reconnect."""
         if self._context is None or self._process != os.getpid():
             self._context = zmq.Context(self._settings.threads)
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
             self._process = os.getpid()
             self._open = set()
-            thread.suspendables.add(self)
+            messaging_loop().suspendables.add(self)
         settings = self._settings
         made = self._context.socket(kind)
         self._open.add(made)

@@ -16,7 +16,6 @@ from typing import NoReturn
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
 from tuplewire_service.messaging.server_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
@@ -149,14 +148,12 @@ class ZmqServerStream(ZmqStream, ServerStream):
         self.break_off(UnreachableError("the stream was ended on this side"))
 
 
-def dial_zmq(
-    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Allowance
-) -> Dial:
+def dial_zmq(sockets: Sockets, endpoint: str, address: str, window: Allowance) -> Dial:
     """Return a function that opens streams to an endpoint. `address` is its name in errors."""
 
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
-        stream = _ZmqClientStream(sockets, thread, address, window)
+        stream = _ZmqClientStream(sockets, address, window)
         try:
             await stream.open(endpoint, method)
             yield stream
@@ -169,10 +166,10 @@ def dial_zmq(
 class _ZmqClientStream(ZmqStream, ClientStream):
     """The connecting side of a stream, with its socket."""
 
-    def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: Allowance) -> None:
+    def __init__(self, sockets: Sockets, address: str, window: Allowance) -> None:
         self._sockets = sockets
         self._address = address
-        self._socket = sockets.make(thread, zmq.DEALER)
+        self._socket = sockets.make(zmq.DEALER)
         self._monitor = sockets.watch(self._socket)
         self._pump = Pump(self._socket, self._take_parts)
         self._watch = Pump(self._monitor, self._take_event)

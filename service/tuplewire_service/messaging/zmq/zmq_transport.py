@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.connection.loop import watched
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
     BindError,
@@ -44,7 +44,7 @@ _LOOK_SECONDS_PER_CONNECTION = 1e-4
 """Delay from a disconnect to the check of all streams; longer with many connections."""
 
 
-class ZmqServerConnection(StreamedServer):
+class ZmqServerConnection(StreamedServer["ZmqContext"]):
     """Serves all peers that open a stream. Source: Storm's `ZMQContext.bind`.
 
     Unknown peers may send anything: the first invalid frame is counted and answered, and later frames of that
@@ -52,15 +52,9 @@ class ZmqServerConnection(StreamedServer):
     """
 
     def __init__(
-        self,
-        topology: str,
-        port: int,
-        settings: ZmqSettings,
-        callback: IConnectionCallback | None,
-        sockets: Sockets,
+        self, context: ZmqContext, topology: str, port: int, callback: IConnectionCallback | None
     ) -> None:
-        self._settings = settings
-        self._sockets = sockets
+        self._settings, self._sockets = context.settings, context.sockets
         self._streams: dict[bytes, ZmqServerStream] = {}
         self._over: set[bytes] = set()
         """Connections with an ended or invalid stream; their frames are ignored."""
@@ -70,10 +64,10 @@ class ZmqServerConnection(StreamedServer):
         self._unbound = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
         self._looked = asyncio.Event()
-        super().__init__(messaging_loop(), topology, port, settings, callback)
+        super().__init__(context, topology, port, callback)
 
     async def _bind(self) -> int:
-        self._socket = self._sockets.make(self._thread, zmq.ROUTER)
+        self._socket = self._sockets.make(zmq.ROUTER)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._monitor = self._sockets.watch(self._socket)
         try:
@@ -259,28 +253,24 @@ class ZmqContext(StreamedContext):
     """
 
     kind = ZmqSettings
-    _settings: ZmqSettings
+    server = ZmqServerConnection
+    settings: ZmqSettings
 
     def __init__(self) -> None:
         super().__init__()
-        self._sockets = Sockets(self._settings)
+        self.sockets = Sockets(self.settings)
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
         super().prepare(conf)
-        self._sockets = Sockets(self._settings)
-
-    def _serve(
-        self, topology_id: str, port: int, callback: IConnectionCallback | None
-    ) -> ZmqServerConnection:
-        return ZmqServerConnection(topology_id, port, self._settings, callback, self._sockets)
+        self.sockets = Sockets(self.settings)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del topology_id  # the hello contains it
-        settings = self._settings
+        settings = self.settings
         local = settings.cluster_mode == "local"
         endpoint = ipc_endpoint(port) if local else tcp_endpoint(host, port)
-        return dial_zmq(self._sockets, messaging_loop(), endpoint, f"{host}:{port}", settings.stream_window)
+        return dial_zmq(self.sockets, endpoint, f"{host}:{port}", settings.stream_window)
 
     def term(self) -> None:
         super().term()
-        self._sockets.term()
+        self.sockets.term()

@@ -9,24 +9,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toy_transport.stream import DONE, ToyClientStream, ToyServerStream
-from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import BindError, UnreachableError
-from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
-from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
-class ToyServer(StreamedServer):
+class ToyServer(StreamedServer["ToyContext"]):
     """Listens on this machine."""
 
-    def __init__(
-        self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
-    ) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        super().__init__(messaging_loop(), topology, port, settings, callback)
-
     async def _bind(self) -> int:
+        self._tasks: set[asyncio.Task[None]] = set()
         try:
             self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
         except OSError as error:
@@ -60,8 +52,7 @@ class ToyServer(StreamedServer):
 class ToyContext(StreamedContext):
     """Has the settings of every transport."""
 
-    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> ToyServer:
-        return ToyServer(topology_id, port, self._settings, callback)
+    server = ToyServer
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del topology_id  # the hello names it
