@@ -77,7 +77,7 @@ def test_senders_that_are_gone_take_no_share(size: int) -> None:
             sender.send(1, b"x" * size)
             sender.end.buffer.flush(10)
             sender.close()
-        eventually(lambda: server.statistics().sessions == 0, 10)
+        eventually(lambda: server.statistics().sharing_sessions == 0, 10)
         sender = connect(context, server)
         for _ in range(WINDOW - SENDERS):
             sender.send(1, b"x" * size)

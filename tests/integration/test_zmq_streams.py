@@ -157,9 +157,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
 
     async def read(endpoint: str, asked: threading.Event) -> list[bytes]:
         got: list[bytes] = []
-        async with dial_zmq(sockets, endpoint, endpoint, ZmqSettings().stream_window)(
-            "Last"
-        ) as stream:
+        async with dial_zmq(sockets, endpoint, endpoint, ZmqSettings().stream_window)("Last") as stream:
             await stream.write(b"end")
             asked.set()
             with contextlib.suppress(StreamBroken):

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
@@ -23,7 +22,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:  # settings import this module, which must not load protobuf
-    from tuplewire.wire.control_pb2 import SessionStatus
+    from tuplewire.wire.control_pb2 import GetStatusResponse
 
 BLOCK, NO_BLOCK = 0, 1
 """The flags of IServerConnection.recv."""
@@ -51,39 +50,6 @@ class ConnectionStatus(enum.Enum):
     CONNECTING = "connecting"
     READY = "ready"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveCount:
-    """The messages, batches (frames) and payload bytes received from one source."""
-
-    source: str
-    messages: int
-    batches: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatistics:
-    """A snapshot of a server connection."""
-
-    received: Sequence[ReceiveCount] = ()
-    sessions: int = 0
-    """Senders that are, or recently were, connected. Each has a share of the queues."""
-    resumable_sessions: int = 0
-    """Senders that no longer have a share, but may resume."""
-    refused_streams: Mapping[str, int] = field(default_factory=dict)
-    """Streams that were refused or failed, by error code."""
-    refused_messages: Mapping[str, int] = field(default_factory=dict)
-    """Individually refused messages, by error code."""
-    silent_streams: int = 0
-    """Streams that have not sent their first message yet."""
-    smallest_window: int | None = None
-    """Maximum number of outstanding messages of each sender to the fullest task; None: unknown."""
-    restarts: int = 0
-    """Number of times that the listener failed and was restarted."""
-    identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Sessions and resumable sessions by identity, if clients are authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +177,6 @@ class IConnection(ABC):
         """Close immediately; further calls have no effect. By default, this is close() without a wait."""
         self.close(0.0)
 
-    async def close_async(self, timeout: float = 10.0) -> None:
-        """Close, on the transport's event loop. By default, close() runs in a separate thread."""
-        await in_own_thread(lambda: self.close(timeout))
-
 
 class IServerConnection(IConnection):
     """The bound side: receives batches and reports load to senders."""
@@ -230,10 +192,6 @@ class IServerConnection(IConnection):
 
         No message from other peers arrives after it returns. A later call may accept more senders again.
         """
-
-    async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
-        """Do the same as stop_intake() on the transport's event loop; see close_async()."""
-        await in_own_thread(lambda: self.stop_intake(intake))
 
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
@@ -265,27 +223,9 @@ class IServerConnection(IConnection):
     ) -> None:
         """Send the congested and the relieved tasks to every connected sender; for display only."""
 
-    def tell_departures(self, departures: Sequence[Departure]) -> None:
-        """Notify all connected workers about workers that shut down cleanly, before the next release."""
-
-    @property
-    def exhausted(self) -> Collection[int]:
-        """The tasks for which a sender has used up its window, the longest first.
-
-        Call only from the event loop. For metrics. Empty if the transport does not know.
-        """
-        return ()
-
-    def sessions(self) -> Sequence[SessionStatus]:
-        """Return every connected or remembered sender.
-
-        Call only from the event loop. Empty if the transport does not know.
-        """
-        return ()
-
     @abstractmethod
-    def statistics(self) -> ServerStatistics:
-        """Return a snapshot of the counts."""
+    def statistics(self) -> GetStatusResponse:
+        """Return a snapshot of the counts, as a worker's status without other fields."""
 
 
 class IClientConnection(IConnection):

@@ -22,7 +22,7 @@ from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.control_pb2 import SessionStatus
+from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.sender_sessions import SendStream
 from tuplewire_service.messaging.server_stream import IAccess
@@ -201,19 +201,18 @@ class Leases:
         self.loop.call_soon_threadsafe(release, *about)
         return True
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    @property
-    def sharing(self) -> int:
-        """Number of sessions with a share of the queues."""
-        return len(self._sharing)
-
-    def identities(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of sessions with and without a share, by identity."""
+    def add_to(self, status: GetStatusResponse) -> None:
+        """Add the numbers of sessions with and without a share, in all and by identity."""
+        status.sharing_sessions += len(self._sharing)
+        status.resumable_sessions += len(self._sessions) - len(self._sharing)
+        window = self.shares.smallest.messages
+        known = status.smallest_window if status.HasField("smallest_window") else window
+        status.smallest_window = min(window, known)
         sharing = Counter(map(_OWNER, self._sharing))
-        known = Counter(map(_OWNER, self._sessions))
-        return {who: (sharing[who], count - sharing[who]) for who, count in known.items() if who}
+        for who, count in Counter(map(_OWNER, self._sessions)).items():
+            if who:
+                status.identities[who].sharing += sharing[who]
+                status.identities[who].resumable += count - sharing[who]
 
     def sessions(self) -> list[SessionStatus]:
         """Return the status of every session."""

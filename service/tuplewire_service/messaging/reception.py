@@ -17,10 +17,10 @@ from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.values.message import SHUTDOWN, TaskMessage
+from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import (
     BLOCK,
     IConnectionCallback,
-    ReceiveCount,
     ReceivedBatch,
 )
 from tuplewire_service.messaging.receiving_end import Session
@@ -74,9 +74,16 @@ class Reception(IConnectionCallback):
         if self.callback is not self:
             self.callback.workers_left(departures)
 
-    def counts(self) -> list[ReceiveCount]:
-        """Return the received amounts by source."""
-        return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
+    def add_to(self, status: GetStatusResponse) -> None:
+        """Add the received amounts by source, and the refused messages, to a worker's status."""
+        received = {each.source: each for each in status.received}
+        for source, (messages, batches, size_bytes) in list(self._received.items()):
+            total = received.get(source) or status.received.add(source=source)
+            total.messages += messages
+            total.batches += batches
+            total.bytes += size_bytes
+        for code, count in self.refused_messages.items():
+            status.refused_messages[code] += count
 
     def forget(self, source: str) -> None:
         """Forget the counts of a worker that is disconnected."""

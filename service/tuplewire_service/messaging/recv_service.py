@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,9 +55,14 @@ class RecvService(StreamService):
     """All Recv streams of one bound server. Call only from the event loop."""
 
     def __init__(
-        self, topology: str, settings: TransportSettings, silent: SilentStreams, source: ISubscriptionSource
+        self,
+        topology: str,
+        settings: TransportSettings,
+        silent: SilentStreams,
+        refused: Counter[str],
+        source: ISubscriptionSource,
     ) -> None:
-        super().__init__(topology, settings, silent)
+        super().__init__(topology, settings, silent, refused)
         self.source = source
         self.draining = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from tuplewire.connection.memory_stream import PassedFrame
@@ -55,9 +55,14 @@ class SendService(StreamService):
     """All Send streams of one bound server. Call only from the event loop."""
 
     def __init__(
-        self, topology: str, settings: TransportSettings, silent: SilentStreams, reception: Reception
+        self,
+        topology: str,
+        settings: TransportSettings,
+        silent: SilentStreams,
+        refused: Counter[str],
+        reception: Reception,
     ) -> None:
-        super().__init__(topology, settings, silent)
+        super().__init__(topology, settings, silent, refused)
         self.opened = asyncio.Event()
         """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = Intake.ALL

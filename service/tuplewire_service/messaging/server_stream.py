@@ -168,12 +168,17 @@ class SilentStreams:
 class StreamService:
     """The base of a bound server's stream services. Call only from the event loop."""
 
-    def __init__(self, topology: str, settings: TransportSettings, silent: SilentStreams) -> None:
-        """Start to serve. `silent` is shared by all services of the server."""
+    def __init__(
+        self, topology: str, settings: TransportSettings, silent: SilentStreams, refused: Counter[str]
+    ) -> None:
+        """Start to serve.
+
+        All services of a server share `silent`, and count refused streams by error code in `refused`.
+        """
         self.topology = topology
         self.settings = settings
         self.silent = silent
-        self.refused_streams: Counter[str] = Counter()
+        self.refused_streams = refused
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
         """Raise RefusedError for another protocol or topology, or a peer that expects another worker."""

@@ -24,7 +24,7 @@ from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import bracketed
 from tuplewire.values.batch import as_groups
 from tuplewire.values.message import TaskMessage
-from tuplewire.wire.control_pb2 import SessionStatus
+from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
 from tuplewire_service.messaging.base import (
     BLOCK,
     ClientStatistics,
@@ -35,7 +35,6 @@ from tuplewire_service.messaging.base import (
     IContext,
     Intake,
     IServerConnection,
-    ServerStatistics,
 )
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.recv_service import RecvService
@@ -77,7 +76,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._addresses: list[str] = []
         self._reception = Reception(self._opened)
         self._silent = silent = SilentStreams()
-        self._send = SendService(topology, settings, silent, self._reception)
+        self._refused_streams = refused = Counter[str]()
+        """Streams that were refused or failed, by error code."""
+        self._send = SendService(topology, settings, silent, refused, self._reception)
         if callback is not None:
             self.register_recv(callback)
         self._handlers: dict[str, Serve] = {"Send": self._send.serve}
@@ -85,7 +86,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         # Only a callback with queues can serve consumers.
         source: object = callback
         if isinstance(source, ISubscriptionSource):
-            self._recv = RecvService(topology, settings, silent, source)
+            self._recv = RecvService(topology, settings, silent, refused, source)
             self._handlers["Recv"] = self._recv.serve
         self._thread.run(self._start())
 
@@ -140,44 +141,48 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
+        """Notify all connected workers about workers that shut down cleanly, before the next release."""
         self._thread.call(lambda: self._send.tell_departures(departures))
 
-    def statistics(self) -> ServerStatistics:
-        streams = Counter(self._send.refused_streams)
-        if self._recv is not None:
-            streams.update(self._recv.refused_streams)
-        leases, reception = self._send.leases, self._reception
-        sharing = leases.sharing
-        return ServerStatistics(
-            received=reception.counts(),
-            sessions=sharing,
-            resumable_sessions=len(leases) - sharing,
-            refused_streams=dict(streams),
-            refused_messages=dict(reception.refused_messages),
-            silent_streams=len(self._silent),
-            smallest_window=leases.shares.smallest.messages,
-            identities=leases.identities(),
-        )
+    def statistics(self) -> GetStatusResponse:
+        status = GetStatusResponse()
+        self.add_to(status)
+        return status
+
+    def add_to(self, status: GetStatusResponse) -> None:
+        """Add the counts to a worker's status."""
+        self._send.leases.add_to(status)
+        self._reception.add_to(status)
+        status.silent_streams += len(self._silent)
+        for code, count in self._refused_streams.items():
+            status.refused_streams[code] += count
 
     def sessions(self) -> Sequence[SessionStatus]:
+        """Return every connected or remembered sender. Call only from the event loop."""
         return self._send.leases.sessions()
 
     @property
     def exhausted(self) -> Collection[int]:
+        """The tasks for which a sender has used up its window, the longest first. For metrics.
+
+        Call only from the event loop.
+        """
         return self._send.exhausted.tasks.keys()
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers continue."""
         self._thread.run(self.stop_intake_async(intake))
 
-    async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
+    async def stop_intake_async(self, intake: Intake) -> None:
+        """Do the same as stop_intake() on the event loop."""
         await self._send.drain(intake)
 
     def close(self, timeout: float = 10.0) -> None:
         if self._status is not ConnectionStatus.CLOSED:
             self._thread.run(self.close_async(timeout))
 
-    async def close_async(self, timeout: float = 10.0) -> None:
+    async def close_async(self, timeout: float) -> None:
+        """Do the same as close() on the event loop."""
         if self._status is ConnectionStatus.CLOSED:
             return
         self._status = ConnectionStatus.CLOSED

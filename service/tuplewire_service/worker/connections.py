@@ -16,14 +16,12 @@ from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.errors import ConfigError
 from tuplewire.session.departure import OfEntry
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.streamed_transport import StreamedContext, statistics_of
 from tuplewire_service.worker.assignment import AssignedWorker
@@ -52,7 +50,7 @@ class Connections:
 
     def __init__(
         self,
-        context: IContext,
+        context: StreamedContext,
         topology: str,
         events: SendEvents,
         on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
@@ -115,12 +113,6 @@ class Connections:
 
     def _open(self, worker: AssignedWorker) -> None:
         host, port = worker.host_port
-        # Moves need the sending end of a connection, which other plug-ins do not have.
-        if not isinstance(self._context, StreamedContext):
-            raise ConfigError(
-                f"the transport's {type(self._context).__name__} cannot carry a worker's messages: "
-                "it has to inherit from StreamedContext"
-            )
         connection = self._context.connect(self._topology, host, port, worker.worker_id, self._events).end
         self._opened += 1
         self._numbers[connection] = self._opened

@@ -25,8 +25,9 @@ from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
-from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
+from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
+from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -54,7 +55,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self,
         settings: WorkerSettings,
         incarnation: int,
-        context: IContext,
+        context: StreamedContext,
         draining: Callable[[], bool],
         on_departures: Callable[[Sequence[Departure]], object] = len,
         observer: Observer | None = None,

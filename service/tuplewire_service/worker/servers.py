@@ -12,31 +12,46 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
+from typing import Any
 
+from tuplewire.errors import ConfigError
 from tuplewire.session.departure import Departure
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.messaging.base import (
-    IConnectionCallback,
-    IContext,
-    Intake,
-    IServerConnection,
-)
+from tuplewire_service.messaging.base import IConnectionCallback, IContext, Intake
+from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 
 _CLOSE_SECONDS = 10.0
+
+
+def streamed(context: IContext) -> StreamedContext:
+    """Return a context that can carry a worker's messages. Raises ConfigError.
+
+    Moves need the sending end of a connection, which other contexts do not have.
+    """
+    if isinstance(context, StreamedContext):
+        return context
+    raise ConfigError(
+        f"the transport's {type(context).__name__} cannot carry a worker's messages: "
+        "it has to inherit from StreamedContext"
+    )
 
 
 class Servers:
     """The servers of one worker, with one callback. Call only from the event loop."""
 
     def __init__(
-        self, programs: IContext, peers: IContext | None, own_program: IContext | None, topology: str
+        self,
+        programs: StreamedContext,
+        peers: StreamedContext | None,
+        own_program: StreamedContext | None,
+        topology: str,
     ) -> None:
         """Start without servers; see Worker for the transports."""
         self._programs = programs
         self._peers = peers
         self._own_program = own_program
         self._topology = topology
-        self._by_context: dict[IContext, IServerConnection] = {}
+        self._by_context: dict[StreamedContext, StreamedServer[Any]] = {}
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and start to serve. Raises BindError."""
@@ -47,10 +62,10 @@ class Servers:
                 self._by_context[context] = bound
 
     @property
-    def _bound(self) -> Collection[IServerConnection]:
+    def _bound(self) -> Collection[StreamedServer[Any]]:
         return self._by_context.values()
 
-    def _addresses(self, context: IContext | None) -> list[str]:
+    def _addresses(self, context: StreamedContext | None) -> list[str]:
         bound = None if context is None else self._by_context.get(context)
         return [] if bound is None else list(bound.addresses)
 
@@ -70,7 +85,7 @@ class Servers:
         return self._addresses(self._own_program)[0]
 
     async def stop_intake(self, intake: Intake) -> None:
-        """See IServerConnection."""
+        """See IServerConnection, for all servers."""
         for server in self._bound:
             await server.stop_intake_async(intake)
 
@@ -87,7 +102,7 @@ class Servers:
             server.send_backpressure_status(worker_id, sorted(congested), sorted(relieved))
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
-        """See IServerConnection."""
+        """See StreamedServer."""
         for server in self._bound:
             server.tell_departures(departures)
 
@@ -109,31 +124,8 @@ class Servers:
         """Add the addresses, and the summed counts, to a worker's status."""
         status.addresses.extend(self.addresses)
         status.peer_addresses.extend(self.peer_addresses)
-        received: dict[str, pb.ReceiveCount] = {}
-        parts = [server.statistics() for server in self._bound]
-        if windows := [part.smallest_window for part in parts if part.smallest_window is not None]:
-            status.smallest_window = min(windows)
-        for part in parts:
-            status.sharing_sessions += part.sessions
-            status.resumable_sessions += part.resumable_sessions
-            status.silent_streams += part.silent_streams
-            status.server_restarts += part.restarts
-            for counts, more in (
-                (status.refused_streams, part.refused_streams),
-                (status.refused_messages, part.refused_messages),
-            ):
-                for code, count in more.items():
-                    counts[code] += count
-            for who, (sharing, resumable) in part.identities.items():
-                status.identities[who].sharing += sharing
-                status.identities[who].resumable += resumable
-            for each in part.received:
-                if each.source not in received:
-                    received[each.source] = status.received.add(source=each.source)
-                total = received[each.source]
-                total.messages += each.messages
-                total.batches += each.batches
-                total.bytes += each.bytes
+        for server in self._bound:
+            server.add_to(status)
 
     def sessions(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, by descending number of outstanding messages."""

@@ -22,11 +22,12 @@ from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import IContext, Intake
+from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer, ledger_to_wire
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
-from tuplewire_service.worker.servers import Servers
+from tuplewire_service.worker.servers import Servers, streamed
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_observer import WorkerObserver
@@ -89,7 +90,7 @@ class Worker:
         incarnation: int | None = None,
         peers: IContext | None = None,
         advertise: str = "",
-        own_program: IContext | None = None,
+        own_program: StreamedContext | None = None,
     ) -> None:
         """Create a worker.
 
@@ -101,7 +102,11 @@ class Worker:
             advertise: The address for others (a host, optionally with a port), if it differs from the bound
                 one.
             own_program: The transport for a program in this process; None: there is none.
+
+        Raises:
+            ConfigError: A transport is not a StreamedContext.
         """
+        programs, peers = streamed(programs), None if peers is None else streamed(peers)
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.state = WorkerState.STARTING

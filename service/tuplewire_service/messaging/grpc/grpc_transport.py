@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -36,8 +36,8 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.settings.settings import Kind, setting, several
+from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire.wire.messaging_pb2_grpc import add_MessagingServicer_to_server
-from tuplewire_service.messaging.base import ServerStatistics
 from tuplewire_service.messaging.grpc.standing_server import StandingServer
 from tuplewire_service.messaging.server_stream import (
     EVERYTHING,
@@ -194,8 +194,9 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
     async def _unbind(self, grace: float | None) -> None:
         await self._server.stop(grace)
 
-    def statistics(self) -> ServerStatistics:
-        return replace(super().statistics(), restarts=self._server.restarts)
+    def add_to(self, status: GetStatusResponse) -> None:
+        super().add_to(status)
+        status.server_restarts += self._server.restarts
 
 
 class GrpcContext(StreamedContext):

@@ -158,7 +158,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     def _turn_away(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
         stream = stream or self._stream(connection, "a stranger")
-        self._send.refused_streams[code_of(error)] += 1
+        self._refused_streams[code_of(error)] += 1
         log_refusal(stream.peer, error)
         stream.reject(error)
         self._over.add(connection)
@@ -171,7 +171,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         elif event == zmq.EVENT_CLOSED:
             self._unbound.set()
         elif event in NO_HANDSHAKE:
-            self._send.refused_streams["MALFORMED"] += 1
+            self._refused_streams["MALFORMED"] += 1
 
     def _look_after(self, seconds: float) -> None:
         """Check the streams after `seconds`, or earlier if a check is scheduled."""
