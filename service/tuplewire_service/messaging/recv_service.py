@@ -23,7 +23,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.rejection import Rejection
 from tuplewire.session.retry import ProbeTimer
-from tuplewire.settings.config import PROTOCOL_VERSION
+from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.values.group import TaskGroup, same_time
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
@@ -73,29 +73,23 @@ class RecvService(StreamService):
             access = wire.admit()
             denied: _Denied = asyncio.get_running_loop().create_future()
             with access.standing(denied.set_result):
-                subscribe = await self._subscribe(wire)
-                if subscribe is None:
+                data = await self.silent.first(wire.read, "subscribe")
+                if data is None:
                     return
+                request = _request(data)
+                if not request.HasField("subscribe"):
+                    raise MalformedError("the first request of a Recv stream must be a subscribe")
                 wake = asyncio.Event()
-                subscription = await self._open(subscribe, access, wake, wire.peer)
+                subscription = await self._open(request.subscribe, access, wake, wire.peer)
                 await _tell(subscription, ())
                 await wire.write(_subscribed(subscription).SerializeToString())
-                limit = subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
-                await self._carry(subscription, wake, denied, wire, limit)
+                limit = request.subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
+                await RecvStream(self.settings.session, wire, subscription, wake, denied, limit).carry()
         except TuplewireError as error:
             await self._refuse(wire, error)
         finally:
             if subscription is not None:
                 subscription.close()
-
-    async def _subscribe(self, wire: ServerStream) -> pb.Subscribe | None:
-        data = await self.silent.first(wire.read, "subscribe")
-        if data is None:
-            return None
-        request = _request(data)
-        if not request.HasField("subscribe"):
-            raise MalformedError("the first request of a Recv stream must be a subscribe")
-        return request.subscribe
 
     async def _open(
         self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event, peer: str
@@ -120,29 +114,45 @@ class RecvService(StreamService):
         )
         return self.source.subscribe(request, wake.set)
 
-    async def _carry(
+
+class RecvStream:
+    """The stream of one subscription."""
+
+    def __init__(
         self,
+        settings: SessionSettings,
+        wire: ServerStream,
         subscription: ISubscription,
         wake: asyncio.Event,
         denied: _Denied,
-        wire: ServerStream,
         limit: int,
     ) -> None:
-        probe = _Probe(wake)
-        pacer = Pacer(self.settings.session.gather_seconds)
-        closing = asyncio.Event()
-        writing = self._write(subscription, probe, pacer, closing, denied, wire, limit)
-        writer = asyncio.create_task(writing, name="deliver")
+        """Start to serve. `limit` is the maximum number of bytes of a response."""
+        self._wire = wire
+        self._subscription = subscription
+        self._wake = wake
+        self._denied = denied
+        self._limit = limit
+        self._max_bytes = settings.max_frame_bytes
+        self._pacer = Pacer(settings.gather_seconds)
+        self._closing = False
+        self._clock = asyncio.get_running_loop().time
+        self._progress_timer = ProbeTimer(self._clock())
+        self._probe_due = False
+
+    async def carry(self) -> None:
+        """Read, write and probe until one side ends the stream. Raises the error for its end."""
+        writer = asyncio.create_task(self._write(), name="deliver")
         others = [
-            asyncio.create_task(self._read(subscription, probe, pacer, wire), name="progress"),
-            asyncio.create_task(probe.run(subscription), name="probe"),
+            asyncio.create_task(self._read(), name="progress"),
+            asyncio.create_task(self._probe(), name="probe"),
         ]
         try:
-            ends: list[asyncio.Future[Any]] = [writer, denied, *others]
+            ends: list[asyncio.Future[Any]] = [writer, self._denied, *others]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            closing.set()
-            wake.set()
+            self._closing = True
+            self._wake.set()
             for task in others:
                 task.cancel()
             try:
@@ -152,84 +162,60 @@ class RecvService(StreamService):
                 for task in others:
                     with contextlib.suppress(asyncio.CancelledError, StreamBroken):
                         await task
-        if denied.done():
-            raise denied.result()
+        if self._denied.done():
+            raise self._denied.result()
 
-    @staticmethod
-    async def _read(subscription: ISubscription, probe: _Probe, pacer: Pacer, wire: ServerStream) -> None:
-        while (data := await wire.read()) is not None:
+    async def _read(self) -> None:
+        while (data := await self._wire.read()) is not None:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
-                probe.heard()
-                await _take_progress(subscription, request.progress)
-                pacer.press()
+                self._progress_timer.heard(self._clock())
+                await _take_progress(self._subscription, request.progress)
+                self._pacer.press()
             elif kind == "goodbye":
                 return
             else:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    async def _write(
-        self,
-        subscription: ISubscription,
-        probe: _Probe,
-        pacer: Pacer,
-        closing: asyncio.Event,
-        denied: _Denied,
-        wire: ServerStream,
-        limit: int,
-    ) -> None:
-        sequence = 0
-        asking, clock = Asking(), asyncio.get_running_loop().time
-        max_bytes = self.settings.session.max_frame_bytes
-        wake = probe.wake
-        while not closing.is_set():
+    async def _write(self) -> None:
+        sequence, asking = 0, Asking()
+        wire, subscription, wake = self._wire, self._subscription, self._wake
+        while not self._closing:
             wake.clear()
-            if probe.due:
-                probe.due = False
+            if self._probe_due:
+                self._probe_due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while answers := subscription.take_answers():  # before the messages after them
                 await wire.write(pb.RecvResponse(rejected=answers_to_wire(answers)).SerializeToString())
-            if deliveries := subscription.take(max_bytes):
+            if deliveries := subscription.take(self._max_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 pressing = subscription.crowded or any(each.group.kept for each in deliveries)
-                asks = asking.asks(clock(), pressing=pressing)
-                for part in _fitting(deliveries, limit):
+                asks = asking.asks(self._clock(), pressing=pressing)
+                for part in _fitting(deliveries, self._limit):
                     sequence += 1
                     data = frame_of(sequence, part, asks=asks)
                     await wire.write(data)
-                if wait := pacer.wrote(time.monotonic(), len(data)):
-                    await pacer.gather(wait)
+                if wait := self._pacer.wrote(time.monotonic(), len(data)):
+                    await self._pacer.gather(wait)
                 continue
             # Only after the last delivery, so that the consumer gets everything that was taken.
             if (error := subscription.ended) is not None:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
             await wake.wait()
-        if denied.done():
-            await wire.write(pb.RecvResponse(ended=ended_to_wire(denied.result())).SerializeToString())
+        if self._denied.done():
+            await wire.write(pb.RecvResponse(ended=ended_to_wire(self._denied.result())).SerializeToString())
 
-
-class _Probe:
-    """Requests a consumer's state again if expected progress is overdue, because it may have been lost."""
-
-    def __init__(self, wake: asyncio.Event) -> None:
-        self.wake = wake
-        self.due = False
-        self._clock = asyncio.get_running_loop().time
-        self._timer = ProbeTimer(self._clock())
-
-    def heard(self) -> None:
-        self._timer.heard(self._clock())
-
-    async def run(self, subscription: ISubscription) -> None:
+    async def _probe(self) -> None:
+        """Request the consumer's state again if expected progress is overdue: it may have been lost."""
         while True:
-            await asyncio.sleep(self._timer.wait(self._clock()))
-            if not self._timer.wait(self._clock()):
-                self.heard()
-                self.due = subscription.waiting
-                if self.due:
-                    self.wake.set()
+            await asyncio.sleep(self._progress_timer.wait(self._clock()))
+            if not self._progress_timer.wait(self._clock()):
+                self._progress_timer.heard(self._clock())
+                self._probe_due = self._subscription.waiting
+                if self._probe_due:
+                    self._wake.set()
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
