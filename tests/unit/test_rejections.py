@@ -30,11 +30,10 @@ def rejected(messages: Rejections, sender: Program, count: int, task: int = 1) -
     done = []
     for number in range(1, count + 1):
         each = Rejection(number, number, 100.0, "", wait=False)
-        outcome = messages.reject(task, log, each)
-        assert outcome is not None
-        assert outcome.done is not None
-        done.append(outcome.done)
-        outcome.done.token.release(task, 1, 1)
+        settled, _ = messages.reject(task, log, each)
+        assert settled is not None
+        done.append(settled)
+        settled.token.release(task, 1, 1)
     return done
 
 
@@ -92,11 +91,10 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"x"]), Program())
     log.take(1, MIB, MIB)
-    outcome = messages.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
-    assert outcome is not None
-    assert (outcome.given_up, outcome.dropped) == (True, DropReason.REJECTED)
-    assert outcome.done is not None
-    assert outcome.done.messages == 1
+    done, held_until = messages.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
+    assert messages._ledger.dropped[DropReason.REJECTED] == 1
+    assert done is not None
+    assert (done.messages, held_until) == (1, 0.0)
 
 
 async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[Ledger, int, bool, float]:
@@ -184,7 +182,7 @@ async def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.Lo
     log.append(TaskGroup.of(1, [b"x"]), Program())
     log.take(10, MIB, MIB)
     log.progress(1, 1)
-    assert rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False)) is None
+    assert rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False)) == (None, 0.0)
     assert not any(ledger.dropped.values())
 
     assert caplog.messages == []

@@ -247,13 +247,10 @@ class QueueConsumers:
             if len(done) >= _TURN_GROUPS:
                 return done
             queue.rejected = each.number
-            outcome = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
-            # The rejected message is not the oldest unacknowledged one: nothing to do.
-            if outcome is None:
-                continue
-            if outcome.done is not None:
-                done.append(outcome.done)
-            queue.held_until = max(queue.held_until, outcome.held_until)
+            gone, held_until = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
+            if gone is not None:
+                done.append(gone)
+            queue.held_until = max(queue.held_until, held_until)
         if first + _TURN_GROUPS < len(cursor.rejections):
             return done
         return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
@@ -96,20 +95,3 @@ class Copy:
     number: int
     group: TaskGroup = field(compare=False)
     settles: DropReason | None = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RejectionOutcome:
-    """The result of a rejection.
-
-    Attributes:
-        done: The original, if it has left its queue.
-        held_until: The time of its redelivery, if it stays in its queue.
-        given_up: True if it is not redelivered.
-        dropped: The drop reason, if no copy reports it later.
-    """
-
-    done: Done | None = None
-    held_until: float = 0.0
-    given_up: bool = False
-    dropped: DropReason | None = None

@@ -22,14 +22,8 @@ from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.dead_letters import again, dead_letter, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
-from tuplewire_service.worker.rejected_messages import (
-    Copy,
-    CopyRoom,
-    GrownMessage,
-    KeptToken,
-    RejectionOutcome,
-)
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.rejected_messages import Copy, CopyRoom, GrownMessage, KeptToken
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
@@ -87,59 +81,60 @@ class Rejections:
 
     def reject(
         self, task: int, log: DeliveryLog, each: Rejection, *, leaves: bool = False
-    ) -> RejectionOutcome | None:
+    ) -> tuple[Done | None, float]:
         """Remove the oldest unacknowledged message from a log, or reset the cursor to it.
 
-        Returns None if another message was rejected. `leaves` is True if the task moves away: the move waits
-        until all of the task's messages are released.
+        `leaves` is True if the task moves away: the move waits until all of the task's messages are released.
+
+        Returns:
+            The message if it has left its queue, and the time of its redelivery if it stays there. None and 0
+            if another message was rejected.
         """
         # Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
         if found is None:
-            return None
+            return None, 0.0
+        group, token = found
         self.rejections += 1
-        outcome = self._outcome(*found, log, each, leaves=leaves)
-        if outcome.dropped is not None:
-            self._ledger.dropped[outcome.dropped] += 1
-        event = "message.given_up" if outcome.given_up else "message.rejected"
+        copy, settles = self._copy_of(group, each)
+        event = "message.rejected" if settles is None else "message.given_up"
         if messages := self._log_rate.due((event, task)):
             extra = {"task": task, "messages": messages, "reason": each.reason or "none was given"}
             logger.warning(event, extra=extra)
-        self.wake(outcome.held_until or self.next_due)
-        return outcome
-
-    def _outcome(
-        self, group: TaskGroup, token: InboundSession, log: DeliveryLog, each: Rejection, *, leaves: bool
-    ) -> RejectionOutcome:
+        if copy is None:
+            self._ledger.dropped[DropReason.REJECTED] += 1
+            return _settle(log, each), 0.0
         now = time.monotonic()
-        due = now if self.hurried else now + each.after_seconds
-        rejections = rejections_of(headers_of(group)[1]) + 1
-        dead_letter_task = self._settings.dead_letter_task
-        settles: DropReason | None = None
-        # A dead letter is never dropped or moved again: it is redelivered without a limit.
-        if group.task == dead_letter_task:
-            copy = group
-        elif rejections < self._settings.reject_limit:
-            copy = again(group, rejections)
-        elif dead_letter_task is not None:
-            copy = dead_letter(group, dead_letter_task, rejections, each.reason, time.time_ns() // 1000)
-            settles, due = DropReason.DEAD_LETTERED, now
-        else:
-            done = _settle(log, each)
-            return RejectionOutcome(done, given_up=True, dropped=DropReason.REJECTED)
+        due = now if self.hurried or settles is not None else now + each.after_seconds
+        self.wake(due)
         # The message keeps its place, and its queue waits for the delay.
         if each.wait and settles is None:
             grown = copy.size_bytes - group.size_bytes
             log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
             log.rewind(log.acknowledged)
-            return RejectionOutcome(held_until=due)
+            return None, due
         room = self._keep(copy, settles, due)
         done = _settle(log, each)
         own = done.token is self or getattr(done.token, "origin", None) is self
         stays = own and copy.task == group.task  # it already occupies space
         if room.full and not (stays or leaves or self.hurried):
             done = replace(done, token=KeptToken(done.token, room))
-        return RejectionOutcome(done, given_up=settles is not None)
+        return done, 0.0
+
+    def _copy_of(self, group: TaskGroup, each: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
+        """Return the copy of a rejected message, and the reason that the original is dropped, if any."""
+        rejections = rejections_of(headers_of(group)[1]) + 1
+        dead_letter_task = self._settings.dead_letter_task
+        # A dead letter is never dropped or moved again: it is redelivered without a limit.
+        if group.task == dead_letter_task:
+            return group, None
+        if rejections < self._settings.reject_limit:
+            return again(group, rejections), None
+        if dead_letter_task is None:
+            return None, DropReason.REJECTED
+        now_micros = time.time_ns() // 1000
+        letter = dead_letter(group, dead_letter_task, rejections, each.reason, now_micros)
+        return letter, DropReason.DEAD_LETTERED
 
     @property
     def has_room(self) -> bool:
