@@ -82,7 +82,7 @@ class Publications:
         self._most_messages = queue_messages
         self._most_bytes = queue_bytes
         self._has_holder = has_holder
-        self._last: dict[str, dict[str, LastEpoch]] = {}
+        self._last: dict[Sink, LastEpoch] = {}
         self._lines: dict[int, _Line] = {}
         self._ready: dict[int, None] = {}
         self.waiting_messages = 0
@@ -90,17 +90,16 @@ class Publications:
 
     def check(self, sink: Sink, epoch: int) -> None:
         """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""
-        owner, name = sink
-        last = self._last.get(owner, {}).get(name)
+        last = self._last.get(sink)
         number = 0 if last is None else max(0, last.number)
         if epoch < number:
             raise StaleEpochError(
-                f"sink {name!r} has published epoch {number} already, which is after epoch {epoch}: its rows "
-                "would be taken for seen; give the sink another name (a query: another checkpointLocation)"
+                f"sink {sink[1]!r} has published epoch {number} already, which is after epoch {epoch}: its "
+                "rows would be taken for seen; give the sink another name (a query: another checkpointLocation)"
             )
         if epoch > number + MOST_AHEAD:
             raise StaleEpochError(
-                f"sink {name!r}: epoch {epoch} is too far ahead of {number}, the last one: all lower ones "
+                f"sink {sink[1]!r}: epoch {epoch} is too far ahead of {number}, the last one: all lower ones "
                 "would be lost from then on"
             )
 
@@ -110,12 +109,12 @@ class Publications:
         return last is not None and attempt in last.attempts
 
     def _of(self, sink: Sink, epoch: int) -> LastEpoch | None:
-        last = self._last.get(sink[0], {}).get(sink[1])
+        last = self._last.get(sink)
         return last if last is not None and last.number == epoch else None
 
     def knows(self, sink: Sink, run: str) -> bool:
         """Return True if a run has started here."""
-        last = self._last.get(sink[0], {}).get(sink[1])
+        last = self._last.get(sink)
         return last is not None and last.run == run
 
     def compare(
@@ -142,7 +141,7 @@ class Publications:
 
     def begin(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
         """Register a run; return the content of tasks that already have the epoch from an earlier run."""
-        last = self._last.get(sink[0], {}).get(sink[1]) or LastEpoch(-1)
+        last = self._last.get(sink) or LastEpoch(-1)
         last.run = run
         self._remember(sink, last)
         return dict(last.tasks if last.number == epoch else {})
@@ -190,37 +189,35 @@ class Publications:
         return chosen, left_out
 
     def _remember(self, sink: Sink, last: LastEpoch) -> None:
-        owner, name = sink
-        sinks = self._last.setdefault(owner, {})
-        sinks.pop(name, None)
-        sinks[name] = last
+        self._last.pop(sink, None)
+        self._last[sink] = last
+        sinks = {each: last for each, last in self._last.items() if each[0] == sink[0]}
         remembered = sum(1 + len(each.tasks) + len(each.attempts) for each in sinks.values())
-        for name in list(sinks)[:-1]:
+        for each, gone in list(sinks.items())[:-1]:
             if remembered <= MAX_REMEMBERED:
                 break
             # An epoch with waiting messages is never forgotten: it still counts them.
-            if not sinks[name].waiting:
-                gone = sinks.pop(name)
+            if not gone.waiting:
+                del self._last[each]
                 remembered -= 1 + len(gone.tasks) + len(gone.attempts)
 
     def known(self) -> list[SinkEpoch]:
-        """Return the epochs that another run may request; at the limit, the latest sinks of each owner."""
+        """Return the epochs that another run may request; at the limit, the latest sinks."""
         found: list[SinkEpoch] = []
         room = MAX_REMEMBERED
-        for owner, sinks in self._last.items():
-            for name, last in reversed(sinks.items()):
-                if last.number < 0 or not last.run:
-                    continue
-                room -= len(last.tasks)
-                if room >= 0:
-                    found.append(SinkEpoch(owner, name, last.number, dict(last.tasks), last.run))
+        for sink, last in reversed(self._last.items()):
+            if last.number < 0 or not last.run:
+                continue
+            room -= len(last.tasks)
+            if room >= 0:
+                found.append(SinkEpoch(*sink, last.number, dict(last.tasks), last.run))
         return found
 
     def learn(self, sinks: Iterable[SinkEpoch]) -> None:
         """Adopt the epochs that a departed worker reported."""
         for each in sinks:
             sink = each.owner, each.name
-            last = self._last.get(each.owner, {}).get(each.name)
+            last = self._last.get(sink)
             if last is None or last.number < each.epoch:
                 self._remember(sink, LastEpoch(each.epoch, each.run, dict(each.tasks)))
             elif last.number == each.epoch:
