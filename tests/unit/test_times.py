@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -11,12 +14,13 @@ from hypothesis import strategies as st
 
 from tuplewire.session.credit import Exhausted
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
+from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import HELD_SECONDS
 from tuplewire_service.worker.times import (
     INTERVAL_SECONDS,
     Blocking,
     LoopLag,
-    Recent,
+    Timekeeper,
     TimeShares,
     TimeState,
     WorkerTotals,
@@ -209,15 +213,26 @@ def test_exhausted_counts_senders() -> None:
 def test_the_last_seconds_are_told_apart() -> None:
     """Yesterday's culprit is gone after ten seconds, and what is forgotten meanwhile begins anew."""
     old, new = ("1", "local"), ("2", "local")
-    recent = Recent(WorkerTotals(0.0))
-    assert not recent.due(4.9)
-    assert recent.since(WorkerTotals(2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0})) == WorkerTotals(
-        2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0}
-    )
-    for now in (5.0, 10.0):
-        assert recent.due(now)
-        recent.look(WorkerTotals(now, 100, 100, 1, {"busy": 3.0, "idle": now - 3}, {old: 3.0}))
-    told = recent.since(WorkerTotals(12.0, 160, 130, 1, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}))
+    first = WorkerTotals(2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0})
+    assert first.since(WorkerTotals(0.0)) == first
+    mark = WorkerTotals(5.0, 100, 100, 1, {"busy": 3.0, "idle": 2.0}, {old: 3.0})
+    told = WorkerTotals(12.0, 160, 130, 1, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}).since(mark)
     assert told == WorkerTotals(7.0, 60, 30, 0, {"idle": 7.0}, {new: 1.5})
-    told = recent.since(WorkerTotals(12.0, 160, 130, 1, {}, {old: 0.5}))
-    assert not told.blocking_seconds
+    assert not WorkerTotals(12.0, 160, 130, 1, {}, {old: 0.5}).since(mark).blocking_seconds
+
+
+async def test_the_mark_of_the_last_seconds_advances() -> None:
+    """It is one span old at least, and two at most, once two spans are over."""
+    servers = SimpleNamespace(exhausted=set)
+    router = SimpleNamespace(
+        ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked=tuple), place_of=str
+    )
+    times = Timekeeper(cast("Any", router), cast("Any", servers), 10)
+    start = times._marks[0].seconds
+    now = 0.0
+    times._clock = lambda: start + now
+    for now, age in ((4.9, 4.9), (5.0, 5.0), (9.9, 9.9), (10.0, 5.0), (14.9, 9.9), (15.0, 5.0)):
+        looking = asyncio.create_task(times.look_around())
+        await asyncio.sleep(0)
+        looking.cancel()
+        assert start + now - times._marks[0].seconds == pytest.approx(age)

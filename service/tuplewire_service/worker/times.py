@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -144,37 +145,15 @@ class WorkerTotals:
     blocking_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """See Blocking."""
 
-
-class Recent:
-    """The latest increase of totals that only grow. The caller provides the clock.
-
-    The reference is a mark that is between one and two spans old, after the first two spans.
-    """
-
-    __slots__ = ("_before", "_mark")
-
-    def __init__(self, totals: WorkerTotals) -> None:
-        """Start at these totals; `seconds` is the current time in all totals."""
-        self._before = self._mark = totals
-
-    def due(self, now: float) -> bool:
-        """Return True if look() should be called."""
-        return now - self._mark.seconds >= _SPAN_SECONDS
-
-    def look(self, totals: WorkerTotals) -> None:
-        """Set a new mark, and compare with the one before it from now on."""
-        self._before, self._mark = self._mark, totals
-
-    def since(self, totals: WorkerTotals) -> WorkerTotals:
-        """Return the increase since the older mark."""
-        before = self._before
+    def since(self, before: WorkerTotals) -> WorkerTotals:
+        """Return the increase since earlier totals."""
         return WorkerTotals(
-            totals.seconds - before.seconds,
-            totals.accepted - before.accepted,
-            totals.acknowledged - before.acknowledged,
-            totals.dropped - before.dropped,
-            _grown(before.state_seconds, totals.state_seconds),
-            _grown(before.blocking_seconds, totals.blocking_seconds),
+            self.seconds - before.seconds,
+            self.accepted - before.accepted,
+            self.acknowledged - before.acknowledged,
+            self.dropped - before.dropped,
+            _grown(before.state_seconds, self.state_seconds),
+            _grown(before.blocking_seconds, self.blocking_seconds),
         )
 
 
@@ -221,7 +200,8 @@ class Timekeeper:
         self._blocking = Blocking(blocking_limit)
         self._lag = LoopLag(now)
         self._looked = now
-        self._recent = Recent(self._totals(now))
+        self._marks = deque([self._totals(now)], maxlen=2)
+        """Recent totals. The older mark is one to two spans old, after the first two spans."""
 
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
@@ -248,8 +228,8 @@ class Timekeeper:
             blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
             self._blocking.look(blocked.union(self._router.connections.blocked()), now - self._looked)
             self._looked = now
-            if self._recent.due(now):
-                self._recent.look(self._totals(now))
+            if now - self._marks[-1].seconds >= _SPAN_SECONDS:
+                self._marks.append(self._totals(now))
             await asyncio.sleep(self._lag.probe(now))
 
     def _totals(self, now: float) -> WorkerTotals:
@@ -266,12 +246,12 @@ class Timekeeper:
     @property
     def holding(self) -> Mapping[tuple[str, str], float]:
         """Recent seconds that tasks have blocked others, by (task, place)."""
-        return self._recent.since(self._totals(self._clock())).blocking_seconds
+        return self._totals(self._clock()).since(self._marks[0]).blocking_seconds
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add all times to a worker's status, with the tasks that block most first."""
         totals = self._totals(self._clock())
-        recent = self._recent.since(totals)
+        recent = totals.since(self._marks[0])
         status.state_seconds.update(totals.state_seconds)
         status.recent.CopyFrom(
             pb.Recent(
