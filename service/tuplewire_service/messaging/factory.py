@@ -6,8 +6,9 @@ Used by process/data_plane.py, config/ and topologies. Owns no state. Thread-saf
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
@@ -81,9 +82,7 @@ def _prepared(made: Any, conf: Mapping[str, Any]) -> IContext | None:
 
 
 def _installed() -> Iterable[EntryPoint]:
-    from importlib.metadata import (
-        entry_points,
-    )  # it loads much, which those who only name a transport need not
+    from importlib.metadata import entry_points  # slow, and not needed to name a transport
 
     return entry_points(group=ENTRY_POINT_GROUP)
 
@@ -100,12 +99,11 @@ def _find(name: str) -> Any:
             f"unknown transport {name!r} in {TRANSPORT_KEY}; known are: "
             f"{', '.join(TransportFactory.known())}; or name a class as package.module:Class"
         )
-    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
-    return _load(name, lambda: getattr(importlib.import_module(module), attribute))
+    return _load(name, partial(pkgutil.resolve_name, name))
 
 
 def _load(name: str, load: Any) -> Any:
     try:
         return load()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot load the transport {name!r} of {TRANSPORT_KEY}: {error}") from error
