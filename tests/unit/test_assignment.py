@@ -30,15 +30,8 @@ def test_owners() -> None:
     assert assignment.tasks_of("four") == ()
 
 
-def test_host_port() -> None:
-    """An address comes apart into host and port; an IPv6 host loses its brackets."""
-    assert ONE.host_port == ("host-1", 6700)
-    assert TWO.host_port == ("::1", 6701)
-
-
 def test_peer_address() -> None:
     """Other workers reach a worker at its address for them, which is part of the connection's name."""
-    assert THREE.host_port == ("host-3", 7700)
     assert THREE.peer == ("three", "host-3:7700")
     assert ONE.peer == ("one", "host-1:6700")
 
