@@ -205,20 +205,6 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._thread.pinned -= self.pins_loop
 
 
-def statistics_of(end: SendingEnd) -> ClientStatistics:
-    """Return a snapshot of a sending end's counts."""
-    counts, receipts = end.counts, end.receipts
-    return ClientStatistics(
-        end.buffer.ledger(),
-        counts.messages,
-        counts.frames,
-        counts.bytes,
-        max(0, counts.connections - 1),
-        receipts.assignment_version,
-        receipts.perhaps_lost,
-    )
-
-
 class StreamedClient(IClientConnection):
     """A sending end with the interface of a transport plug-in."""
 
@@ -254,7 +240,16 @@ class StreamedClient(IClientConnection):
         return buffer.send_one(messages, payload) or buffer.offer(as_groups(messages, payload))
 
     def statistics(self) -> ClientStatistics:
-        return statistics_of(self.end)
+        counts, receipts = self.end.counts, self.end.receipts
+        return ClientStatistics(
+            self.end.buffer.ledger(),
+            counts.messages,
+            counts.frames,
+            counts.bytes,
+            max(0, counts.connections - 1),
+            receipts.assignment_version,
+            receipts.perhaps_lost,
+        )
 
     def close(self, timeout: float = 10.0) -> None:
         self.end.close(timeout)

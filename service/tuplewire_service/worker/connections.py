@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,12 +19,12 @@ from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.departure import OfEntry
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send_events import SendEvents
+from tuplewire.settings.addresses import split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
-from tuplewire_service.messaging.streamed_transport import StreamedContext, statistics_of
-from tuplewire_service.worker.assignment import AssignedWorker
+from tuplewire_service.messaging.streamed_transport import StreamedContext
 
 logger = event_logger(__name__)
 
@@ -81,7 +81,7 @@ class Connections:
 
     def refresh(
         self,
-        needed: Mapping[Peer, AssignedWorker],
+        needed: Collection[Peer],
         kept: Container[Peer],
         lost: Container[Peer],
         timeout: float,
@@ -92,8 +92,8 @@ class Connections:
         peers do not wait.
         """
         self._needed = frozenset(needed)
-        for worker in needed.values():
-            self.to(worker)
+        for peer in needed:
+            self.to(peer)
         for peer in [peer for peer in self._connections if peer not in needed and peer not in kept]:
             self._leave(peer, 0.0 if peer in lost else timeout)
 
@@ -109,15 +109,16 @@ class Connections:
     def renew(self, peer: Peer) -> None:
         """Replace the connection to a worker, and reclaim its messages in the background."""
         self._leave(peer, 0.0)
-        self._open(AssignedWorker(*peer, ()))
+        self._open(peer)
 
-    def _open(self, worker: AssignedWorker) -> None:
-        host, port = worker.host_port
-        connection = self._context.connect(self._topology, host, port, worker.worker_id, self._events).end
+    def _open(self, peer: Peer) -> None:
+        worker_id, address = peer
+        host, port = split_host_port(address)
+        connection = self._context.connect(self._topology, host, port, worker_id, self._events).end
         self._opened += 1
         self._numbers[connection] = self._opened
-        self._connections[worker.peer] = connection
-        logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
+        self._connections[peer] = connection
+        logger.info("connection.opened", extra={"worker": worker_id, "peer": address})
 
     async def _close(self, key: Peer, connection: SendingEnd, timeout: float) -> None:
         left = await connection.take_back(timeout)
@@ -133,14 +134,14 @@ class Connections:
         """Return the connection to a worker, or None."""
         return self._connections.get(peer)
 
-    def to(self, worker: AssignedWorker) -> SendingEnd | None:
+    def to(self, peer: Peer) -> SendingEnd | None:
         """Return the connection to a worker; open it if necessary. None after close().
 
         Readiness does not wait for it, unless refresh() needs it.
         """
-        if worker.peer not in self._connections and not self._closed:
-            self._open(worker)
-        return self.get(worker.peer)
+        if peer not in self._connections and not self._closed:
+            self._open(peer)
+        return self.get(peer)
 
     @property
     def not_ready(self) -> list[str]:
@@ -167,22 +168,22 @@ class Connections:
         lost = self._lost_before.copy()
         leaving = ((peer, connection) for connection, peer in self._leaving.items())
         for (worker_id, address), connection in chain(self._connections.items(), leaving):
-            counts = statistics_of(connection)
+            counts, receipts = connection.counts, connection.receipts
             status.peers.add(
                 worker_id=worker_id,
                 address=address,
                 number=self._numbers[connection],
                 connected=connection.connected,
-                ledger=ledger_to_wire(counts.ledger),
-                reconnects=counts.reconnects,
+                ledger=ledger_to_wire(connection.buffer.ledger()),
+                reconnects=max(0, counts.connections - 1),
                 congested=sorted(connection.congestion.tasks(time.monotonic())),
-                sent_messages=counts.sent_messages,
-                sent_batches=counts.sent_batches,
-                sent_bytes=counts.sent_bytes,
+                sent_messages=counts.messages,
+                sent_batches=counts.frames,
+                sent_bytes=counts.bytes,
             )
-            lost[worker_id] += counts.perhaps_lost
+            lost[worker_id] += receipts.perhaps_lost
             status.newest_assignment_version = max(
-                status.newest_assignment_version, counts.receiver_assignment_version
+                status.newest_assignment_version, receipts.assignment_version
             )
         status.perhaps_lost.update(lost)
 

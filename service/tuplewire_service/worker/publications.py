@@ -95,7 +95,8 @@ class Publications:
         if epoch < number:
             raise StaleEpochError(
                 f"sink {sink[1]!r} has published epoch {number} already, which is after epoch {epoch}: its "
-                "rows would be taken for seen; give the sink another name (a query: another checkpointLocation)"
+                "rows would be taken for seen; give the sink another name (a query: another "
+                "checkpointLocation)"
             )
         if epoch > number + MOST_AHEAD:
             raise StaleEpochError(

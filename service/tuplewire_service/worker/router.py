@@ -282,7 +282,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         elif group.task in self.queues or self.queues.is_leaving(group.task):
             self.queues.put(group, inbound)
         elif owner is not None:
-            way = self.connections.to(owner)
+            way = self.connections.to(owner.peer)
             self._transfer.put(group, inbound)
         else:
             return False

@@ -64,13 +64,11 @@ class RoutingTable:
         ]
         self.owner_of = assignment.owner_of
 
-    def to_connect(
-        self, named: Container[tuple[str, str]], *, everyone: bool
-    ) -> dict[tuple[str, str], AssignedWorker]:
+    def to_connect(self, named: Container[tuple[str, str]], *, everyone: bool) -> set[tuple[str, str]]:
         """Return the other workers that own outbound tasks or are in `named`; with `everyone`, all others."""
         outbound = None if self.outbound is None else self.outbound(self.local)
         return {
-            each.peer: each
+            each.peer
             for each in self.workers
             if each.worker_id != self._worker_id
             and (

@@ -79,7 +79,7 @@ class TransferQueue:
         try:
             while waiting:
                 owner, inbound, groups = waiting[0]
-                self._send(self._connections.to(owner), inbound, groups)
+                self._send(self._connections.to(owner.peer), inbound, groups)
                 waiting.popleft()
         finally:
             self._drops.lose(group for _, _, groups in waiting for group in groups)
