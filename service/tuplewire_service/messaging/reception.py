@@ -1,18 +1,18 @@
 """The delivery of received messages to a callback or to `pull`; shared by all transports.
 
 Used by streamed_transport.py and send_service.py; worker/ and metrics/ use its constants. Owns the receive
-counts and the batches for `pull`. Thread-safe, except count() and deliver(), which one thread calls at a
+counts and the messages for `pull`. Thread-safe, except count() and deliver(), which one thread calls at a
 time. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
-from tuplewire.session.departure import Departure
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup, route_of
@@ -21,6 +21,7 @@ from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import (
     BLOCK,
     IConnectionCallback,
+    InboundSession,
     ReceivedBatch,
 )
 from tuplewire_service.messaging.receiving_end import Session
@@ -51,28 +52,16 @@ class Reception(IConnectionCallback):
         self.callback: IConnectionCallback = self
         """Receives the messages: this object, for `pull`, until a callback is registered."""
         self._received: dict[str, list[int]] = {}
-        self._arrival = threading.Condition()
-        self._batches: deque[ReceivedBatch] = deque()
-        self._position = 0
+        self._lock = threading.Lock()
+        self._messages: SimpleQueue[tuple[TaskMessage, InboundSession | None]] = SimpleQueue()
         self._on_open = on_open
         self._pulled = False
-        self._closed = False
         self._log_rate = LogRate()
 
     @property
     def open(self) -> bool:
         """True if a callback or pull() receives the messages."""
         return self.callback is not self or self._pulled
-
-    def worker_is(self, number: int, *, connected: bool) -> None:
-        """Notify the callback that a worker connected or was lost; 0 is a program."""
-        if number and self.callback is not self:
-            self.callback.worker_is(number, connected=connected)
-
-    def workers_left(self, departures: Sequence[Departure]) -> None:
-        """Notify the callback of workers that shut down cleanly."""
-        if self.callback is not self:
-            self.callback.workers_left(departures)
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the received amounts by source, and the refused messages, to a worker's status."""
@@ -121,7 +110,7 @@ class Reception(IConnectionCallback):
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""
-        with self._arrival:
+        with self._lock:
             if self.open:
                 other = "recv() takes" if self._pulled else "another callback gets"
                 raise ClosedError(f"{other} this connection's messages; bind another port for this callback")
@@ -129,38 +118,31 @@ class Reception(IConnectionCallback):
         self._on_open()
 
     def recv(self, batch: ReceivedBatch) -> None:
-        with self._arrival:
-            batch.hold()
-            self._batches.append(batch)
-            self._arrival.notify_all()
+        batch.hold()
+        for message in batch:
+            self._messages.put((message, batch.inbound))
 
     def pull(self, flags: int) -> TaskMessage | None:
         """Return the next message; for the flags, see IServerConnection.recv()."""
-        with self._arrival:
+        with self._lock:
             if self.callback is not self:
                 raise ClosedError("a callback is registered: messages go there, recv() gets none")
             first, self._pulled = not self._pulled, True
         if first:
             self._on_open()
-        with self._arrival:
-            if flags == BLOCK:
-                self._arrival.wait_for(lambda: self._batches or self._closed)
-            if not self._batches:
-                return SHUTDOWN if self._closed else None
-            batch = self._batches[0]
-            message = batch[self._position]
-            self._position += 1
-            if self._position == len(batch):
-                self._batches.popleft()
-                self._position = 0
-        batch.inbound.release(message.task, 1, len(message.message))
+        try:
+            message, inbound = self._messages.get(block=flags == BLOCK)
+        except Empty:
+            return None
+        if inbound is None:
+            self.close()  # further calls get the notice, too
+        else:
+            inbound.release(message.task, 1, len(message.message))
         return message
 
     def close(self) -> None:
         """Return the shutdown notice to callers of pull() once no message remains."""
-        with self._arrival:
-            self._closed = True
-            self._arrival.notify_all()
+        self._messages.put((SHUTDOWN, None))
 
 
 def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:

@@ -156,7 +156,7 @@ class SendService(StreamService):
                 session.stream = stream
                 session.address = wire.peer
                 self.leases.connected(session)
-                self._reception.worker_is(session.worker_number, connected=True)
+                self._worker_is(session, connected=True)
                 self._streams.add(stream)
                 await wire.write(self._welcome(session, hello).SerializeToString())
                 await self._carry(session, stream)
@@ -169,7 +169,11 @@ class SendService(StreamService):
             if session is not None and session.stream is stream:
                 session.stream = None
                 if self.leases.disconnected(session):
-                    self._reception.worker_is(session.worker_number, connected=False)
+                    self._worker_is(session, connected=False)
+
+    def _worker_is(self, session: Session, *, connected: bool) -> None:
+        if session.worker_number:
+            self._reception.callback.worker_is(session.worker_number, connected=connected)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
         request = await self.silent.first(wire.read_request, "hello")
@@ -203,7 +207,7 @@ class SendService(StreamService):
                     )
                 )
             # The previous process of the sender is lost.
-            self._reception.worker_is(session.worker_number, connected=False)
+            self._worker_is(session, connected=False)
             session = None
         if session is None or session.epoch != hello.receiver_incarnation:
             # A new session, or the sender remembers another one: it starts over.
@@ -282,7 +286,7 @@ class SendService(StreamService):
             if kind == "goodbye":
                 if session.worker_number and request.goodbye.departures:
                     departures = [departure_from_wire(each) for each in request.goodbye.departures]
-                    self._reception.workers_left(departures)
+                    self._reception.callback.workers_left(departures)
                 if self.leases.get(session.key) is session:
                     self.leases.forget(session.key)
                 return
