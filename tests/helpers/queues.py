@@ -25,5 +25,4 @@ def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
 
 def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:
     """Return what serves the consumers of some queues."""
-    settings = WorkerSettings(worker_id="w", topology="t")
-    return QueueConsumers(settings, 1, queues, rejections or RejectionsWithoutTimers())
+    return QueueConsumers(1, queues, rejections or RejectionsWithoutTimers())

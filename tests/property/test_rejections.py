@@ -71,7 +71,7 @@ class Scene:
         self.shell = RejectionsWithoutTimers(LIMIT, DEAD, most)
         settings = WorkerSettings(worker_id="w")
         self.queues = ReceiveQueues(settings, self._done, lambda task: UnknownTaskError(str(task)))
-        self.consumers = QueueConsumers(settings, 7, self.queues, self.shell)
+        self.consumers = QueueConsumers(7, self.queues, self.shell)
         self.queues.assign([*TASKS, DEAD])
         self.window = ConsumeWindow(TASKS, PREFETCH, MIB)
         self.subscription: QueueSubscription | None = None

@@ -44,7 +44,7 @@ class Scene:
             self._done,
             lambda task: UnknownTaskError(str(task)),
         )
-        self.consumers = QueueConsumers(WorkerSettings(worker_id="w"), 1, self.queues, self.rejections)
+        self.consumers = QueueConsumers(1, self.queues, self.rejections)
         self.queues.assign([1])
         for number in range(MESSAGES):
             self.queues.put(TaskGroup.of(1, [b"%d" % number]), Program())

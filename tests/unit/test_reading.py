@@ -16,8 +16,7 @@ from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker import queue_readers
-from tuplewire_service.worker.queue_readers import QueueReaders
+from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -37,7 +36,7 @@ class Fixture:
             lambda task: UnknownTaskError(str(task)),
         )
         self.queues.assign([TASK])
-        self.readers = QueueReaders(self.queues)
+        self.readers = self.queues
 
     def put(self, *groups: str) -> None:
         """Queue groups of messages."""
@@ -58,8 +57,7 @@ class Fixture:
     def subscribe(self) -> SubscribeRequest:
         """Have a consumer, that has taken two messages."""
         request = SubscribeRequest("", "mine", 1, 0, [Cursor(TASK, 0, 0, 2, MIB)])
-        settings = WorkerSettings(worker_id="w", topology="t")
-        consumers = QueueConsumers(settings, 1, self.queues, RejectionsWithoutTimers())
+        consumers = QueueConsumers(1, self.queues, RejectionsWithoutTimers())
         self.subscription = consumers.subscribe(request, lambda: None)
         assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2
         return request
@@ -214,7 +212,7 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
 
 async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more has its answer at once; what has waited makes room."""
-    monkeypatch.setattr(queue_readers, "_MOST_WATCHED", 1)
+    monkeypatch.setattr(receive_queues, "_MOST_WATCHED", 1)
     all_ = Fixture()
 
     for _ in range(2):

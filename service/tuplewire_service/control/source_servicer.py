@@ -18,7 +18,6 @@ from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.control.control_messages import distinct
 from tuplewire_service.messaging.recv_service import frame_of
 from tuplewire_service.messaging.server_stream import IAccess, check_receiver
-from tuplewire_service.worker.queue_readers import QueueReaders
 from tuplewire_service.worker.worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -32,7 +31,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
     def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
         """Serve a worker. `admit` returns a caller's rights to receive."""
         self._worker = worker
-        self._readers = QueueReaders(worker.router.queues)
+        self._readers = worker.router.queues
         self._admit = admit
 
     def _check(

@@ -82,7 +82,7 @@ class RecvService(StreamService):
                 wake = asyncio.Event()
                 subscription = await self._open(request.subscribe, access, wake, wire.peer)
                 await _tell(subscription, ())
-                await wire.write(_subscribed(subscription).SerializeToString())
+                await wire.write(self._subscribed(subscription).SerializeToString())
                 limit = request.subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
                 await RecvStream(self.settings.session, wire, subscription, wake, denied, limit).carry()
         except TuplewireError as error:
@@ -113,6 +113,16 @@ class RecvService(StreamService):
             access.is_own_program,
         )
         return self.source.subscribe(request, wake.set)
+
+    def _subscribed(self, subscription: ISubscription) -> pb.RecvResponse:
+        return pb.RecvResponse(
+            subscribed=pb.Subscribed(
+                protocol_version=PROTOCOL_VERSION,
+                worker_id=self.settings.worker_id,
+                worker_incarnation=self.settings.incarnation,
+                tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
+            )
+        )
 
 
 class RecvStream:
@@ -262,17 +272,6 @@ def _request(data: bytes) -> pb.RecvRequest:
         return pb.RecvRequest.FromString(data)
     except Exception as error:
         raise MalformedError(f"{len(data)} bytes are not a RecvRequest: {error}") from error
-
-
-def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
-    return pb.RecvResponse(
-        subscribed=pb.Subscribed(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=subscription.worker_id,
-            worker_incarnation=subscription.worker_incarnation,
-            tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
-        )
-    )
 
 
 def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:

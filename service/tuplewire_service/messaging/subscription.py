@@ -46,8 +46,6 @@ class SubscribeRequest:
 class ISubscription(ABC):
     """The subscription of one consumer to some tasks."""
 
-    worker_id: str
-    worker_incarnation: int
     ended: RefusedError | None = None
     """The reason for the end (superseded, the task moved, a drain); None while it is active."""
     crowded: bool = False

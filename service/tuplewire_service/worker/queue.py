@@ -50,7 +50,7 @@ class Queue:
     queue.
     """
     readers: set[asyncio.Event] = field(default_factory=set)
-    """Events that are set when a waiting reader should check the queue; see QueueReaders."""
+    """Events that are set when a waiting reader should check the queue; see ReceiveQueues."""
 
     def wake_readers(self) -> None:
         """Notify waiting readers that messages were added, or that the task moves."""

@@ -23,7 +23,6 @@ from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
-from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _TURN_GROUPS = 100
 """Maximum number of groups to acknowledge or reject in one turn of the loop, so that other sessions are not
@@ -40,8 +39,6 @@ class QueueSubscription(ISubscription):
         self, consumers: QueueConsumers, wake: Callable[[], None], request: SubscribeRequest
     ) -> None:
         """Start without queues."""
-        self.worker_id = consumers.worker_id
-        self.worker_incarnation = consumers.incarnation
         self._consumers = consumers
         self._queues = consumers.queues
         self._wake = wake
@@ -163,11 +160,8 @@ class QueueSubscription(ISubscription):
 class QueueConsumers:
     """Serves the consumers of a worker's queues. Call only from the event loop."""
 
-    def __init__(
-        self, settings: WorkerSettings, incarnation: int, queues: ReceiveQueues, rejections: Rejections
-    ) -> None:
+    def __init__(self, incarnation: int, queues: ReceiveQueues, rejections: Rejections) -> None:
         self.queues = queues
-        self.worker_id = settings.worker_id
         self.incarnation = incarnation
         self._rejections = rejections
         rejections.on_time = self._go_on

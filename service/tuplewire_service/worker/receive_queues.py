@@ -1,18 +1,20 @@
 """The receive queues of a worker's local tasks. Source: Storm's `receive-queue-map`.
 
-Used by router.py, queue_subscription.py and queue_readers.py. Owns the queues, their sequence numbers and
-the queueing times. Call only from the event loop. Design: docs/design/credit.md.
+Used by router.py, queue_subscription.py and control/source_servicer.py. Owns the queues, their sequence
+numbers and the queueing times. Call only from the event loop. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+import sys
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from tuplewire.errors import RefusedError
+from tuplewire.errors import RefusedError, SupersededError
 from tuplewire.observer import Observer
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
@@ -25,6 +27,10 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _RANKED_AT_ONCE = 1000
 """Tasks to rank in one turn of the loop: a fraction of a millisecond."""
+_TURN_GROUPS = 100
+"""Maximum number of groups acknowledged in one turn of the loop, so that other sessions are not delayed."""
+_MOST_WATCHED = 100_000
+"""Maximum number of tasks that all readers together may wait for."""
 _MOST_TAILS = 10_000
 """Maximum number of removed tasks with a stored last sequence. Other tasks start after the highest evicted
 one.
@@ -59,6 +65,7 @@ class ReceiveQueues:
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
+        self._watched = 0
         self.wait = Durations()
         """Seconds that messages waited for their first delivery to a consumer."""
         self.redelivered_messages = 0
@@ -282,3 +289,61 @@ class ReceiveQueues:
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += len(delivery.group)
+
+    async def wait_for_change(self, seen: Mapping[int, int], seconds: float) -> None:
+        """Wait until a task has messages after its last seen sequence, or is not local.
+
+        Readers track their own position, and do not count as consumers.
+        """
+        change = asyncio.Event()
+        queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
+        if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
+            return
+        if self._watched + len(queues) > _MOST_WATCHED:
+            return  # the reader polls again, and uses no memory until then
+        self._watched += len(queues)
+        for queue, _ in queues:
+            queue.readers.add(change)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), seconds)
+        finally:
+            self._watched -= len(queues)
+            for queue, _ in queues:
+                queue.readers.discard(change)
+
+    def _unconsumed(self, task: int) -> Queue:
+        """Return the queue of a local task; SupersededError if it has a consumer."""
+        queue = self._queues.get(task)
+        if queue is None:
+            raise self.not_here(task)
+        if queue.consumer is not None:
+            raise SupersededError(
+                f"task {task} has a consumer, {queue.consumer_key[1]!r}: to read it, end that one"
+            )
+        return queue
+
+    def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
+        """Return messages of a local task after one sequence and up to another, for one frame.
+
+        Raises SupersededError if the task has a consumer.
+        """
+        queue = self._unconsumed(task)
+        found = queue.log.read(after, last, max_bytes)
+        if found:
+            self.reached(queue, found[-1].last)
+        return found
+
+    def acknowledge(self, task: int, sequence: int) -> bool:
+        """Release some messages of a local task up to a sequence; return True if more may remain.
+
+        Raises SupersededError if the task has a consumer.
+        """
+        if task not in self._queues:
+            return False
+        queue = self._unconsumed(task)
+        self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=_TURN_GROUPS))
+        done = queue.log.progress(sequence, sequence, _TURN_GROUPS)
+        if done:
+            self.on_done(task, done)
+        return bool(done)

@@ -76,7 +76,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Seconds from the sender's acceptance of a message to the acknowledgement of its consumer."""
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
         self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
-        self.consumers = QueueConsumers(settings, incarnation, self.queues, self.rejections)
+        self.consumers = QueueConsumers(incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)
         """The number that identifies this process as an entry worker."""
