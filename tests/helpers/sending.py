@@ -6,14 +6,14 @@ from itertools import count
 from typing import Any
 from unittest import mock
 
+from helpers.acks import ack_of, credit_of
 from tuplewire.session import send
-from tuplewire.session.credit import Grant
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Settled
-from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
 
 PLENTY = 1_000_000
 
@@ -23,12 +23,11 @@ def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
 
     incarnation: the session's; worker: the worker's.
     """
-    welcome = Opened(
-        incarnation,
-        Grant(0, PLENTY, PLENTY, 0),
-        AckUpdate(0, [], []),
-        PLENTY,
-        8 * PLENTY,
+    welcome = pb.Welcome(
+        receiver_incarnation=incarnation,
+        initial_credit=credit_of(0, PLENTY, PLENTY, 0),
+        max_message_bytes=PLENTY,
+        max_frame_bytes=8 * PLENTY,
         worker_incarnation=worker,
     )
     window.opened(welcome)
@@ -54,18 +53,20 @@ class Sending:
         *,
         initial: int = PLENTY,
         initial_bytes: int = PLENTY,
-        grants: tuple[Grant, ...] = (),
-        refusals: tuple[Refusal, ...] = (),
+        grants: tuple[pb.TaskCredit, ...] = (),
+        refusals: tuple[pb.Refusal, ...] = (),
         max_message_bytes: int = 2**30,
         max_request_bytes: int = 2**31,
     ) -> list[Settled]:
         """Connect; the receiver has accepted frames up to this sequence."""
-        welcome = Opened(
-            incarnation,
-            Grant(0, initial, initial_bytes, 0),
-            AckUpdate(sequence, list(grants), list(refusals)),
-            max_message_bytes,
-            max_request_bytes,
+        welcome = pb.Welcome(
+            receiver_incarnation=incarnation,
+            last_sequence=sequence,
+            initial_credit=credit_of(0, initial, initial_bytes, 0),
+            credits=grants,
+            refusals=refusals,
+            max_message_bytes=max_message_bytes,
+            max_frame_bytes=max_request_bytes,
         )
         return self._adding_up(self.window.opened(welcome))
 
@@ -97,10 +98,10 @@ class Sending:
         self.frames()
 
     def update(
-        self, sequence: int, *, grants: tuple[Grant, ...] = (), refusals: tuple[Refusal, ...] = ()
+        self, sequence: int, *, grants: tuple[pb.TaskCredit, ...] = (), refusals: tuple[pb.Refusal, ...] = ()
     ) -> list[Settled]:
         """Hear an acknowledgement."""
-        return self._adding_up(self.window.update(AckUpdate(sequence, list(grants), list(refusals))))
+        return self._adding_up(self.window.update(ack_of(sequence, grants, refusals)))
 
     def _adding_up(self, settled: list[Settled]) -> list[Settled]:
         ledger = self.window.ledger()

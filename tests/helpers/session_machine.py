@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from helpers.acks import credit_of
 from helpers.session_parts import (
     HEAD,
     SETTINGS,
@@ -32,10 +33,8 @@ from helpers.session_parts import (
 )
 from tuplewire.errors import NotLocalError, UnknownTaskError
 from tuplewire.session.consume import Cursor
-from tuplewire.session.credit import Grant
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 from tuplewire.session.shares import Share
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
@@ -49,7 +48,6 @@ from tuplewire.wire.codec import (
     groups_of,
 )
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import update_from_wire, update_to_wire
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -81,7 +79,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.consumers = 2
         self.sending, self.receiving = Link(), Link()
         self.closed_tasks: set[int] = set()
-        self.heard: list[AckUpdate] = []
+        self.heard: list[pb.Ack] = []
         self.update_lost = False
         # The model.
         self.offered: dict[Pair, int] = defaultdict(int)
@@ -200,8 +198,7 @@ class SessionMachine(RuleBasedStateMachine):
         """The sender hears some of what the receiver has said."""
         while self.sending.down and limit:
             limit -= 1
-            ack = pb.Ack.FromString(self.sending.down.popleft())
-            update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
+            update = pb.Ack.FromString(self.sending.down.popleft())
             if self.window.missed(update):
                 assert self.update_lost, "nothing was lost"
                 continue  # it asks, sooner or later
@@ -258,13 +255,14 @@ class SessionMachine(RuleBasedStateMachine):
         for _ in range(limit):
             update = worker.session.resume(self.window.acknowledged)
         initial = worker.session.credit.initial
-        ack = update_to_wire(update)
-        welcome = Opened(
-            worker.incarnation,
-            Grant(0, initial.messages, initial.size_bytes, 0),
-            update_from_wire(ack.sequence, ack.credits, ack.refusals),
-            2**30,
-            2**31,
+        welcome = pb.Welcome(
+            receiver_incarnation=worker.incarnation,
+            initial_credit=credit_of(0, initial.messages, initial.size_bytes, 0),
+            last_sequence=update.sequence,
+            credits=update.credits,
+            refusals=update.refusals,
+            max_message_bytes=2**30,
+            max_frame_bytes=2**31,
         )
         self._settle(self.window.opened(welcome))
         self.told_lost += self.window.take_perhaps_lost()
@@ -322,7 +320,7 @@ class SessionMachine(RuleBasedStateMachine):
         """The receiver says what is new."""
         update = self.worker.session.update() if self.sending.connected else None
         if update is not None:
-            self.sending.down.append(update_to_wire(update).SerializeToString())
+            self.sending.down.append(update.SerializeToString())
 
     def open_or_close(self, task: int) -> None:
         """The receiver begins or ceases to refuse a task."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from helpers.acks import credit_of
 from helpers.sending import PLENTY, Sending, contents
 
 from tuplewire.errors import UnknownTaskError
-from tuplewire.session.credit import CreditBook, Grant
+from tuplewire.session.credit import CreditBook
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.departure import Departure, Departures
 from tuplewire.session.pieces import wire_bytes
@@ -46,7 +47,7 @@ def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
     for task in range(100):
         sending.offer(task)
     sending.frames()
-    sending.update(1, grants=tuple(Grant(task, PLENTY, PLENTY, 1) for task in range(100)))
+    sending.update(1, grants=tuple(credit_of(task, PLENTY, PLENTY, 1) for task in range(100)))
     sending.window.close_unused()
     sending.window.close_unused()
     sending.offer(200)
@@ -62,7 +63,7 @@ def test_a_new_receiver_is_not_asked_to_close_flows() -> None:
     sending = Sending()
     sending.offer(1)
     (first,) = sending.frames()
-    sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.update(first.sequence, grants=(credit_of(1, PLENTY, PLENTY, 1),))
     sending.window.close_unused()
     sending.window.close_unused()
     sending.open(incarnation=8)
@@ -76,11 +77,11 @@ def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
     sending = Sending(max_frame_bytes=1)
     sending.offer(1)
     (first,) = sending.frames()
-    sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.update(first.sequence, grants=(credit_of(1, PLENTY, PLENTY, 1),))
     sending.window.close_unused()
     sending.window.close_unused()
     sending.write(1)
-    sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.update(first.sequence, grants=(credit_of(1, PLENTY, PLENTY, 1),))
     sending.update(first.sequence + 1)
     assert not sending.window.all_released(1)
 
@@ -94,11 +95,11 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     sending.offer_groups(forwarded)
     frames = sending.frames()
     last = frames[-1].sequence
-    sending.update(last, grants=(Grant(direct.flow, PLENTY, PLENTY, 1),))
+    sending.update(last, grants=(credit_of(direct.flow, PLENTY, PLENTY, 1),))
     for _ in range(2):
         sending.window.close_unused()
     assert not sending.window.all_released(1)
-    sending.update(last, grants=(Grant(forwarded.flow, PLENTY, PLENTY, 1),))
+    sending.update(last, grants=(credit_of(forwarded.flow, PLENTY, PLENTY, 1),))
     for _ in range(2):
         sending.window.close_unused()
     assert sending.window.all_released(1)

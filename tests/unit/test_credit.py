@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.acks import credit_of
 
 from tuplewire.errors import CreditExceededError
 from tuplewire.session import credit
-from tuplewire.session.credit import CreditBook, Exhausted, Grant
+from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
 
@@ -94,7 +95,7 @@ def test_changes_are_told_once() -> None:
     granted.received([group(1, 5)])
     granted.released(1, 1, 10)
     granted.released(1, 1, 10)
-    assert granted.take_changes() == [Grant(1, 10, 100, 2)]
+    assert granted.take_changes() == [credit_of(1, 10, 100, 2)]
     assert granted.take_changes() == []
 
 
@@ -105,9 +106,9 @@ def test_grants_never_fall() -> None:
     granted.received([group(1, 8)])
     shares.shared_by(4)
     granted.released(1, 3, 30)
-    assert granted.take_changes() == [Grant(1, 8, 80, 3)]
+    assert granted.take_changes() == [credit_of(1, 8, 80, 3)]
     granted.released(1, 5, 50)
-    assert granted.take_changes() == [Grant(1, 10, 100, 8)]
+    assert granted.take_changes() == [credit_of(1, 10, 100, 8)]
 
 
 def test_small_releases_are_saved_up() -> None:
@@ -117,7 +118,7 @@ def test_small_releases_are_saved_up() -> None:
     assert not granted.released(1, 1, 1)
     assert granted.take_changes() == []
     assert granted.released(1, 1, 1)
-    assert granted.take_changes() == [Grant(1, 10, 82, 2)]
+    assert granted.take_changes() == [credit_of(1, 10, 82, 2)]
 
 
 def test_freed_bytes_are_told_as_freed_messages_are() -> None:
@@ -142,7 +143,7 @@ def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Shar
     assert any(told)
     (grant,) = granted.take_changes()
     assert grant.messages > sent
-    assert grant.size_bytes > sent * 10
+    assert grant.bytes > sent * 10
 
 
 def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
     assert not granted.widened()
     granted.received([group(1, 7)])
     assert granted.widened()
-    assert [each.flow for each in granted.take_changes()] == [1]
+    assert [each.task for each in granted.take_changes()] == [1]
 
 
 def test_task_0_is_a_task_like_any_other() -> None:
@@ -215,7 +216,7 @@ def test_a_refusal_leaves_what_was_taken() -> None:
     granted.received([group(1, 2)])
     granted.refused(group(1, 1))
     granted.received([group(1, 7)])
-    assert granted.all() == [Grant(1, 8, 80, 0)]
+    assert granted.all() == [credit_of(1, 8, 80, 0)]
     with pytest.raises(CreditExceededError, match="9 messages"):
         granted.received([group(1, 1, size=0)])
 

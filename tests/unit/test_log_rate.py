@@ -6,9 +6,9 @@ import contextlib
 import logging
 
 import pytest
+from helpers.acks import refusal_of
 
 from tuplewire.connection.receiver_reports import RefusedMessages
-from tuplewire.session.receive import Refusal
 from tuplewire.text.log_rate import LogRate
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
@@ -39,9 +39,9 @@ def test_kinds_are_forgotten() -> None:
 def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
     """60,000 refused groups make two lines, which say how many messages that were."""
     refused = RefusedMessages("host:6700")
-    refusals = [Refusal(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
+    refusals = [refusal_of(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
     with caplog.at_level(logging.WARNING):
-        refused.add([*refusals, Refusal(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
+        refused.add([*refusals, refusal_of(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
         refused.log()
         refused.add(refusals)
         refused.log()

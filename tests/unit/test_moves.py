@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
+from helpers.acks import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, Successor
-from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
@@ -56,12 +55,12 @@ class Route:
         assert self.window.offer(groups, "token")
         frame = self.window.next_frame()
         assert frame is not None
-        self.window.update(AckUpdate(frame.sequence, [], []))
+        self.window.update(ack_of(frame.sequence, [], []))
 
     def consume(self, group: TaskGroup, messages: int) -> None:
         """Let so many messages of a group's flow be done with in total."""
-        grant = Grant(group.flow, PLENTY, PLENTY, messages)
-        self.window.update(AckUpdate(self.window.acknowledged, [grant], []))
+        grant = credit_of(group.flow, PLENTY, PLENTY, messages)
+        self.window.update(ack_of(self.window.acknowledged, [grant], []))
 
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers.acks import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
-from tuplewire.session.credit import Grant
-from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
@@ -21,8 +20,8 @@ def sent(
     for count in messages:
         assert window.offer([TaskGroup.of(1, [b"x"] * count)])
         assert window.next_frame() is not None
-    grants = [Grant(1, PLENTY, PLENTY, released)] if released else []
-    window.update(AckUpdate(acknowledged, grants, []))
+    grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
+    window.update(ack_of(acknowledged, grants, []))
     return window
 
 
@@ -44,7 +43,7 @@ def test_each_death_counts_for_itself(*, drained: bool) -> None:
     assert window.take_perhaps_lost() == (0 if drained else 10)
     assert window.offer([TaskGroup.of(1, [b"x"] * 3)])
     assert window.next_frame() is not None
-    window.update(AckUpdate(1, [], []))
+    window.update(ack_of(1, [], []))
     reopen(window, 10)
     assert window.take_perhaps_lost() == 3
 
@@ -64,8 +63,8 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
         for count, retain in ((3, True), (5, False), (2, True)):
             assert window.offer([TaskGroup.of(1, [b"x"] * count)], "token", retain=retain)
         assert window.next_frame() is not None
-        grants = [Grant(1, PLENTY, PLENTY, released)] if released else []
-        window.update(AckUpdate(1, grants, []))
+        grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
+        window.update(ack_of(1, grants, []))
         reopen(window, 8)
         assert window.take_perhaps_lost() == lost, released
 
@@ -90,5 +89,5 @@ def test_what_nobody_else_has() -> None:
     assert window.unkept() == 4
     assert window.next_frame() is not None
     assert window.unkept() == 4
-    window.update(AckUpdate(1, [], []))
+    window.update(ack_of(1, [], []))
     assert (window.unkept(), window.messages) == (0, 2)

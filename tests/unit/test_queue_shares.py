@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tuplewire.session.credit import CreditBook, Grant
+from helpers.acks import credit_of
+
+from tuplewire.session.credit import CreditBook
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
 
@@ -68,10 +70,10 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     made.leave(7, 100, 10)
     book = CreditBook(made, max_message_bytes=10, wants_releases=False)
     assert book.initial == TOTAL
-    assert book.all() == [Grant(7, 0, 0, 0)]
+    assert book.all() == [credit_of(7, 0, 0, 0)]
     assert made.released(7, 100, 10)
     assert book.freed(7)
-    assert book.take_changes() == [Grant(7, 100, 1000, 0)]
+    assert book.take_changes() == [credit_of(7, 100, 1000, 0)]
 
 
 def test_what_a_session_leaves() -> None:

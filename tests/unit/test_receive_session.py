@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.acks import ack_of, credit_of, refusal_of
 
 from tuplewire.errors import (
     CreditExceededError,
@@ -12,10 +13,11 @@ from tuplewire.errors import (
     UnknownTaskError,
 )
 from tuplewire.session import credit, receive
-from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.receive import MOST_REFUSALS, AckUpdate, ReceiveSession, Refusal
+from tuplewire.session.credit import CreditBook
+from tuplewire.session.receive import MOST_REFUSALS, ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.translate import code_name
 
 
 def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession:
@@ -68,7 +70,7 @@ def test_update_only_when_there_is_news() -> None:
     state.update()
     assert state.update() is None
     state.credit.released(1, 1, 1)
-    assert state.update() == AckUpdate(1, [Grant(1, 9, 1001, 1)], [], 1)
+    assert state.update() == ack_of(1, [credit_of(1, 9, 1001, 1)], [], 1)
 
 
 def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
@@ -76,8 +78,8 @@ def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
     state = session()
     state.accept(1, [group(1, 3)])
     state.refuse(1, group(1, 3), NotLocalError("task 1 is on w2", "w2:7000"))
-    refusal = Refusal(1, 1, 3, "NOT_LOCAL", "task 1 is on w2", "w2:7000")
-    assert state.update() == AckUpdate(1, [], [refusal])
+    refusal = refusal_of(1, 1, 3, "NOT_LOCAL", "task 1 is on w2", "w2:7000")
+    assert state.update() == ack_of(1, [], [refusal])
     assert state.credit.all() == []
 
 
@@ -86,7 +88,7 @@ def test_denied_groups_are_refused_and_not_remembered() -> None:
     state = session()
     mine, denied = group(1), group(2, 3)
     assert state.accept(1, [mine, denied], [(denied, UnknownTaskError("no task 2"))]) == [mine]
-    assert [grant.flow for grant in state.credit.all()] == [1]
+    assert [grant.task for grant in state.credit.all()] == [1]
     update = state.update()
     assert update is not None
     assert [(refusal.task, refusal.messages) for refusal in update.refusals] == [(2, 3)]
@@ -101,7 +103,7 @@ def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
     assert state.accept(1, groups) == groups[:3]
     update = state.update()
     assert update is not None
-    assert [(each.task, each.code) for each in update.refusals] == [
+    assert [(each.task, code_name(each.code)) for each in update.refusals] == [
         (3, "RESOURCE_LIMIT"),
         (4, "RESOURCE_LIMIT"),
     ]
@@ -118,7 +120,7 @@ def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -
         closed = [number - 1] if number > 1 else []
         assert state.accept(number, [task], closed=closed) == [task]
         state.credit.released(number, 1, 1)
-    assert [grant.flow for grant in state.credit.all()] == [100]
+    assert [grant.task for grant in state.credit.all()] == [100]
 
 
 def test_a_flow_in_use_is_not_closed() -> None:
@@ -138,7 +140,7 @@ def test_a_flow_that_is_used_again_counts_from_zero() -> None:
     state.credit.released(1, 5, 5)
     state.accept(2, [group(1, 2)], closed=[1])
     state.credit.released(1, 2, 2)
-    assert state.credit.all() == [Grant(1, 10, 1002, 2)]
+    assert state.credit.all() == [credit_of(1, 10, 1002, 2)]
 
 
 def test_resume_says_everything_again() -> None:
@@ -150,7 +152,7 @@ def test_resume_says_everything_again() -> None:
     state.refuse(2, group(3), UnknownTaskError("no task 3"))
     update = state.resume(acknowledged=1)
     assert update.sequence == 2
-    assert {grant.flow: grant.processed for grant in update.grants} == {2: 0}
+    assert {grant.task: grant.processed for grant in update.credits} == {2: 0}
     assert [refusal.task for refusal in update.refusals] == [3]
     assert state.update() is None
 
@@ -189,7 +191,7 @@ def test_a_probe_is_answered_with_everything() -> None:
     assert answer is not None
     assert (answer.after, answer.sequence) == (0, 2)
     assert answer.refusals == lost.refusals
-    assert {grant.flow for grant in answer.grants} == {2}
+    assert {grant.task for grant in answer.credits} == {2}
     assert state.update() is None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from helpers.acks import refusal_of
+
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import Refusal
 
 TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
 
@@ -12,7 +13,7 @@ TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
 def test_told_once() -> None:
     """What the receiver has said, and what it would never take, comes in order; and then no more."""
     refused = RefusedMessages("host:6700")
-    refused.add([Refusal(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
+    refused.add([refusal_of(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
     refused.add_too_large([Settled(None, 5, 1, 1, None), TOO_LARGE], 100)
     assert refused.take() == [
         "NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)",
@@ -25,5 +26,5 @@ def test_bounded() -> None:
     """A program that never flushes keeps a thousand texts, of whatever kind."""
     refused = RefusedMessages("host:6700")
     refused.add_too_large([TOO_LARGE] * 1500, 100)
-    refused.add([Refusal(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])
+    refused.add([refusal_of(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])
     assert len(refused.take()) == 1000

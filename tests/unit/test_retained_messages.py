@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from helpers.acks import ack_of, credit_of, refusal_of
 from helpers.sending import PLENTY, reopen
 
-from tuplewire.session.credit import Grant
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import AckUpdate, Refusal
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup
@@ -43,7 +42,7 @@ def mixed() -> SendWindow:
     assert state.offer([TaskGroup.of(1, [b"b"])], "b")
     assert state.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
     assert payloads(state.next_frame()) == [b"a", b"b", b"c"]
-    assert tokens(state.update(AckUpdate(1, [], []))) == ["b"]
+    assert tokens(state.update(ack_of(1, [], []))) == ["b"]
     return state
 
 
@@ -51,9 +50,9 @@ def test_a_kept_message_settles_when_it_is_processed() -> None:
     """The acknowledgement settles what is not kept; the rest settles, and all are released, in order."""
     state = mixed()
     assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
-    assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 1)], []))) == ["a"]
+    assert tokens(state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
     assert tokens(state.take_released()) == ["a"]
-    assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 3)], []))) == ["c"]
+    assert tokens(state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
     assert tokens(state.take_released()) == ["b", "c"]
     assert state.ledger().balanced
     assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
@@ -65,7 +64,7 @@ def test_a_new_receiver_gets_what_is_kept_again() -> None:
     reopen(state, 8)
     assert tokens(state.take_released()) == ["b"]
     assert payloads(state.next_frame()) == [b"a!", b"c!"]
-    assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
+    assert tokens(state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
     assert state.ledger().balanced
 
 
@@ -99,10 +98,10 @@ def test_an_update_that_follows_a_lost_one_is_noticed() -> None:
     for number in (1, 2):
         state.offer([TaskGroup.of(number, [b"x"])])
         assert state.next_frame() is not None
-    lost = AckUpdate(1, [], [Refusal(1, 1, 1, "UNKNOWN_TASK", "no task 1")], 0)
-    later = AckUpdate(2, [], [], 1)
+    lost = ack_of(1, [], [refusal_of(1, 1, 1, "UNKNOWN_TASK", "no task 1")], 0)
+    later = ack_of(2, [], [], 1)
     assert state.missed(later)
-    everything = AckUpdate(2, [], lost.refusals, 0)
+    everything = ack_of(2, [], lost.refusals, 0)
     assert not state.missed(everything)
     assert {each.task: each.dropped for each in state.update(everything)} == {
         1: DropReason.UNKNOWN_TASK,
@@ -119,9 +118,9 @@ def test_waits_for_news_until_all_is_processed() -> None:
     state.offer([TaskGroup.of(1, [b"x"])], "token")
     waiting.append(state.waiting)
     state.next_frame()
-    state.update(AckUpdate(1, [], []))
+    state.update(ack_of(1, [], []))
     assert state.messages == 0
     waiting.append(state.waiting)
-    state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 1)], []))
+    state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))
     waiting.append(state.waiting)
     assert waiting == [False, True, True, False]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.acks import credit_of
 from helpers.sending import Sending, payloads
 
 from tuplewire.errors import MessageTooLargeError
-from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason
 from tuplewire.values.group import TaskGroup
 
@@ -98,7 +98,7 @@ def test_flows_that_are_not_used_leave_nothing() -> None:
     for task in range(10):
         sending.offer(task)
     frames = sending.frames()
-    sending.update(frames[-1].sequence, grants=tuple(Grant(task, 1000, 1000, 1) for task in range(10)))
+    sending.update(frames[-1].sequence, grants=tuple(credit_of(task, 1000, 1000, 1) for task in range(10)))
     sending.window.close_unused()
     assert sorted(sending.window.close_unused()) == list(range(10))
     assert not sending.window._flows
@@ -112,7 +112,7 @@ def test_nothing_is_sent_beyond_the_credit(task: int) -> None:
     sending.offer(task, 5)
     assert payloads(sending.frames()) == bytes(range(2))
     assert list(sending.window.without_credit) == [task]
-    sending.update(1, grants=(Grant(task, 5, 1000, 0),))
+    sending.update(1, grants=(credit_of(task, 5, 1000, 0),))
     assert payloads(sending.frames()) == bytes(range(2, 5))
     assert not sending.window.without_credit
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from unittest.mock import ANY
 
+from helpers.acks import credit_of, refusal_of
 from helpers.sending import PLENTY, Sending, contents, groups, payloads
 
-from tuplewire.session.credit import Grant
-from tuplewire.session.receive import Refusal
 from tuplewire.session.send import MAX_FRAMES_IN_FLIGHT
 from tuplewire.values.group import TaskGroup
 
@@ -15,8 +14,8 @@ from tuplewire.values.group import TaskGroup
 def test_a_grant_for_a_task_without_messages_counts_later() -> None:
     """It takes the place of what the welcome said of the task."""
     sending = Sending(opened=False)
-    sending.open(initial=1, grants=(Grant(1, 2, PLENTY, 0),))
-    sending.update(0, grants=(Grant(1, 5, PLENTY, 0),))
+    sending.open(initial=1, grants=(credit_of(1, 2, PLENTY, 0),))
+    sending.update(0, grants=(credit_of(1, 5, PLENTY, 0),))
     sending.offer(1, 7)
     assert len(payloads(sending.frames())) == 5
 
@@ -29,7 +28,7 @@ def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     found.append(sending.window.receiver_has_none)
     sending.update(1)
     found.append(sending.window.receiver_has_none)
-    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
+    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 2),))
     found.append(sending.window.receiver_has_none)
     assert found == [True, False, False, True]
 
@@ -40,9 +39,9 @@ def test_a_message_may_start_while_bytes_are_left() -> None:
     sending.open(initial_bytes=10)
     sending.offer_groups(TaskGroup.of(1, [b"", b"x" * 9, b"y" * 9, b"", b"z"]))
     assert [list(group.sizes()) for group in groups(sending.frames())] == [[0, 9, 9]]
-    sending.update(1, grants=(Grant(1, PLENTY, 18, 0),))
+    sending.update(1, grants=(credit_of(1, PLENTY, 18, 0),))
     assert sending.frame() is None
-    sending.update(1, grants=(Grant(1, PLENTY, 19, 0),))
+    sending.update(1, grants=(credit_of(1, PLENTY, 19, 0),))
     assert [list(group.sizes()) for group in groups(sending.frames())] == [[0, 1]]
 
 
@@ -53,7 +52,7 @@ def test_a_stopped_task_leaves_the_others_going() -> None:
         sending.offer(1)
         sending.offer(2)
     assert payloads(sending.frames()) == b"\0\1"
-    sending.update(1, grants=(Grant(2, 99, PLENTY, 0),))
+    sending.update(1, grants=(credit_of(2, 99, PLENTY, 0),))
     assert payloads(sending.frames()) == b"\3\5"
 
 
@@ -64,7 +63,7 @@ def test_says_what_waits_for_credit() -> None:
     sending.write(2, 3)
     assert list(sending.window.without_credit) == [2]
     assert sending.window.waiting_tasks() == {2}
-    sending.update(1, grants=(Grant(2, 3, PLENTY, 0),))
+    sending.update(1, grants=(credit_of(2, 3, PLENTY, 0),))
     assert not sending.window.without_credit
     sending.frames()
     assert sending.window.waiting_tasks() == set()
@@ -89,7 +88,7 @@ def test_repeated_and_late_grants_change_nothing() -> None:
     sending.offer(1, 9)
     sending.write(2, 9)
     for granted in (5, 5, 3):
-        sending.update(1, grants=(Grant(1, granted, PLENTY, 0), Grant(2, PLENTY, granted, 0)))
+        sending.update(1, grants=(credit_of(1, granted, PLENTY, 0), credit_of(2, PLENTY, granted, 0)))
     assert contents(sending.frames()) == [(2, [(1, b"\2\3\4"), (2, b"\x0b\x0c\x0d")])]
 
 
@@ -97,7 +96,7 @@ def test_a_lost_grant_is_made_good_by_the_next() -> None:
     """Only the newest grant counts, however many before it were lost."""
     sending = Sending(initial=1)
     sending.write(1, 9)
-    sending.update(1, grants=(Grant(1, 7, PLENTY, 0),))
+    sending.update(1, grants=(credit_of(1, 7, PLENTY, 0),))
     assert len(payloads(sending.frames())) == 6
 
 
@@ -109,5 +108,5 @@ def test_refused_bytes_give_their_credit_back() -> None:
     sending.frames()
     sending.offer_groups(TaskGroup.of(1, [b"y" * 10]))
     assert sending.frame() is None
-    sending.update(1, refusals=(Refusal(1, 1, 1, "NOT_LOCAL", "elsewhere"),))
+    sending.update(1, refusals=(refusal_of(1, 1, 1, "NOT_LOCAL", "elsewhere"),))
     assert [group.data for group in groups(sending.frames())] == [b"y" * 10]

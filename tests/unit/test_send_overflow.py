@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 import pytest
+from helpers.acks import credit_of
 from helpers.sending import PLENTY, Sending, contents, payloads
 
-from tuplewire.session.credit import Grant
 from tuplewire.session.held_messages import OldestTask
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.settings.config import Overflow
@@ -142,7 +142,7 @@ def test_what_is_on_the_way_stays() -> None:
     assert sending.offer(1, 2)
     assert sending.dropped == {"overflow": 2}
     assert not sending.offer(1, 6), "a batch over the bound waits until nothing is on the way"
-    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 0),))
+    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 0),))
     assert payloads(sending.frames()) == b"\x08\x09"
 
 
@@ -163,7 +163,7 @@ def test_one_task_without_room_stops_the_batch() -> None:
     sending.open(initial=0, grants=())
     sending.offer(1, 2)
     sending.offer(2, 2)
-    sending.update(0, grants=(Grant(2, 2, PLENTY, 0),))
+    sending.update(0, grants=(credit_of(2, 2, PLENTY, 0),))
     assert payloads(sending.frames()) == b"\2\3"
     batch = TaskGroup.of(1, [b"a"]), TaskGroup.of(2, [b"b"])
     assert not sending.offer_groups(*batch)
@@ -180,7 +180,7 @@ def test_what_is_not_processed_stays() -> None:
     sending.update(1)
     assert not sending.offer(1, 3)
     assert sending.offer(1, 2)
-    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
+    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 2),))
     assert sending.offer(1, 2)
     assert payloads(sending.frames()) == b"\7\x08\x09\x0a"
     assert sending.dropped == {"overflow": 2}
@@ -197,10 +197,10 @@ def test_what_is_sent_again_stays(*, processed: bool) -> None:
     assert sending.offer(1)
     assert sending.offer(1)
     assert sending.dropped == {"overflow": 2}
-    sending.update(0, grants=(Grant(1, 1, PLENTY, 0),))
+    sending.update(0, grants=(credit_of(1, 1, PLENTY, 0),))
     assert payloads(sending.frames()) == b"\0"
     assert not sending.offer(2, 4), "it does not become younger by being sent again"
-    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 1),))
     assert payloads(sending.frames()) == b"\1\2\3\6\x0b\x0c"
 
 
@@ -273,7 +273,7 @@ def test_credit_is_not_spent_on_what_gave_way() -> None:
     sending.offer(1, 2)
     sending.open(initial=3)
     assert payloads(sending.frames()) == b"\2\3\4"
-    settled = sending.update(1, grants=(Grant(1, 3, PLENTY, 3),))
+    settled = sending.update(1, grants=(credit_of(1, 3, PLENTY, 3),))
     assert sum(each.messages for each in settled) == 3
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from helpers.acks import credit_of
 from helpers.sending import PLENTY, Sending, contents, groups, payloads
 
 from tuplewire.errors import ProtocolError
-from tuplewire.session.credit import Grant
 from tuplewire.values.group import TaskGroup
 
 
@@ -60,7 +60,7 @@ def test_resume_keeps_credit() -> None:
     """Frames that are sent again take no new credit, and the welcome's grants count."""
     sending = Sending(initial=2)
     sending.write(1, 9)
-    sending.open(initial=2, grants=(Grant(1, 3, PLENTY, 0),))
+    sending.open(initial=2, grants=(credit_of(1, 3, PLENTY, 0),))
     assert contents(sending.frames()) == [(1, [(1, b"\0\1")]), (2, [(1, b"\2")])]
 
 
@@ -87,7 +87,7 @@ def test_messages_that_were_never_sent_are_not_marked() -> None:
     sending = Sending(initial=1)
     sending.write(1, 2)
     sending.open(incarnation=8)
-    sending.update(0, grants=(Grant(1, 2, PLENTY, 0),))
+    sending.update(0, grants=(credit_of(1, 2, PLENTY, 0),))
     (frame,) = sending.frames()
     assert [[(group.data, group.redelivered) for group in run] for run in frame.runs] == [
         [(b"\0", True)],
@@ -99,12 +99,12 @@ def test_a_new_receiver_grants_anew() -> None:
     """Credit and processed offsets of a receiver that died do not count for its successor."""
     sending = Sending(processed=True, initial=5)
     sending.write(1, 9)
-    sending.update(1, grants=(Grant(1, 5, PLENTY, 5),))
+    sending.update(1, grants=(credit_of(1, 5, PLENTY, 5),))
     sending.open(incarnation=8, initial=3)
     assert payloads(sending.frames()) == b"\5\6\7"
     sending.update(1)
-    assert sending.update(1, grants=(Grant(1, 3, PLENTY, 2),)) == []
-    assert len(sending.update(1, grants=(Grant(1, 3, PLENTY, 3),))) == 1
+    assert sending.update(1, grants=(credit_of(1, 3, PLENTY, 2),)) == []
+    assert len(sending.update(1, grants=(credit_of(1, 3, PLENTY, 3),))) == 1
 
 
 def test_a_receiver_that_forgot_the_session() -> None:
@@ -149,7 +149,7 @@ def test_nothing_is_unreleased_once_all_is_released() -> None:
     sending = Sending()
     sending.offer(1, 2)
     sending.write(2, 1)
-    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
+    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 2),))
     assert [task for task, _ in sending.window.unreleased()] == [2]
 
 
@@ -161,5 +161,5 @@ def test_the_last_message_that_is_unreleased_is_told() -> None:
         sending.frames()
         assert list(sending.window.unreleased().values()) == [first + 1]
         released = 2 if first == 50 else 4
-        sending.update(1 if first == 50 else 2, grants=(Grant(1, PLENTY, PLENTY, released),))
+        sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
         assert sending.window.unreleased() == {}

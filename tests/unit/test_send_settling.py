@@ -6,12 +6,11 @@ import time
 from typing import Any
 
 import pytest
+from helpers.acks import credit_of, refusal_of
 from helpers.sending import PLENTY, Sending
 
 from tuplewire.errors import ProtocolError
-from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import Refusal
 from tuplewire.values.group import TaskGroup, route_of
 
 
@@ -49,8 +48,8 @@ def test_processed_mode_settles_on_processed_offsets() -> None:
     sending.offer(1, 2, tag="a")
     sending.write(1, 3, tag="b")
     assert sending.update(1) == []
-    assert sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 4),)) == [Settled("a", 1, 2, 2, None)]
-    assert sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 5),)) == [Settled("b", 1, 3, 3, None)]
+    assert sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 4),)) == [Settled("a", 1, 2, 2, None)]
+    assert sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 5),)) == [Settled("b", 1, 3, 3, None)]
 
 
 def test_processed_offsets_are_per_task() -> None:
@@ -58,7 +57,7 @@ def test_processed_offsets_are_per_task() -> None:
     sending = Sending(processed=True)
     sending.offer(1, 1, tag="a")
     sending.write(2, 1, tag="b")
-    settled = sending.update(1, grants=(Grant(2, PLENTY, PLENTY, 1), Grant(1, PLENTY, PLENTY, 0)))
+    settled = sending.update(1, grants=(credit_of(2, PLENTY, PLENTY, 1), credit_of(1, PLENTY, PLENTY, 0)))
     assert [each.token for each in settled] == ["b"]
 
 
@@ -74,8 +73,8 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
     sending.write(2, 1, tag="c")
     settled = sending.update(
         1,
-        grants=(Grant(1, PLENTY, PLENTY, 3), Grant(2, PLENTY, PLENTY, 1)),
-        refusals=(Refusal(1, 1, 3, code, "no"),),
+        grants=(credit_of(1, PLENTY, PLENTY, 3), credit_of(2, PLENTY, PLENTY, 1)),
+        refusals=(refusal_of(1, 1, 3, code, "no"),),
     )
     assert settled == [
         Settled("a", 1, 2, 2, reason),
@@ -89,7 +88,7 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
 def test_a_repeated_refusal_changes_nothing() -> None:
     """A refusal that is heard again, by a reconnect for instance, drops nothing more."""
     sending = Sending()
-    refusal = Refusal(1, 1, 1, "UNKNOWN_TASK", "no")
+    refusal = refusal_of(1, 1, 1, "UNKNOWN_TASK", "no")
     for _ in range(2):
         sending.write(1)
     sending.update(1, refusals=(refusal,))
@@ -105,11 +104,13 @@ def test_refused_messages_do_not_shift_the_processed_offset() -> None:
     sending.write(1, 5, tag="refused")
     sending.write(1, 1, tag="last")
     settled = sending.update(
-        3, grants=(Grant(1, PLENTY, PLENTY, 0),), refusals=(Refusal(2, 1, 5, "NOT_LOCAL", "moved"),)
+        3, grants=(credit_of(1, PLENTY, PLENTY, 0),), refusals=(refusal_of(2, 1, 5, "NOT_LOCAL", "moved"),)
     )
     assert [each.token for each in settled] == ["refused"]
-    assert [each.token for each in sending.update(3, grants=(Grant(1, PLENTY, PLENTY, 2),))] == ["working"]
-    assert [each.token for each in sending.update(3, grants=(Grant(1, PLENTY, PLENTY, 3),))] == ["last"]
+    assert [each.token for each in sending.update(3, grants=(credit_of(1, PLENTY, PLENTY, 2),))] == [
+        "working"
+    ]
+    assert [each.token for each in sending.update(3, grants=(credit_of(1, PLENTY, PLENTY, 3),))] == ["last"]
 
 
 def test_abandon_gives_everything_up() -> None:
@@ -134,9 +135,9 @@ def test_a_task_is_quiet_once_all_is_released() -> None:
     sending.frames()
     sending.update(1)
     assert not sending.window.all_released(1)
-    sending.update(1, grants=(Grant(1, 10, PLENTY, 1),))
+    sending.update(1, grants=(credit_of(1, 10, PLENTY, 1),))
     assert not sending.window.all_released(1)
-    sending.update(1, grants=(Grant(1, 10, PLENTY, 2),))
+    sending.update(1, grants=(credit_of(1, 10, PLENTY, 2),))
     assert sending.window.all_released(1)
     assert not sending.window.all_released(2)
 
@@ -163,7 +164,7 @@ def test_refusals_cost_time_in_proportion_to_their_number() -> None:
     sending.window.offer([TaskGroup.of(task, [b"x"]) for task in range(count)])
     frames = sending.frames()
     refusals = tuple(
-        Refusal(frame.sequence, run[0].task, 1, "UNKNOWN_TASK", "")
+        refusal_of(frame.sequence, run[0].task, 1, "UNKNOWN_TASK", "")
         for frame in reversed(frames)
         for run in reversed(frame.runs)
     )
@@ -181,7 +182,7 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     sending.window.offer([group, group.passed_on(7)])
     sending.frames()
     forwarded = route_of(group.passed_on(7).forwarded)
-    settled = sending.update(1, refusals=(Refusal(1, 1, 1, "TOO_MANY_HOPS", "", forwarded=forwarded),))
+    settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", forwarded=forwarded),))
     assert [each.dropped for each in settled] == [DropReason.REFUSED, None]
 
 

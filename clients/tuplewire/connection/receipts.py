@@ -8,14 +8,14 @@ Design: docs/design/sessions.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from tuplewire.connection.receiver_reports import warn_of_lost
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.session.ledger import Settled
-from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.messaging_pb2 import Ack, Refusal, Welcome
 
 CLOSE_UNUSED_SECONDS = 10.0
 """An unused flow is closed on both sides after this time, or at most twice this time."""
@@ -39,35 +39,35 @@ class Receipts:
         self.assignment_version = 0
         """The assignment version in the receiver's last Welcome; 0: it has no assignment."""
 
-    def opened(self, opened: Opened) -> None:
+    def opened(self, welcome: Welcome) -> None:
         """Continue over a new connection from the state in the receiver's Welcome."""
         buffer, window = self._buffer, self._window
         with self._lock:
             if buffer.ended:  # its messages were dropped or taken back already
                 return
             known = window.acknowledged
-            settled = window.opened(opened)
+            settled = window.opened(welcome)
             lost = self._take_perhaps_lost()
             buffer.refused.add_too_large(settled, window.max_message_bytes)
             self._watched_told = not self._watched
-            self.assignment_version = opened.assignment_version
+            self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
-            self._take_outcome(settled, opened.update, known)
+            self._take_outcome(settled, welcome.refusals, known)
         warn_of_lost(buffer.address, lost)
         buffer.refused.log()
 
-    def update(self, update: AckUpdate) -> None:
+    def update(self, update: Ack) -> None:
         """Apply an acknowledgement."""
         with self._lock:
             if not self._buffer.ended:
                 known = self._window.acknowledged
-                self._take_outcome(self._window.update(update), update, known)
+                self._take_outcome(self._window.update(update), update.refusals, known)
         self._buffer.refused.log()
 
-    def _take_outcome(self, settled: list[Settled], update: AckUpdate, known: int) -> None:
+    def _take_outcome(self, settled: list[Settled], refusals: Iterable[Refusal], known: int) -> None:
         """Add settled messages, and refusals in frames after `known`: earlier ones were reported."""
         self._buffer.settled += settled
-        self._buffer.refused.add(each for each in update.refusals if each.sequence > known)
+        self._buffer.refused.add(each for each in refusals if each.sequence > known)
         self._buffer.notify()
 
     def lost(self, *, answers: bool) -> None:

@@ -10,9 +10,10 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import Refusal
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
+from tuplewire.wire.messaging_pb2 import Refusal
+from tuplewire.wire.translate import code_name
 
 logger = event_logger(__name__)
 
@@ -40,8 +41,8 @@ class RefusedMessages:
 
     def add(self, refusals: Iterable[Refusal]) -> None:
         """Add the receiver's refusals."""
-        counts: Counter[str] = Counter()
-        examples: dict[str, Refusal] = {}
+        counts: Counter[int] = Counter()
+        examples: dict[int, Refusal] = {}
         for refusal in refusals:
             counts[refusal.code] += refusal.messages
             examples.setdefault(refusal.code, refusal)
@@ -77,4 +78,5 @@ class RefusedMessages:
 
 def _text(refusal: Refusal) -> str:
     owner = f" (owner: {refusal.owner})" if refusal.owner else ""
-    return f"{refusal.code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"
+    code = code_name(refusal.code)
+    return f"{code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"

@@ -35,8 +35,6 @@ from tuplewire.wire.translate import (
     departure_from_wire,
     departure_to_wire,
     loads_from_wire,
-    opened_from_wire,
-    update_from_wire,
 )
 
 logger = event_logger(__name__)
@@ -282,7 +280,7 @@ class SendingEnd(Resumable):
             )
         self._hear(welcome.departures)
         self.loads.take(loads_from_wire(welcome.load), time.monotonic())
-        self.receipts.opened(opened_from_wire(welcome))
+        self.receipts.opened(welcome)
         self.connected = not self.buffer.ended
         self.counts.connections += 1
         self._silence.heard(self._loop.time())
@@ -367,8 +365,7 @@ class SendingEnd(Resumable):
             response = pb.SendResponse.FromString(data)
             kind = response.WhichOneof("kind")
             if kind == "ack":
-                ack = response.ack
-                update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
+                update = response.ack
                 if self._window.missed(update):  # an earlier update was lost: request all of them
                     self._probing = True
                     self._due.set()

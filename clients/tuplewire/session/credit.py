@@ -21,27 +21,11 @@ from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
 from tuplewire.session.shares import QueueShares, Share
-from tuplewire.values.group import TaskGroup
+from tuplewire.values.group import TaskGroup, task_and_forwarded
+from tuplewire.wire.messaging_pb2 import TaskCredit
 
 MAX_TASKS = 65_536
 """Tasks that one session may use at a time. Bounds the memory that a hostile sender can use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """The permission to send to a task. All counts are totals since the start of the flow.
-
-    Attributes:
-        flow: See tuplewire.values.group.flow_of(). Forwarded messages need no credit and are only counted.
-        messages: The number of messages that may be sent.
-        size_bytes: A message may be sent while fewer payload bytes than this were sent.
-        processed: The number of messages that were released.
-    """
-
-    flow: int
-    messages: int
-    size_bytes: int
-    processed: int
 
 
 @dataclass(slots=True, eq=False)
@@ -280,16 +264,16 @@ class CreditBook:
             if flow >= 0 and each.received_messages > each.released_messages
         ]
 
-    def take_changes(self) -> list[Grant]:
+    def take_changes(self) -> list[TaskCredit]:
         """Return and clear the grants that have changed since the last call."""
         changed, self._changed = self._changed, {}
         return [self._grant(flow) for flow in changed]
 
-    def all(self) -> list[Grant]:
+    def all(self) -> list[TaskCredit]:
         """Return every grant, for a sender that reconnects."""
         return [self._grant(flow) for flow in self._accounts]
 
-    def _grant(self, flow: int) -> Grant:
+    def _grant(self, flow: int) -> TaskCredit:
         account = self._accounts[flow]
         window = self._shares.window(flow)
         # The maximum, because a share may shrink but a grant must never fall.
@@ -297,4 +281,11 @@ class CreditBook:
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
         if flow in self._used_up:
             self._take_stock(flow, account)
-        return Grant(flow, account.granted_messages, account.granted_bytes, account.released_messages)
+        task, forwarded = task_and_forwarded(flow)
+        return TaskCredit(
+            task=task,
+            messages=account.granted_messages,
+            bytes=account.granted_bytes,
+            processed=account.released_messages,
+            forwarded=forwarded,
+        )

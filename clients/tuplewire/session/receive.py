@@ -1,8 +1,7 @@
 """The receiving end of a session: accepts each frame once, in order.
 
 Pure state without I/O and clock. Servers keep one ReceiveSession for each sender
-(messaging/receiving_end.py); clients use the records of the protocol. Owns the last accepted frame, recent
-refusals, and the credit.
+(messaging/receiving_end.py). Owns the last accepted frame, recent refusals, and the credit.
 Call only from the event loop.
 
 Design: docs/design/sessions.md.
@@ -17,56 +16,16 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
-from tuplewire.session.credit import MAX_TASKS, CreditBook, Grant
+from tuplewire.session.credit import MAX_TASKS, CreditBook
 from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.wire.messaging_pb2 import Ack, Refusal
 
 REMEMBERED_FRAMES = 64
 """The number of frames with refusals that are repeated after a reconnect. At most 64 frames are in flight."""
 MOST_REFUSALS = 10_000
 """The maximum number of refusals in one update, unless one frame has more. Bounds the size of the update."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The refusal of the messages of one frame to one task, with the reason."""
-
-    sequence: int
-    task: int
-    messages: int
-    code: str
-    detail: str
-    owner: str = ""
-    forwarded: int = 0
-    """The route of the messages, as in TaskGroup. Together with the task, it identifies the flow."""
-
-
-@dataclass(frozen=True, slots=True)
-class AckUpdate:
-    """An update for the sender: accepted frames, changed grants, refused messages."""
-
-    sequence: int
-    grants: list[Grant]
-    refusals: list[Refusal]
-    after: int = 0
-    """The update contains all refusals of the frames after this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The part of the receiver's welcome that the send window needs."""
-
-    receiver_incarnation: int
-    initial: Grant
-    """The grant for every task that has no separate grant."""
-    update: AckUpdate
-    max_message_bytes: int
-    """The largest payload that the receiver accepts."""
-    max_request_bytes: int
-    """The largest request that the receiver accepts."""
-    assignment_version: int = 0
-    """The version of the receiver's assignment; 0 if it has no assignment."""
-    worker_incarnation: int = 0
-    """Changes with every restart of the receiver, but not when it evicts the session; 0 if unknown."""
+_MOST_WORDS = 1 << 18
+"""Limit for the characters in the texts of all refusals of one update."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +99,13 @@ class ReceiveSession:
 
     def _tell_refused(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
         refusal = Refusal(
-            sequence, group.task, len(group), error.code, str(error), error.owner, route_of(group.forwarded)
+            sequence=sequence,
+            task=group.task,
+            messages=len(group),
+            code=f"ERROR_CODE_{error.code}",
+            detail=str(error),
+            owner=error.owner,
+            forwarded=route_of(group.forwarded),
         )
         self._refusals.append(refusal)
         # At most 64 frames are in flight, so the sender knows the outcome of all older frames.
@@ -160,7 +125,7 @@ class ReceiveSession:
         for group in done:
             self.credit.released(group.flow, len(group), group.size_bytes)
 
-    def update(self) -> AckUpdate | None:
+    def update(self) -> Ack | None:
         """Return and clear the changes since the last update; None if there are none."""
         if self._asked is not None:
             return self.resume(self._asked)
@@ -169,7 +134,7 @@ class ReceiveSession:
         if not grants and not refusals and self._reported == sequence:
             return None
         after, self._reported = self._reported, sequence
-        return AckUpdate(sequence, grants, refusals, after)
+        return Ack(sequence=sequence, credits=grants, refusals=refusals, after=after)
 
     def _next(self, refusals: list[Refusal]) -> tuple[list[Refusal], int]:
         """Return the refusals for one update, and the last frame that the update acknowledges.
@@ -185,7 +150,7 @@ class ReceiveSession:
         self._new_refusals = refusals[stop:]
         # Acknowledging a frame without its refusals would count its refused messages as delivered.
         sequence = self._new_refusals[0].sequence - 1 if self._new_refusals else self.last_sequence
-        return refusals[:stop], sequence
+        return _shortened(refusals[:stop]), sequence
 
     @property
     def has_more(self) -> bool:
@@ -204,7 +169,7 @@ class ReceiveSession:
         """
         self._asked = min(acknowledged, self.last_sequence)
 
-    def resume(self, acknowledged: int) -> AckUpdate:
+    def resume(self, acknowledged: int) -> Ack:
         """Return the full state for a sender that knows the acknowledgements up to a frame.
 
         If this is too large for one update, the update acknowledges fewer frames. The sender then repeats
@@ -215,4 +180,17 @@ class ReceiveSession:
         refusals, self._reported = self._next(
             [each for each in self._refusals if each.sequence > acknowledged]
         )
-        return AckUpdate(self._reported, self.credit.all(), refusals, acknowledged)
+        return Ack(sequence=self._reported, credits=self.credit.all(), refusals=refusals, after=acknowledged)
+
+
+def _shortened(refusals: list[Refusal]) -> list[Refusal]:
+    """Return refusals for one update. If their texts are too long, later refusals have no text."""
+    room = _MOST_WORDS
+    for index, each in enumerate(refusals):
+        room -= len(each.detail) + len(each.owner)
+        if room < 0:
+            short = refusals[index] = Refusal()
+            short.CopyFrom(each)
+            short.ClearField("detail")
+            short.ClearField("owner")
+    return refusals

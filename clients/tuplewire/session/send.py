@@ -18,14 +18,13 @@ from typing import Any
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.asking import Asking
-from tuplewire.session.credit import Grant
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
 from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.pieces import by_size, frame_pieces
-from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, check_sizes, flow_of, task_and_forwarded
+from tuplewire.wire.messaging_pb2 import ERROR_CODE_UNKNOWN_TASK, Ack, Refusal, TaskCredit, Welcome
 
 MAX_FRAMES_IN_FLIGHT = 8
 """The maximum number of unacknowledged frames while frames follow each other quickly. A stream would queue
@@ -40,8 +39,9 @@ class SendWindow(HeldMessages):
     def __init__(self, settings: SessionSettings) -> None:
         super().__init__(settings)
         self._next_sequence = 1
-        self._initial = Grant(0, 0, 0, 0)
-        self._exceptions: dict[int, Grant] = {}
+        self._initial = 0, 0
+        """The first credit of a flow, in messages and bytes, unless `_exceptions` has another one."""
+        self._exceptions: dict[int, tuple[int, int]] = {}
         self._closing: dict[int, None] = {}
         self._closed: dict[int, int] = {}
         self._asking = Asking()
@@ -117,41 +117,42 @@ class SendWindow(HeldMessages):
         if number < 0:
             flow.limit_messages = flow.limit_bytes = sys.maxsize
         else:
-            grant = self._exceptions.get(number, self._initial)
-            flow.limit_messages, flow.limit_bytes = grant.messages, grant.size_bytes
+            flow.limit_messages, flow.limit_bytes = self._exceptions.get(number, self._initial)
 
-    def opened(self, opened: Opened) -> list[Settled]:
+    def opened(self, welcome: Welcome) -> list[Settled]:
         """Continue over a new stream according to the receiver's welcome; return the settled messages.
 
         Raises ProtocolError if the receiver resumes at a frame that this sender does not have.
         """
         known = (
-            opened.receiver_incarnation == self.receiver_incarnation != 0
-            and opened.update.sequence >= self.acknowledged
+            welcome.receiver_incarnation == self.receiver_incarnation != 0
+            and welcome.last_sequence >= self.acknowledged
         )
-        if not known and opened.update.sequence:
+        if not known and welcome.last_sequence:
             # The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
-                f"the receiver resumes at frame {opened.update.sequence} a session that this sender does not "
+                f"the receiver resumes at frame {welcome.last_sequence} a session that this sender does not "
                 "have: give every process a sender id or an incarnation of its own"
             )
         if known:
-            self._check_sent(opened.update)
-        same_worker = opened.worker_incarnation == self.worker_incarnation != 0
+            self._check_sent(welcome.last_sequence)
+        same_worker = welcome.worker_incarnation == self.worker_incarnation != 0
         if not known and not same_worker:
             self.receiver_gone()
         self.receiver_answers = False
-        self.worker_incarnation = opened.worker_incarnation
-        self._initial = opened.initial
-        self.receiver_incarnation = opened.receiver_incarnation
+        self.worker_incarnation = welcome.worker_incarnation
+        self._initial = welcome.initial_credit.messages, welcome.initial_credit.bytes
+        self.receiver_incarnation = welcome.receiver_incarnation
         if known:
-            settled = self.update(opened.update)
+            settled = self.update(
+                Ack(sequence=welcome.last_sequence, credits=welcome.credits, refusals=welcome.refusals)
+            )
             self._resend = deque(self._in_flight)
         else:
             settled = []
-            self._exceptions = {grant.flow: grant for grant in opened.update.grants}
+            self._exceptions = {_flow_of(grant): (grant.messages, grant.bytes) for grant in welcome.credits}
             self._start_over()  # renumber: the receiver has no memory of earlier frames
-        settled += self._fit(opened)
+        settled += self._fit(welcome)
         self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
         self.without_credit.clear()
         return settled
@@ -169,12 +170,12 @@ class SendWindow(HeldMessages):
         lost, self._perhaps_lost = self._perhaps_lost, 0
         return lost
 
-    def _fit(self, opened: Opened) -> list[Settled]:
+    def _fit(self, welcome: Welcome) -> list[Settled]:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""
         settings = self._settings
-        self.max_message_bytes = min(settings.max_message_bytes, opened.max_message_bytes)
+        self.max_message_bytes = min(settings.max_message_bytes, welcome.max_message_bytes)
         # A frame may exceed its size by one message, and gRPC also counts the columns of lengths.
-        room = max(1, (opened.max_request_bytes - self.max_message_bytes) // 2)
+        room = max(1, (welcome.max_frame_bytes - self.max_message_bytes) // 2)
         frame_bytes = min(settings.max_frame_bytes, room)
         if frame_bytes == self._max_frame_bytes and self.max_message_bytes == settings.max_message_bytes:
             return []
@@ -296,13 +297,13 @@ class SendWindow(HeldMessages):
 
     # --- updates from the receiver ------------------------------------------------------------
 
-    def update(self, update: AckUpdate) -> list[Settled]:
+    def update(self, update: Ack) -> list[Settled]:
         """Apply an acknowledgement with its grants and refusals; return the settled messages.
 
         A repeated one has no effect. Do not pass an update for which missed() returns True.
         Raises ProtocolError if it acknowledges a frame that was never sent.
         """
-        self._check_sent(update)
+        self._check_sent(update.sequence)
         settled: list[Settled] = []
         self._refuse(update.refusals, settled)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
@@ -321,11 +322,11 @@ class SendWindow(HeldMessages):
             }
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
-        for grant in update.grants:
+        for grant in update.credits:
             self._grant(grant, update.sequence, settled)
         return settled
 
-    def missed(self, update: AckUpdate) -> bool:
+    def missed(self, update: Ack) -> bool:
         """Return True if an earlier acknowledgement was lost, which may have contained refusals."""
         return update.after > self.acknowledged
 
@@ -343,28 +344,28 @@ class SendWindow(HeldMessages):
         """True if an acknowledgement or release is outstanding. If it is overdue, send a probe."""
         return bool(self.messages) or any(flow.unprocessed for flow in self._flows.values())
 
-    def _check_sent(self, update: AckUpdate) -> None:
-        if update.sequence >= self._next_sequence:
-            raise ProtocolError(
-                f"frame {update.sequence} was acknowledged, and {self._next_sequence - 1} were sent"
-            )
+    def _check_sent(self, sequence: int) -> None:
+        if sequence >= self._next_sequence:
+            raise ProtocolError(f"frame {sequence} was acknowledged, and {self._next_sequence - 1} were sent")
 
-    def _grant(self, grant: Grant, sequence: int, settled: list[Settled]) -> None:
-        flow = self._flows.get(grant.flow)
+    def _grant(self, grant: TaskCredit, sequence: int, settled: list[Settled]) -> None:
+        number = _flow_of(grant)
+        flow = self._flows.get(number)
         if flow is None:
-            if grant.flow in self._exceptions:
-                self._exceptions[grant.flow] = grant
+            if number in self._exceptions:
+                self._exceptions[number] = grant.messages, grant.bytes
             return
-        if sequence < flow.since or grant.flow in self._closing:
+        if sequence < flow.since or number in self._closing:
             return  # a grant for the closed flow with this number
         flow.limit_messages = max(flow.limit_messages, grant.messages)
-        flow.limit_bytes = max(flow.limit_bytes, grant.size_bytes)
+        flow.limit_bytes = max(flow.limit_bytes, grant.bytes)
         flow.released = max(flow.released, grant.processed)
         if flow.pending:
-            self._ready[grant.flow] = None
+            self._ready[number] = None
             if flow.has_credit:
-                self.without_credit.pop(grant.flow, None)
-        while flow.unprocessed and flow.processed + flow.unprocessed[0].messages <= grant.processed:
+                self.without_credit.pop(number, None)
+        processed = grant.processed
+        while flow.unprocessed and flow.processed + flow.unprocessed[0].messages <= processed:
             done = flow.unprocessed.popleft()
             flow.processed += done.messages
             if isinstance(done, Entry):
@@ -375,10 +376,9 @@ class SendWindow(HeldMessages):
     def _refuse(self, refusals: Iterable[Refusal], settled: list[Settled]) -> None:
         by_frame: dict[int, dict[int, DropReason]] = {}
         for refusal in refusals:
-            reason = DropReason.UNKNOWN_TASK if refusal.code == "UNKNOWN_TASK" else DropReason.REFUSED
-            by_frame.setdefault(refusal.sequence, {}).setdefault(
-                flow_of(refusal.task, refusal.forwarded), reason
-            )
+            unknown = refusal.code == ERROR_CODE_UNKNOWN_TASK
+            reason = DropReason.UNKNOWN_TASK if unknown else DropReason.REFUSED
+            by_frame.setdefault(refusal.sequence, {}).setdefault(_flow_of(refusal), reason)
         first = self._in_flight[0].sequence if self._in_flight else 0
         for sequence, reasons in by_frame.items():
             if not first <= sequence < first + len(self._in_flight):
@@ -397,3 +397,7 @@ class SendWindow(HeldMessages):
                         self._ready[group.flow] = None
                         self.without_credit.pop(group.flow, None)
             frame.entries = kept
+
+
+def _flow_of(part: TaskCredit | Refusal) -> int:
+    return flow_of(part.task, part.forwarded)

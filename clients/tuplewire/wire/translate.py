@@ -12,52 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tuplewire.errors import MalformedError
 from tuplewire.session.consume import Cursor
-from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, SinkEpoch, Successor, TaskContent
-from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.session.rejection import MAX_REASON, Answer, Rejection
-from tuplewire.values.group import check_task, flow_of, task_and_forwarded
+from tuplewire.values.group import check_task
 from tuplewire.wire import messaging_pb2 as pb
-
-_MOST_WORDS = 1 << 18
-"""Limit for the characters in the texts of all refusals of one message."""
-
-
-def grant_to_wire(grant: Grant) -> pb.TaskCredit:
-    """Convert a grant to a TaskCredit."""
-    task, forwarded = task_and_forwarded(grant.flow)
-    return pb.TaskCredit(
-        task=task,
-        messages=grant.messages,
-        bytes=grant.size_bytes,
-        processed=grant.processed,
-        forwarded=forwarded,
-    )
-
-
-def grant_from_wire(credit: pb.TaskCredit) -> Grant:
-    """Convert a TaskCredit to a grant."""
-    return Grant(flow_of(credit.task, credit.forwarded), credit.messages, credit.bytes, credit.processed)
-
-
-def refusals_to_wire(refusals: Iterable[Refusal]) -> list[pb.Refusal]:
-    """Convert refusals. If their texts are too long, later refusals are sent without text."""
-    room = _MOST_WORDS
-    wire = []
-    for refusal in refusals:
-        room -= len(refusal.detail) + len(refusal.owner)
-        wire.append(
-            pb.Refusal(
-                sequence=refusal.sequence,
-                task=refusal.task,
-                messages=refusal.messages,
-                code=f"ERROR_CODE_{refusal.code}",
-                detail=refusal.detail if room >= 0 else "",
-                owner=refusal.owner if room >= 0 else "",
-                forwarded=refusal.forwarded,
-            )
-        )
-    return wire
 
 
 def code_name(code: pb.ErrorCode) -> str:
@@ -65,44 +23,6 @@ def code_name(code: pb.ErrorCode) -> str:
     if code not in pb.ErrorCode.values():
         return "UNSPECIFIED"
     return pb.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
-
-
-def update_to_wire(update: AckUpdate) -> pb.Ack:
-    """Convert an update to an acknowledgement with its grants and refusals."""
-    return pb.Ack(
-        sequence=update.sequence,
-        credits=[grant_to_wire(grant) for grant in update.grants],
-        refusals=refusals_to_wire(update.refusals),
-        after=update.after,
-    )
-
-
-def update_from_wire(
-    sequence: int, credit: Iterable[pb.TaskCredit], refusals: Iterable[pb.Refusal], after: int = 0
-) -> AckUpdate:
-    """Build an update from the fields of an acknowledgement or a welcome."""
-    return AckUpdate(
-        sequence,
-        [grant_from_wire(entry) for entry in credit],
-        [
-            Refusal(r.sequence, r.task, r.messages, code_name(r.code), r.detail, r.owner, r.forwarded)
-            for r in refusals
-        ],
-        after,
-    )
-
-
-def opened_from_wire(welcome: pb.Welcome) -> Opened:
-    """Convert a welcome to the values that the sender's window needs."""
-    return Opened(
-        welcome.receiver_incarnation,
-        grant_from_wire(welcome.initial_credit),
-        update_from_wire(welcome.last_sequence, welcome.credits, welcome.refusals),
-        welcome.max_message_bytes,
-        welcome.max_frame_bytes,
-        welcome.assignment_version,
-        welcome.worker_incarnation,
-    )
 
 
 def contents_to_wire(tasks: Mapping[int, TaskContent]) -> list[pb.TaskContent]:

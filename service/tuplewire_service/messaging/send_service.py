@@ -21,13 +21,13 @@ from tuplewire.errors import (
     StaleIncarnationError,
     TuplewireError,
 )
-from tuplewire.session.credit import Exhausted, Grant
+from tuplewire.session.credit import Exhausted
 from tuplewire.session.departure import Departure
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import departure_from_wire, departure_to_wire, grant_to_wire, update_to_wire
+from tuplewire.wire.translate import departure_from_wire, departure_to_wire
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.receiving_end import Leases, Session
 from tuplewire_service.messaging.reception import Reception
@@ -224,7 +224,7 @@ class SendService(StreamService):
 
     def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
-        ack = update_to_wire(session.state.resume(hello.acknowledged))
+        ack = session.state.resume(hello.acknowledged)
         initial = session.state.credit.initial
         return pb.SendResponse(
             welcome=pb.Welcome(
@@ -233,7 +233,7 @@ class SendService(StreamService):
                 receiver_incarnation=session.epoch,
                 last_sequence=ack.sequence,
                 ack_mode=session.ack_mode,
-                initial_credit=grant_to_wire(Grant(0, initial.messages, initial.size_bytes, 0)),
+                initial_credit=pb.TaskCredit(messages=initial.messages, bytes=initial.size_bytes),
                 credits=ack.credits,
                 max_message_bytes=settings.session.max_message_bytes,
                 max_frame_bytes=settings.session.max_request_bytes,
@@ -336,7 +336,7 @@ class SendService(StreamService):
             # After a takeover, updates belong to the newer stream.
             update = session.state.update() if session.stream is stream else None
             if update is not None:
-                await stream.wire.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
+                await stream.wire.write(pb.SendResponse(ack=update).SerializeToString())
                 if session.state.has_more:
                     stream.wake.set()
                     finished = False
