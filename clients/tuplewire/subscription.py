@@ -23,8 +23,7 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError
 from tuplewire.observer import Observer
-from tuplewire.session.consume import Arrived, Rejected
-from tuplewire.session.rejection import MAX_AFTER_SECONDS
+from tuplewire.session.consume import MAX_AFTER_SECONDS, Arrived, Rejected
 from tuplewire.settings.config import checked_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from helpers.acks import credit_of
+from helpers.cursors import cursor_of
 from helpers.session_parts import (
     HEAD,
     SETTINGS,
@@ -32,7 +33,6 @@ from helpers.session_parts import (
     messages_in,
 )
 from tuplewire.errors import NotLocalError, UnknownTaskError
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.send import SendWindow
@@ -439,13 +439,13 @@ class SessionMachine(RuleBasedStateMachine):
         """The worker hears what the consumer is done with; hearing it twice changes nothing."""
         while self.receiving.up and limit:
             limit -= 1
-            cursor = Cursor(*struct.unpack(">5Q", self.receiving.up.popleft()))
+            cursor = cursor_of(*struct.unpack(">5Q", self.receiving.up.popleft()))
             for _ in range(2):
                 self._progress(cursor)
                 credit, _ = self.worker.cursors[cursor.task]
                 self.worker.cursors[cursor.task] = (max(credit, cursor.credit), cursor.credit_bytes)
 
-    def _progress(self, cursor: Cursor) -> None:
+    def _progress(self, cursor: pb.TaskCursor) -> None:
         for done in self.worker.logs[cursor.task].progress(cursor.acknowledged, cursor.received):
             assert done.token is self.worker
             self.worker.session.credit.released(cursor.task, done.messages, done.size_bytes)

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from helpers.cursors import answer_of, cursor_of
 from helpers.rejecting import RejectionsWithoutTimers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuplewire.errors import UnknownTaskError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.session.rejection import Answer
 from tuplewire.settings.config import MIB
 from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
@@ -204,11 +204,11 @@ class Scene:
 
     def read_letters(self) -> None:
         """Take all dead letters out."""
-        request = SubscribeRequest("", "reader", 1, 0, [Cursor(DEAD, 0, 0, 100, MIB)])
+        request = SubscribeRequest("", "reader", 1, 0, [cursor_of(DEAD, 0, 0, 100, MIB)])
         reader = self.consumers.subscribe(request, lambda: None)
         for delivery in reader.take(MIB):
             last = delivery.first_sequence + len(delivery.group) - 1
-            reader.progress([Cursor(DEAD, last, last, 100, MIB)])
+            reader.progress([cursor_of(DEAD, last, last, 100, MIB)])
 
     def letters(self) -> dict[int, list[int]]:
         """Return the numbers of the dead letters by the task to which they were."""
@@ -280,7 +280,7 @@ def test_an_answer_to_an_earlier_rejection_is_not_taken_for_the_later_one() -> N
         arrived = window.arrived([Delivery(1, TaskGroup.of(1, [b"a"]))])
         window.acknowledge(arrived, [Rejected(0, 0.0, "no", wait=True)])
         assert window.waiting() == {1}
-        window.answered([Answer(1, number - 1, 3)])
+        window.answered([answer_of(1, number - 1, 3)])
         assert window.waiting() == {1}
-        window.answered([Answer(1, number, 0)])
+        window.answered([answer_of(1, number, 0)])
         assert not window.waiting()

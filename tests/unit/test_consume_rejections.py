@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from helpers.cursors import answer_of
 
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.rejection import Answer
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
 
 WORKER, PREFETCH = 5, 10
 
@@ -24,7 +25,7 @@ def arrive(window: ConsumeWindow, first: int, text: str) -> Arrived:
     return window.arrived([Delivery(first, TaskGroup.of(1, [letter.encode() for letter in text]))])
 
 
-def cursor(window: ConsumeWindow) -> Cursor:
+def cursor(window: ConsumeWindow) -> pb.TaskCursor:
     """Return the cursor of the task."""
     (found,) = window.all()
     return found
@@ -38,7 +39,7 @@ def test_messages_after_a_rejection_that_waits_are_void(*, answered: bool) -> No
     assert window.acknowledge(first, [Rejected(1, 0.0, "", wait=True)])
     assert window.waiting() == {1}
     if answered:
-        window.answered([Answer(1, 1, 1)])
+        window.answered([answer_of(1, 1, 1)])
         assert window.waiting() == set()
     assert not window.acknowledge(second)
     assert cursor(window).acknowledged == 1
@@ -49,7 +50,7 @@ def test_messages_that_arrive_before_the_answer_are_void() -> None:
     window = opened()
     window.acknowledge(arrive(window, 1, "ab"), [Rejected(0, 0.0, "", wait=True)])
     early = arrive(window, 1, "ab")
-    window.answered([Answer(1, 1, 0)])
+    window.answered([answer_of(1, 1, 0)])
     assert not window.acknowledge(early)
     assert cursor(window).acknowledged == 0
 
@@ -61,7 +62,7 @@ def test_rejections_without_an_answer_take_up_room() -> None:
         arrived = arrive(window, number, "x")
         window.acknowledge(arrived, [Rejected(0, 0.0, "", wait=False)])
         assert cursor(window).credit == number + PREFETCH - number
-    window.answered([Answer(1, 4, 4)])
+    window.answered([answer_of(1, 4, 4)])
     assert cursor(window).credit == 4 + PREFETCH
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from helpers.cursors import cursor_of
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
 from tuplewire.values.group import TaskGroup
 
@@ -60,7 +61,7 @@ def test_acknowledging_moves_the_cursor() -> None:
     first = arrive(window, 1, "abc")
     arrive(window, 4, "de")
     assert window.acknowledge(first)
-    assert window.take_moved() == [Cursor(1, acknowledged=3, received=5, credit=13, credit_bytes=98)]
+    assert window.take_moved() == [cursor_of(1, acknowledged=3, received=5, credit=13, credit_bytes=98)]
     assert window.take_moved() == []
 
 
@@ -79,7 +80,7 @@ def test_acknowledging_again_or_out_of_order() -> None:
     window.acknowledge(second)
     window.acknowledge(second)
     window.acknowledge(first)
-    assert window.all() == [Cursor(1, 4, 4, 14, 100)]
+    assert window.all() == [cursor_of(1, 4, 4, 14, 100)]
 
 
 def test_room_is_never_negative() -> None:
@@ -93,7 +94,7 @@ def test_starts_where_the_worker_stands() -> None:
     """A newcomer takes a task up where the one before it stopped."""
     window = ConsumeWindow([1], 10, 100)
     window.opened(WORKER, [(1, 7)])
-    assert window.all() == [Cursor(1, 7, 7, 17, 100)]
+    assert window.all() == [cursor_of(1, 7, 7, 17, 100)]
     assert text_of(arrive(window, 8, "h")) == "h"
 
 
@@ -116,7 +117,7 @@ def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
     assert not window.acknowledge(before)
     assert window.take_moved() == []
     assert text_of(arrive(window, 1, "abc")) == "abc"
-    assert window.all() == [Cursor(1, 0, 3, 10, 97)]
+    assert window.all() == [cursor_of(1, 0, 3, 10, 97)]
 
 
 @pytest.mark.parametrize("start", [1, 6])
@@ -127,7 +128,7 @@ def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
     window.opened(WORKER, [(1, start), (2, 3)])
     assert not window.acknowledge(held)
     assert window.acknowledge(other)
-    assert window.all() == [Cursor(1, start, start, start + 10, 100), Cursor(2, 3, 3, 13, 100)]
+    assert window.all() == [cursor_of(1, start, start, start + 10, 100), cursor_of(2, 3, 3, 13, 100)]
     assert text_of(arrive(window, start + 1, "h")) == "h"
 
 
@@ -138,9 +139,9 @@ def test_room_that_was_void_is_told() -> None:
     arrive(window, 1, "abcd", task=2)
     assert [cursor.credit_bytes for cursor in window.all()] == [0, 0, 4]
     window.opened(WORKER, [(1, 9), (2, 4), (3, 2)])
-    assert window.take_moved() == [Cursor(1, 9, 9, 19, 4)]
+    assert window.take_moved() == [cursor_of(1, 9, 9, 19, 4)]
     window.opened(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
-    assert window.take_moved() == [Cursor(2, 0, 0, 10, 4)]
+    assert window.take_moved() == [cursor_of(2, 0, 0, 10, 4)]
 
 
 def test_acknowledging_while_the_stream_opens() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 
+from helpers.cursors import cursor_of
 from helpers.queues import consumers_of, queues_of
 from helpers.senders import Program
 
 from tuplewire import TaskGroup
-from tuplewire.session.consume import Cursor
 from tuplewire.settings.config import MIB
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -61,7 +61,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
 
 def start_of(queues: ReceiveQueues, task: int) -> int:
     """Return after which sequence a new consumer of a task begins."""
-    request = SubscribeRequest("", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
+    request = SubscribeRequest("", "consumer", 1, 0, (cursor_of(task, 0, 0, 10, MIB),))
     consumers = consumers_of(queues)
     ((_, start),) = consumers.subscribe(request, lambda: None).starts
     return start

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
+from helpers.cursors import answer_of, cursor_of, rejection_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import MalformedError, UnknownTaskError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.ledger import Ledger
-from tuplewire.session.rejection import Answer, Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.translate import cursor_slices, cursor_to_wire
+from tuplewire.wire.translate import cursor_slices
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -29,7 +29,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MESSAGES = 2500
 TURN = 100
-ROOM = Cursor(1, 0, 0, 10 * MESSAGES, MIB)
+ROOM = cursor_of(1, 0, 0, 10 * MESSAGES, MIB)
 
 
 class Scene:
@@ -55,7 +55,7 @@ class Scene:
         assert task == 1
         self.settled.append(len(done))
 
-    def subscribe(self, cursor: Cursor, worker: int = 0) -> QueueSubscription:
+    def subscribe(self, cursor: pb.TaskCursor, worker: int = 0) -> QueueSubscription:
         """Subscribe, or resume."""
         return self.consumers.subscribe(SubscribeRequest("", "c", 1, worker, [cursor]), lambda: None)
 
@@ -70,10 +70,11 @@ def taken(consumer: QueueSubscription) -> list[Delivery]:
     return [each for frame in iter(lambda: consumer.take(MIB), []) for each in frame]
 
 
-def rejections(count: int, *, wait_last: bool = False) -> tuple[Rejection, ...]:
+def rejections(count: int, *, wait_last: bool = False) -> tuple[pb.Rejection, ...]:
     """Return one rejection for each of the first messages."""
     return tuple(
-        Rejection(number, number, 0, "why", wait_last and number == count) for number in range(1, count + 1)
+        rejection_of(number, number, 0, "why", wait=wait_last and number == count)
+        for number in range(1, count + 1)
     )
 
 
@@ -81,7 +82,7 @@ def rejections(count: int, *, wait_last: bool = False) -> tuple[Rejection, ...]:
 def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
     """Every message is settled once in the end, whether it is acknowledged or rejected."""
     scene = Scene()
-    said = Cursor(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejections(rejected))
+    said = cursor_of(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejections(rejected))
     assert scene.consumer.progress([said])
     assert scene.settled == [TURN]
     scene.finish(scene.consumer)
@@ -97,7 +98,9 @@ def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
 def test_messages_before_a_rejection_are_acknowledged_in_slices_too() -> None:
     """One rejection far back in the queue is no reason to settle all at once."""
     scene = Scene()
-    said = Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, (Rejection(1, MESSAGES - 5, 0, "", wait=False),))
+    said = cursor_of(
+        1, MESSAGES, MESSAGES, MESSAGES, MIB, (rejection_of(1, MESSAGES - 5, 0, "", wait=False),)
+    )
     assert scene.consumer.progress([said])
     scene.finish(scene.consumer)
     assert max(scene.settled) <= TURN
@@ -111,7 +114,7 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
     scene = Scene()
     rejected = 1000
     acknowledged = rejected - wait_last
-    said = Cursor(
+    said = cursor_of(
         1, acknowledged, acknowledged, 10 * MESSAGES, MIB, rejections(rejected, wait_last=wait_last)
     )
     again = scene.subscribe(said, worker=1)
@@ -127,7 +130,7 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
 def test_another_consumer_ends_what_is_left_to_settle() -> None:
     """What was not settled by then comes to the new consumer, marked."""
     scene = Scene()
-    assert scene.consumer.progress([Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
+    assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
     other = scene.consumers.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
     assert not scene.consumer.progress(())
     deliveries = taken(other)
@@ -138,12 +141,10 @@ def test_another_consumer_ends_what_is_left_to_settle() -> None:
 async def test_the_service_gives_others_a_turn() -> None:
     """A request of any size comes to the queues in slices, with turns of the loop in between."""
     scene = Scene()
-    said = Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, rejections(MESSAGES))
+    said = cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB, rejections(MESSAGES))
     turns: list[int] = []
 
-    taking = asyncio.create_task(
-        _take_progress(scene.consumer, pb.Progress(tasks=[cursor_to_wire(said)] * 3))
-    )
+    taking = asyncio.create_task(_take_progress(scene.consumer, pb.Progress(tasks=[said] * 3)))
     while not taking.done():
         before = sum(scene.settled)
         await asyncio.sleep(0)
@@ -157,11 +158,11 @@ async def test_the_service_gives_others_a_turn() -> None:
 @pytest.mark.parametrize(("tasks", "each"), [(1, 10_000), (10_000, 0), (100, 99)])
 def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
     """Whether it has many cursors or many rejections; and it comes to the same as if read at once."""
-    wanted = {task: Cursor(task, 9, 9, 20, 100, rejections(each)) for task in range(tasks)}
-    subscribe = pb.Subscribe(tasks=map(cursor_to_wire, wanted.values()))
+    wanted = {task: cursor_of(task, 9, 9, 20, 100, rejections(each)) for task in range(tasks)}
+    subscribe = pb.Subscribe(tasks=wanted.values())
     turns = 0
 
-    async def main() -> dict[int, Cursor]:
+    async def main() -> dict[int, pb.TaskCursor]:
         nonlocal turns
         reading = asyncio.create_task(_cursors_of(subscribe))
         while not reading.done():
@@ -175,14 +176,14 @@ def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
 
 def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
     """Nothing is lost between two of them."""
-    whole = Cursor(1, 9, 9, 20, 100, rejections(7))
-    slices = list(cursor_slices(cursor_to_wire(whole), 3))
+    whole = cursor_of(1, 9, 9, 20, 100, rejections(7))
+    slices = list(cursor_slices(whole, 3))
     assert [each.acknowledged for each in slices] == [3, 6, 9]
     assert [[told.number for told in each.rejections] for each in slices] == [[1, 2, 3], [4, 5, 6], [7]]
     assert {(each.task, each.received, each.credit, each.credit_bytes) for each in slices} == {
         (1, 9, 20, 100)
     }
-    assert list(cursor_slices(cursor_to_wire(whole), 1000)) == [whole]
+    assert list(cursor_slices(whole, 1000)) == [whole]
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 1), (0,)])
@@ -206,7 +207,7 @@ class Client:
         each = [Rejected(index, 0, "", wait_last and index == count - 1) for index in range(count)]
         assert self.window.acknowledge(self.arrived, each)
 
-    def tell(self) -> list[Cursor]:
+    def tell(self) -> list[pb.TaskCursor]:
         """Return what it tells, request by request."""
         told = []
         while self.window.has_moved:
@@ -214,7 +215,7 @@ class Client:
         return told
 
 
-def _numbers(cursors: Sequence[Cursor]) -> list[int]:
+def _numbers(cursors: Sequence[pb.TaskCursor]) -> list[int]:
     return [each.number for cursor in cursors for each in cursor.rejections]
 
 
@@ -243,7 +244,7 @@ def test_answered_rejections_are_not_told_again() -> None:
     client = Client()
     client.reject(5)
     client.tell()
-    client.window.answered([Answer(1, 3, MESSAGES)])
+    client.window.answered([answer_of(1, 3, MESSAGES)])
     client.tell()
     client.window.repeat()
     assert _numbers(client.tell()) == [4, 5]
@@ -274,7 +275,7 @@ def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscr
     late = [Delivery(2101, TaskGroup.of(1, [b"x"]))]
     assert client.window.arrived(late).deliveries == ()
     assert _numbers(client.tell()) == list(range(1001, 2101))
-    client.window.answered([Answer(1, 2100, 2099)])
+    client.window.answered([answer_of(1, 2100, 2099)])
     assert client.window.waiting() == set()
     found: Arrived = client.window.arrived([Delivery(2100, TaskGroup.of(1, [b"again"]))])
     assert [each.first_sequence for each in found.deliveries] == [2100]
@@ -297,7 +298,7 @@ async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
     log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Program())
     log.take(MESSAGES, MIB, MIB)
     for number in range(1, MESSAGES + 1):
-        shell.reject(1, log, Rejection(number, number, 3600, "", wait=False))
+        shell.reject(1, log, rejection_of(number, number, 3600, "", wait=False))
     shell.hurry()
     async with asyncio.timeout(20):
         await all_sent.wait()
@@ -318,7 +319,7 @@ def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
         log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Program())
         log.take(MESSAGES, MIB, MIB)
         for number in range(1, 101):
-            shell.reject(1, log, Rejection(number, number, 0, "", wait=False))
+            shell.reject(1, log, rejection_of(number, number, 0, "", wait=False))
             await asyncio.sleep(0)
         shell.close()
         return sent
@@ -331,13 +332,13 @@ def test_a_request_for_many_tasks_is_one_report() -> None:
     reports: list[list[tuple[int, int]]] = []
 
     class Subscription:
-        def progress(self, cursors: Sequence[Cursor]) -> bool:
+        def progress(self, cursors: Sequence[pb.TaskCursor]) -> bool:
             reports.append([(each.task, len(each.rejections)) for each in cursors])
             return False
 
     def take(*tasks: tuple[int, int]) -> list[list[tuple[int, int]]]:
         reports.clear()
-        told = [cursor_to_wire(Cursor(task, 500, 500, 500, MIB, rejections(count))) for task, count in tasks]
+        told = [cursor_of(task, 500, 500, 500, MIB, rejections(count)) for task, count in tasks]
         asyncio.run(_take_progress(cast("Any", Subscription()), pb.Progress(tasks=told)))
         return [each for each in reports if each]
 
@@ -350,6 +351,6 @@ def test_a_request_for_many_tasks_is_one_report() -> None:
 def test_a_turn_counts_what_it_has_settled_before_each_rejection() -> None:
     """Two rejections far apart are no reason to settle twice as much."""
     scene = Scene()
-    told = tuple(Rejection(number, 80 * number, 0, "", wait=False) for number in (1, 2))
-    assert scene.consumer.progress([Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, told)])
+    told = tuple(rejection_of(number, 80 * number, 0, "", wait=False) for number in (1, 2))
+    assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB, told)])
     assert scene.settled == [TURN]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from helpers.cursors import cursor_of, rejection_of
 from helpers.one_router import HERE
 from helpers.queues import consumers_of, queues_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
-from tuplewire.session.consume import Cursor
-from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
@@ -48,7 +48,7 @@ class Consumer:
         rejections: RejectionsWithoutTimers | None = None,
     ) -> None:
         self.woken = 0
-        cursors = [Cursor(task, 0, 0, credit, MIB) for task in tasks]
+        cursors = [cursor_of(task, 0, 0, credit, MIB) for task in tasks]
         request = SubscribeRequest("", "c", incarnation, worker, cursors, subscription=number)
         self.subscription: QueueSubscription = consumers_of(queues, rejections).subscribe(request, self._wake)
 
@@ -61,7 +61,7 @@ class Consumer:
 
     def progress(self, task: int, acknowledged: int, *rejections: Rejection) -> None:
         """Acknowledge and reject."""
-        cursor = Cursor(task, acknowledged, acknowledged, 1000, MIB, rejections)
+        cursor = cursor_of(task, acknowledged, acknowledged, 1000, MIB, rejections)
         self.subscription.progress([cursor])
 
 
@@ -147,7 +147,7 @@ def test_every_queue_on_hold_goes_on() -> None:
     consumer = Consumer(queues, 1, 2, rejections=rejections)
     assert len(consumer.take()) == 2
     for task, seconds in ((1, 100.0), (2, 200.0)):
-        consumer.progress(task, 0, Rejection(1, 1, seconds, "", wait=True))
+        consumer.progress(task, 0, rejection_of(1, 1, seconds, "", wait=True))
     assert consumer.take() == []
     assert len(asked) >= 2
     rejections.hurry()
@@ -245,10 +245,10 @@ def test_another_consumers_rejections_count_from_one() -> None:
     put(queues, 1, b"b")
     first = Consumer(queues, 1, rejections=rejections)
     first.take()
-    first.progress(1, 1, Rejection(1, 1, 0, "", wait=False))
+    first.progress(1, 1, rejection_of(1, 1, 0, "", wait=False))
     second = Consumer(queues, 1, incarnation=2, rejections=rejections)
     second.take()
-    second.progress(1, 2, Rejection(1, 2, 0, "", wait=False))
+    second.progress(1, 2, rejection_of(1, 2, 0, "", wait=False))
     assert rejections.rejections == 2
 
 
@@ -298,6 +298,6 @@ def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     """It may have been told of messages at another worker, which counts for itself."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"x"] * 10), Program())
-    request = SubscribeRequest("", "c", 1, 99, [Cursor(1, 5, 5, 8, MIB)])
+    request = SubscribeRequest("", "c", 1, 99, [cursor_of(1, 5, 5, 8, MIB)])
     taken = consumers_of(queues).subscribe(request, lambda: None).take(MIB)
     assert sum(len(each.group) for each in taken) == 3

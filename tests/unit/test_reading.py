@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from helpers.cursors import cursor_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import SupersededError, UnknownTaskError
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
@@ -56,7 +56,7 @@ class Fixture:
 
     def subscribe(self) -> SubscribeRequest:
         """Have a consumer, that has taken two messages."""
-        request = SubscribeRequest("", "mine", 1, 0, [Cursor(TASK, 0, 0, 2, MIB)])
+        request = SubscribeRequest("", "mine", 1, 0, [cursor_of(TASK, 0, 0, 2, MIB)])
         consumers = QueueConsumers(1, self.queues, RejectionsWithoutTimers())
         self.subscription = consumers.subscribe(request, lambda: None)
         assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2

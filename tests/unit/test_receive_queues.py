@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from helpers.cursors import cursor_of, rejection_of
 from helpers.queues import consumers_of, queues_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
-from tuplewire.session.consume import Cursor
-from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -55,7 +54,7 @@ def test_what_is_acknowledged_matters_less() -> None:
 
 def subscribed(queues: ReceiveQueues, tasks: Iterable[int]) -> QueueSubscription:
     """Subscribe to tasks, with room for ten messages of each."""
-    cursors = [Cursor(task, 0, 0, 10, 1000) for task in tasks]
+    cursors = [cursor_of(task, 0, 0, 10, 1000) for task in tasks]
     return consumers_of(queues).subscribe(SubscribeRequest("", "c", 1, 0, cursors), lambda: None)
 
 
@@ -65,7 +64,7 @@ def test_the_wait_in_a_queue_is_measured_once() -> None:
     queues.put(TaskGroup.of(1, [b"a", b"b"]), Program())
     assert len(subscribed(queues, [1]).take(1000)) == 1
     assert sum(queues.wait.counts) == 2
-    request = SubscribeRequest("", "d", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
+    request = SubscribeRequest("", "d", 1, 0, [cursor_of(1, 0, 0, 10, 1000)])
     again = consumers_of(queues).subscribe(request, lambda: None)
     assert len(again.take(1000)) == 1
     assert sum(queues.wait.counts) == 2
@@ -76,12 +75,12 @@ def test_a_late_rejection_is_passed_over() -> None:
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
     rejections = RejectionsWithoutTimers()
-    request = SubscribeRequest("", "c", 1, 0, [Cursor(1, 0, 0, 10, 1000)])
+    request = SubscribeRequest("", "c", 1, 0, [cursor_of(1, 0, 0, 10, 1000)])
     subscription = consumers_of(queues, rejections).subscribe(request, lambda: None)
     subscription.take(1000)
-    subscription.progress([Cursor(1, 2, 3, 10, 1000)])
-    late = (Rejection(1, 1, 0.0, "", wait=False), Rejection(2, 3, 0.0, "", wait=False))
-    subscription.progress([Cursor(1, 3, 3, 10, 1000, late)])
+    subscription.progress([cursor_of(1, 2, 3, 10, 1000)])
+    late = (rejection_of(1, 1, 0.0, "", wait=False), rejection_of(2, 3, 0.0, "", wait=False))
+    subscription.progress([cursor_of(1, 3, 3, 10, 1000, late)])
     assert queues._queues[1].rejected == 2
     assert rejections.waiting == 1
 
@@ -92,7 +91,7 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     for task in (1, 2):
         queues.put(TaskGroup.of(task, [b"a"]), Program())
     woken: list[None] = []
-    cursors = [Cursor(task, 0, 0, 10, 1000) for task in (1, 2)]
+    cursors = [cursor_of(task, 0, 0, 10, 1000) for task in (1, 2)]
     request = SubscribeRequest("", "c", 1, 0, cursors)
     consumers = consumers_of(queues)
     subscription = consumers.subscribe(request, lambda: woken.append(None))

@@ -6,12 +6,12 @@ import asyncio
 import time
 
 import pytest
+from helpers.cursors import rejection_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.session.delivery import DeliveryLog, Done
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.session.rejection import Rejection
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
@@ -29,7 +29,7 @@ def rejected(messages: Rejections, sender: Program, count: int, task: int = 1) -
     log.take(1000, MIB, MIB)
     done = []
     for number in range(1, count + 1):
-        each = Rejection(number, number, 100.0, "", wait=False)
+        each = rejection_of(number, number, 100.0, "", wait=False)
         settled, _ = messages.reject(task, log, each)
         assert settled is not None
         done.append(settled)
@@ -91,7 +91,7 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"x"]), Program())
     log.take(1, MIB, MIB)
-    done, held_until = messages.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
+    done, held_until = messages.reject(1, log, rejection_of(1, 1, 0.0, "", wait=False))
     assert messages._ledger.dropped[DropReason.REJECTED] == 1
     assert done is not None
     assert (done.messages, held_until) == (1, 0.0)
@@ -127,7 +127,7 @@ async def test_a_rejected_message_that_is_given_up_is_counted() -> None:
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"x"]), Program())
     log.take(1, MIB, MIB)
-    rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False))
+    rejections.reject(1, log, rejection_of(1, 1, 0.0, "", wait=False))
     assert ledger.dropped[DropReason.REJECTED] == 1
     rejections.close()
 
@@ -139,7 +139,7 @@ def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
     log.append(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
     log.take(1000, MIB, MIB)
     for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
-        messages.reject(1, log, Rejection(number, number, after, "", wait=False))
+        messages.reject(1, log, rejection_of(number, number, after, "", wait=False))
     messages.hurry()
     assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
 
@@ -165,7 +165,7 @@ async def test_copies_that_are_sent_are_settled() -> None:
     log.append(TaskGroup.of(1, [b"a", b"b"]), Program())
     log.take(1000, MIB, MIB)
     for number in (1, 2):
-        rejections.reject(1, log, Rejection(number, number, 0.0, "", wait=False))
+        rejections.reject(1, log, rejection_of(number, number, 0.0, "", wait=False))
     assert ledger.acknowledged == 0
     assert len(await sent.get()) == 2
     assert ledger.acknowledged == 2
@@ -182,7 +182,7 @@ async def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.Lo
     log.append(TaskGroup.of(1, [b"x"]), Program())
     log.take(10, MIB, MIB)
     log.progress(1, 1)
-    assert rejections.reject(1, log, Rejection(1, 1, 0.0, "", wait=False)) == (None, 0.0)
+    assert rejections.reject(1, log, rejection_of(1, 1, 0.0, "", wait=False)) == (None, 0.0)
     assert not any(ledger.dropped.values())
 
     assert caplog.messages == []
@@ -203,7 +203,7 @@ async def test_the_log_tells_a_last_try_from_others(
 ) -> None:
     """With the task, how many, and the reason."""
     rejections, log = await rejections_of(WorkerSettings(worker_id="w", topology="t", reject_limit=limit))
-    rejections.reject(1, log, Rejection(1, 1, 60.0, "no", wait=False))
+    rejections.reject(1, log, rejection_of(1, 1, 60.0, "no", wait=False))
     rejections.close()
 
     assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.cursors import cursor_of, rejection_of
 from helpers.one_router import ASSIGNMENT, HERE, THERE
 from helpers.senders import Program
 
 from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.session.rejection import Rejection
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
@@ -77,7 +76,7 @@ async def test_messages_to_another_worker_leave_at_once(router: Router) -> None:
 async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -> None:
     """A consumer is refused by name; other tasks of the worker are open to it."""
     router.table.program_tasks = frozenset({0})
-    request = SubscribeRequest("me", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
+    request = SubscribeRequest("me", "c", 1, 0, [cursor_of(0, 0, 0, 10, 1000)])
     with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
         router.subscribe(request, lambda: None)
     router.table.program_tasks = frozenset()
@@ -109,11 +108,11 @@ async def test_messages_that_circle_are_refused(router: Router) -> None:
 async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Router) -> None:
     """A worker that ends before a rejected message was due again counts it as dropped{shutdown}."""
     router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Program()))
-    request = SubscribeRequest("", "c", 1, 0, [Cursor(0, 0, 0, 10, 1000)])
+    request = SubscribeRequest("", "c", 1, 0, [cursor_of(0, 0, 0, 10, 1000)])
     subscription = router.consumers.subscribe(request, lambda: None)
     assert len(subscription.take(1000)) == 1
-    rejected = Rejection(1, 1, 10.0, "", wait=False)
-    subscription.progress([Cursor(0, 2, 2, 10, 1000, (rejected,))])
+    rejected = rejection_of(1, 1, 10.0, "", wait=False)
+    subscription.progress([cursor_of(0, 2, 2, 10, 1000, (rejected,))])
     assert router.rejections.waiting == 1
     await router.close(0.1, [], {})
     assert router.ledger().dropped[DropReason.SHUTDOWN] == 1

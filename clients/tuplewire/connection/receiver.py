@@ -33,7 +33,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import answers_from_wire, code_name, cursor_to_wire
+from tuplewire.wire.translate import code_name
 
 logger = event_logger(__name__)
 
@@ -260,7 +260,7 @@ class Receiver(Resumable):
             topology=self.identity.topology,
             consumer_id=self.identity.sender_id,
             incarnation=self.identity.incarnation,
-            tasks=map(cursor_to_wire, cursors),
+            tasks=cursors,
             worker_incarnation=self._window.worker_incarnation,
             receiver_id=self.receiver_id,
             subscription=self._number,
@@ -288,7 +288,7 @@ class Receiver(Resumable):
                     self._progress.set()
                 elif response.HasField("rejected"):
                     with self._lock:
-                        self._window.answered(answers_from_wire(response.rejected))
+                        self._window.answered(response.rejected.tasks)
                     self._progress.set()
                 elif response.HasField("ended"):
                     raise refused(code_name(response.ended.code), response.ended.detail)
@@ -320,7 +320,7 @@ class Receiver(Resumable):
                 cursors = self._window.take_moved()
                 more = self._window.has_moved
             if cursors:
-                progress = pb.Progress(tasks=map(cursor_to_wire, cursors))
+                progress = pb.Progress(tasks=cursors)
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
             if more:
                 self._progress.set()

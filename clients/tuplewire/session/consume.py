@@ -19,30 +19,14 @@ from operator import attrgetter
 
 from tuplewire.errors import MalformedError
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.rejection import Answer, Rejection
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.messaging_pb2 import RejectedTask, Rejection, TaskCursor
 
 _MOST_REJECTIONS = 1000
 """Limit for the rejections of one task in one request, because a worker limits the size of requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """A consumer's position in one task. The first three numbers and `credit` are sequences.
-
-    Attributes:
-        credit: The last message that the worker may send.
-        credit_bytes: Payload bytes that the worker may send after the message `received`.
-        rejections: Rejections of messages up to `acknowledged`. A rejection with `wait` is the last one, and
-            is for the message after `acknowledged`.
-    """
-
-    task: int
-    acknowledged: int
-    received: int
-    credit: int
-    credit_bytes: int
-    rejections: tuple[Rejection, ...] = ()
+MAX_AFTER_SECONDS = 7 * 86_400
+MAX_REASON = 1000
+"""The maximum length of a reason in characters. Longer reasons are truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +98,16 @@ class _Task:
 
     def reject(self, sequence: int, each: Rejected) -> None:
         self.rejected += 1
-        told = Rejection(self.rejected, sequence, each.after_seconds, each.reason, each.wait)
+        told = Rejection(
+            number=self.rejected,
+            sequence=sequence,
+            after_millis=round(each.after_seconds * 1000),
+            reason=each.reason[:MAX_REASON],
+            wait=each.wait,
+        )
         self.rejections.append(told)
 
-    def next_rejections(self) -> tuple[tuple[Rejection, ...], Rejection | None]:
+    def next_rejections(self) -> tuple[list[Rejection], Rejection | None]:
         """Return the rejections for the next request, and the one that follows them, if any."""
         told = self.rejections_told - self.rejections[0].number + 1 if self.rejections else 0
         start = max(0, told)
@@ -125,7 +115,7 @@ class _Task:
         later = some.pop() if len(some) > _MOST_REJECTIONS else None
         if some:
             self.rejections_told = some[-1].number
-        return tuple(some), later
+        return some, later
 
     def forget_rejections(self, number: int) -> None:
         while self.rejections and self.rejections[0].number <= number:
@@ -265,7 +255,7 @@ class ConsumeWindow:
         """Return the tasks that wait for an answer. All their local messages will be redelivered."""
         return {task for task, state in self._tasks.items() if state.waits_for}
 
-    def answered(self, answers: Iterable[Answer]) -> None:
+    def answered(self, answers: Iterable[RejectedTask]) -> None:
         """Apply the worker's answers to rejections."""
         for each in answers:
             state = self._tasks.get(each.task)
@@ -281,7 +271,7 @@ class ConsumeWindow:
         """True if take_moved() has something to return."""
         return bool(self._moved)
 
-    def take_moved(self) -> list[Cursor]:
+    def take_moved(self) -> list[TaskCursor]:
         """Return and clear the cursors that changed. One with many rejections takes several calls."""
         moved, self._moved = self._moved, {}
         return [self._cursor(task) for task in moved]
@@ -291,7 +281,7 @@ class ConsumeWindow:
         self._tell_all_rejections()
         self._moved.update(dict.fromkeys(self._tasks))
 
-    def all(self) -> list[Cursor]:
+    def all(self) -> list[TaskCursor]:
         """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
         self._tell_all_rejections()
         self._moved.clear()
@@ -303,7 +293,7 @@ class ConsumeWindow:
         for state in self._tasks.values():
             state.rejections_told = 0
 
-    def _cursor(self, task: int) -> Cursor:
+    def _cursor(self, task: int) -> TaskCursor:
         state = self._tasks[task]
         # Unanswered rejections use up credit, which bounds their number.
         state.told = state.acknowledged + self._prefetch_messages - len(state.rejections)
@@ -315,4 +305,11 @@ class ConsumeWindow:
             received = max(received, state.rejections[-1].sequence)  # a rejection with `wait` is the last
             self._moved[task] = None
         room = max(0, self._prefetch_bytes - state.held_bytes)
-        return Cursor(task, acknowledged, received, state.told, room, untold)
+        return TaskCursor(
+            task=task,
+            acknowledged=acknowledged,
+            received=received,
+            credit=state.told,
+            credit_bytes=room,
+            rejections=untold,
+        )

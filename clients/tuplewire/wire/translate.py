@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Cursor
+from tuplewire.session.consume import MAX_REASON
 from tuplewire.session.departure import Departure, SinkEpoch, Successor, TaskContent
-from tuplewire.session.rejection import MAX_REASON, Answer, Rejection
 from tuplewire.values.group import check_task
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -84,29 +83,8 @@ def departure_from_wire(departure: pb.Departure) -> Departure:
     return Departure(departure.incarnation, dict(departure.dropped), departure.others, sinks, successors)
 
 
-def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
-    """Convert a consumer's position in a task."""
-    return pb.TaskCursor(
-        task=cursor.task,
-        acknowledged=cursor.acknowledged,
-        received=cursor.received,
-        credit=cursor.credit,
-        credit_bytes=cursor.credit_bytes,
-        rejections=[
-            pb.Rejection(
-                number=each.number,
-                sequence=each.sequence,
-                after_millis=round(each.after_seconds * 1000),
-                reason=each.reason[:MAX_REASON],
-                wait=each.wait,
-            )
-            for each in cursor.rejections
-        ],
-    )
-
-
-def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[Cursor]:
-    """Yield a consumer's position in steps with at most `most` rejections each.
+def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[pb.TaskCursor]:
+    """Yield a consumer's position in steps with at most `most` rejections each, and shorten long reasons.
 
     A step does not acknowledge a message with a rejection in a later step. Raises InvalidTaskError for an
     invalid task id, MalformedError if the numbers of rejections do not increase.
@@ -114,33 +92,26 @@ def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[Cursor]:
     task, told = check_task(cursor.task), cursor.rejections
     number = 0
     for start in range(0, len(told) or 1, most):
+        part = told[start : start + most]
+        for each in part:
+            if each.number <= number:
+                raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
+            number = each.number
+            each.reason = each.reason[:MAX_REASON]
+        if len(part) == len(told):  # nearly always
+            yield cursor
+            return
         acknowledged = cursor.acknowledged
         if len(told) > start + most:
             acknowledged = min(acknowledged, max(0, told[start + most].sequence - 1))
-        rejections = []
-        for each in told[start : start + most]:
-            if each.number <= number:
-                raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
-            number, after_seconds = each.number, each.after_millis / 1000
-            reason = each.reason[:MAX_REASON]
-            rejections.append(Rejection(number, each.sequence, after_seconds, reason, each.wait))
-        yield Cursor(
-            task, acknowledged, cursor.received, cursor.credit, cursor.credit_bytes, tuple(rejections)
+        yield pb.TaskCursor(
+            task=task,
+            acknowledged=acknowledged,
+            received=cursor.received,
+            credit=cursor.credit,
+            credit_bytes=cursor.credit_bytes,
+            rejections=part,
         )
-
-
-def answers_to_wire(answers: Iterable[Answer]) -> pb.Rejected:
-    """Convert the worker's answers to rejections."""
-    return pb.Rejected(
-        tasks=[
-            pb.RejectedTask(task=each.task, number=each.number, received=each.received) for each in answers
-        ]
-    )
-
-
-def answers_from_wire(rejected: pb.Rejected) -> list[Answer]:
-    """Convert the message with the worker's answers to rejections."""
-    return [Answer(each.task, each.number, each.received) for each in rejected.tasks]
 
 
 def loads_from_wire(report: pb.LoadReport) -> dict[int, float]:

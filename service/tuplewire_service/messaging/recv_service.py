@@ -11,23 +11,20 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadRefusedError, RefusedError, TuplewireError
 from tuplewire.session.asking import Asking
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
-from tuplewire.session.rejection import Rejection
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.values.group import TaskGroup, same_time
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import answers_to_wire, cursor_slices
+from tuplewire.wire.translate import cursor_slices
 from tuplewire_service.messaging.server_stream import (
     IAccess,
     ServerStream,
@@ -197,7 +194,7 @@ class RecvStream:
                 self._probe_due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while answers := subscription.take_answers():  # before the messages after them
-                await wire.write(pb.RecvResponse(rejected=answers_to_wire(answers)).SerializeToString())
+                await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
             if deliveries := subscription.take(self._max_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 pressing = subscription.crowded or any(each.group.kept for each in deliveries)
@@ -228,26 +225,23 @@ class RecvStream:
                     self._wake.set()
 
 
-async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
+async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, pb.TaskCursor]:
     """Return a consumer's cursors by task, yielding to other sessions in between."""
-    cursors: dict[int, Cursor] = {}
+    cursors: dict[int, pb.TaskCursor] = {}
     taken = 0
     for each in subscribe.tasks:
-        rejections: list[Rejection] = []
+        cursors[each.task] = each
         for cursor in cursor_slices(each, _TURN_CURSORS):
-            rejections += cursor.rejections
-            cursors[each.task] = cursor
             taken += 1 + len(cursor.rejections)
             if taken > _TURN_CURSORS:
                 await asyncio.sleep(0)
                 taken = 0
-        cursors[each.task] = replace(cursors[each.task], rejections=tuple(rejections))
     return cursors
 
 
 async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
     """Apply a consumer's progress in slices, yielding to other sessions in between."""
-    cursors: list[Cursor] = []
+    cursors: list[pb.TaskCursor] = []
     taken = 0
     for each in progress.tasks:
         for cursor in cursor_slices(each, _TURN_CURSORS):
@@ -261,7 +255,7 @@ async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> 
     await _tell(subscription, cursors)
 
 
-async def _tell(subscription: ISubscription, cursors: Sequence[Cursor]) -> None:
+async def _tell(subscription: ISubscription, cursors: Sequence[pb.TaskCursor]) -> None:
     while subscription.progress(cursors):
         cursors = ()
         await asyncio.sleep(0)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuplewire.errors import RefusedError
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.rejection import Answer
+from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class SubscribeRequest:
     consumer_id: str
     incarnation: int
     worker_incarnation: int
-    cursors: Sequence[Cursor]
+    cursors: Sequence[TaskCursor]
     address: str = ""
     subscription: int = 0
     is_own_program: bool = False
@@ -66,13 +65,13 @@ class ISubscription(ABC):
         """Return messages for which the consumer has credit, up to about `max_bytes` payload bytes."""
 
     @abstractmethod
-    def progress(self, cursors: Sequence[Cursor]) -> bool:
+    def progress(self, cursors: Sequence[TaskCursor]) -> bool:
         """Apply the progress that the consumer reports.
 
         Returns True if it exceeds one turn of the event loop: the next call continues.
         """
 
-    def take_answers(self) -> list[Answer]:
+    def take_answers(self) -> list[RejectedTask]:
         """Return new answers to rejections; send them before the result of the next take()."""
         return []
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.pieces import wire_bytes
-from tuplewire.session.rejection import Answer
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
@@ -46,11 +45,11 @@ class QueueSubscription(ISubscription):
         self._since = time.monotonic()
         self._held: dict[int, Queue] = {}
         self._ready: dict[int, None] = {}
-        self._answers: dict[int, Answer] = {}
-        self._unsettled: list[Cursor] = []
+        self._answers: dict[int, RejectedTask] = {}
+        self._unsettled: list[TaskCursor] = []
         """Consumer reports that were too large for one turn of the loop."""
 
-    def add(self, queue: Queue, unsettled: Cursor | None) -> None:
+    def add(self, queue: Queue, unsettled: TaskCursor | None) -> None:
         """Add a queue. `unsettled` is a report of its consumer that progress() must finish."""
         self._held[queue.task] = queue
         if unsettled is not None:
@@ -114,7 +113,7 @@ class QueueSubscription(ISubscription):
                 self._ready[task] = None
         return deliveries
 
-    def progress(self, cursors: Sequence[Cursor]) -> bool:
+    def progress(self, cursors: Sequence[TaskCursor]) -> bool:
         unsettled, self._unsettled = self._unsettled, []
         for cursor in (*unsettled, *cursors):
             queue = self._held.get(cursor.task)
@@ -122,8 +121,9 @@ class QueueSubscription(ISubscription):
                 if self._consumers.progress(queue, cursor):
                     self._unsettled.append(cursor)
                 elif cursor.rejections:
-                    answer = Answer(cursor.task, queue.rejected, queue.log.taken)
-                    self._answers[cursor.task] = answer
+                    self._answers[cursor.task] = RejectedTask(
+                        task=cursor.task, number=queue.rejected, received=queue.log.taken
+                    )
                     self._wake()
                 if queue.log.waiting:
                     self._ready[cursor.task] = None
@@ -132,7 +132,7 @@ class QueueSubscription(ISubscription):
             self._wake()
         return bool(self._unsettled)
 
-    def take_answers(self) -> list[Answer]:
+    def take_answers(self) -> list[RejectedTask]:
         if not self._answers:
             return []
         answers, self._answers = self._answers, {}
@@ -192,7 +192,7 @@ class QueueConsumers:
         return subscription
 
     def _hand_over(
-        self, queue: Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
+        self, queue: Queue, subscription: QueueSubscription, cursor: TaskCursor, request: SubscribeRequest
     ) -> None:
         wanted = request.consumer_key, request.incarnation, request.subscription
         same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
@@ -204,7 +204,7 @@ class QueueConsumers:
                 if same
                 else _superseded(request.consumer_id, queue.task)
             )
-        unsettled: Cursor | None = None
+        unsettled: TaskCursor | None = None
         queue.consumer = subscription
         queue.consumer_key, queue.incarnation, queue.subscription = wanted
         if resumes:
@@ -222,7 +222,7 @@ class QueueConsumers:
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue, unsettled)
 
-    def progress(self, queue: Queue, cursor: Cursor) -> bool:
+    def progress(self, queue: Queue, cursor: TaskCursor) -> bool:
         """Apply the progress that a consumer reports; return True if a part of it remains."""
         done = self._settle(queue, cursor)
         # The rest of a deferred report may be older than the last report.
@@ -232,7 +232,7 @@ class QueueConsumers:
             self.queues.on_done(queue.task, done)
         return _unsettled(queue, cursor)
 
-    def _settle(self, queue: Queue, cursor: Cursor) -> list[Done]:
+    def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Done]:
         """Advance a log's cursors and apply each rejection once, at most `_TURN_GROUPS` groups at a time."""
         done: list[Done] = []
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
@@ -269,7 +269,7 @@ class QueueConsumers:
                 queue.consumer.mark(queue)
 
 
-def _unsettled(queue: Queue, cursor: Cursor) -> bool:
+def _unsettled(queue: Queue, cursor: TaskCursor) -> bool:
     """Return True if a part of a consumer's report is not processed yet."""
     rejected = cursor.rejections[-1].number if cursor.rejections else 0
     return rejected > queue.rejected or min(cursor.acknowledged, queue.log.taken) > queue.log.acknowledged

@@ -17,11 +17,11 @@ from operator import attrgetter
 
 from tuplewire.session.delivery import DeliveryLog, Done
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.session.rejection import Rejection
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.dead_letters import again, dead_letter, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.rejected_messages import Copy, CopyRoom, GrownMessage, KeptToken
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -105,7 +105,7 @@ class Rejections:
             self._ledger.dropped[DropReason.REJECTED] += 1
             return _settle(log, each), 0.0
         now = time.monotonic()
-        due = now if self.hurried or settles is not None else now + each.after_seconds
+        due = now if self.hurried or settles is not None else now + each.after_millis / 1000
         self.wake(due)
         # The message keeps its place, and its queue waits for the delay.
         if each.wait and settles is None:
