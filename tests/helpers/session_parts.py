@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from tuplewire.session.consume import Arrived, ConsumeWindow
-from tuplewire.session.credit import CreditBook, Exhausted
+from tuplewire.session.credit import CreditBook
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
@@ -94,7 +94,7 @@ class Worker:
         self.incarnation = incarnation
         self.shares = QueueShares(window, Share(1, 1))
         self.left: dict[int, Share] = {}
-        self.exhausted = Exhausted()
+        self.exhausted: Counter[int] = Counter()
         credit = CreditBook(
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tuplewire.session.ledger import Settled
@@ -32,6 +33,11 @@ def forwarder(context: IContext, port: int) -> tuple[StreamedClient, list[Settle
     return context.connect(TOPOLOGY, HOST, port, events=events), settled, released
 
 
+def offer(client: StreamedClient, groups: Sequence[TaskGroup], token: Any) -> bool:
+    """Offer messages with a token, on the event loop as a worker does."""
+    return client.end.thread.call(lambda: client.end.buffer.offer(groups, token))
+
+
 def taken_back(client: StreamedClient, timeout: float) -> list[tuple[TaskGroup, Any]]:
     """Close a connection, and return its pending messages."""
     return client.end.thread.run(client.end.take_back(timeout))
@@ -49,7 +55,7 @@ class TestRelayConnections(Scenery):
             client, settled, released = forwarder(context, context.bind(TOPOLOGY, 0, Recorder()).port)
             client.end.receipts.watch([1])
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
-            assert client.end.buffer.offer(TaskMessageBatch(batch).groups, "token")
+            assert offer(client, TaskMessageBatch(batch).groups, "token")
             for told in (settled, released):
                 eventually(lambda told=told: sum(each.messages for each in told) == 2)  # type: ignore[misc]
                 assert {each.token for each in told} == {"token"}
@@ -61,7 +67,7 @@ class TestRelayConnections(Scenery):
         with self.context() as context:
             client, _, released = forwarder(context, context.bind(TOPOLOGY, 0, recorder).port)
             end = client.end
-            end.buffer.offer([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
+            offer(client, [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
             eventually(lambda: len(recorder.seen()) == 3)
             end.receipts.watch([1, 2])
 
@@ -79,7 +85,7 @@ class TestRelayConnections(Scenery):
         with self.context() as context:
             client, _, _ = forwarder(context, self.unused_port())
             for number in range(3):
-                client.end.buffer.offer([TaskGroup.of(1, [b"%d" % number])], number)
+                offer(client, [TaskGroup.of(1, [b"%d" % number])], number)
             left = taken_back(client, 0.1)
             assert [(group.payloads(), token) for group, token in left] == [
                 ([b"%d" % n], n) for n in range(3)
@@ -93,7 +99,7 @@ class TestRelayConnections(Scenery):
         with self.context() as context:
             port = self.unused_port()
             client, _, _ = forwarder(context, port)
-            client.end.buffer.offer([TaskGroup.of(1, [b"a"])], "token")
+            offer(client, [TaskGroup.of(1, [b"a"])], "token")
             client.end.writes = False
             context.bind(TOPOLOGY, port, recorder)
             eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)

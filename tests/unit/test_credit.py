@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from helpers.acks import credit_of
 
 from tuplewire.errors import CreditExceededError
 from tuplewire.session import credit
-from tuplewire.session.credit import CreditBook, Exhausted
+from tuplewire.session.credit import CreditBook
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
 
@@ -28,32 +29,47 @@ def group(task: int, count: int, size: int = 10) -> TaskGroup:
 
 def test_says_when_a_window_is_used_up() -> None:
     """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
-    exhausted = Exhausted()
+    exhausted: Counter[int] = Counter()
     granted = CreditBook(
         QueueShares(WINDOW, Share(1, 1)), max_message_bytes=10, wants_releases=True, exhausted=exhausted
     )
     granted.received([group(1, 7), group(2, 1, size=1)])
-    assert not exhausted.tasks
+    assert not exhausted
     granted.received([group(1, 1), group(3, 8, size=1)])
-    assert list(exhausted.tasks) == [1, 3]
+    assert list(exhausted) == [1, 3]
     granted.released(1, 1, 10)
-    assert list(exhausted.tasks) == [1, 3]  # it has not been told
+    assert list(exhausted) == [1, 3]  # it has not been told
     granted.take_changes()
-    assert list(exhausted.tasks) == [3]
+    assert list(exhausted) == [3]
     granted.end()
-    assert not exhausted.tasks
+    assert not exhausted
 
 
 def test_a_task_whose_flow_is_closed_is_exhausted_no_more() -> None:
     """Also where its sender has not heard of the release yet."""
-    exhausted = Exhausted()
+    exhausted: Counter[int] = Counter()
     shares = QueueShares(WINDOW, Share(1, 1))
     state = CreditBook(shares, max_message_bytes=10, wants_releases=True, exhausted=exhausted)
     state.received([group(1, WINDOW.messages)])
-    assert list(exhausted.tasks) == [1]
+    assert list(exhausted) == [1]
     state.released(1, WINDOW.messages, 10 * WINDOW.messages)
     state.close(1)
-    assert not exhausted.tasks
+    assert not exhausted
+
+
+def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
+    """Sessions share the counts: a task is in them as long as one of its senders has no credit."""
+    exhausted: Counter[int] = Counter()
+    shares = QueueShares(WINDOW, Share(1, 1))
+    first, second = (
+        CreditBook(shares, max_message_bytes=10, wants_releases=True, exhausted=exhausted) for _ in range(2)
+    )
+    for book in (first, second):
+        book.received([group(7, WINDOW.messages)])
+    first.end()
+    assert list(exhausted) == [7]
+    second.end()
+    assert not exhausted
 
 
 def test_more_messages_than_granted() -> None:

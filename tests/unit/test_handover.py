@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire.connection.handover import SMALL_BYTES, Batch, HandOver, batches_of
+from tuplewire.connection.handover import SMALL_BYTES, HandOver, batches_of
 from tuplewire.values.group import TaskGroup
 
 MESSAGE_LIMIT = 1 << 20
@@ -12,7 +12,7 @@ def handed_over() -> HandOver:
     """Return a message alone, a batch of three to two tasks, and another message alone."""
     handed = HandOver()
     handed.entries.append((7, 1, b"a"))
-    handed.add([TaskGroup.of(7, [b"b", b"cc"], 1), TaskGroup.of(8, [b"d"])], "token", retain=True)
+    handed.add([TaskGroup.of(7, [b"b", b"cc"], 1), TaskGroup.of(8, [b"d"])])
     handed.entries.append((7, 1, b"e"))
     return handed
 
@@ -56,23 +56,22 @@ def test_nobody_appends_beside_a_batch_that_is_not_counted() -> None:
     handed = HandOver()
     handed.make_room(100, 100 * SMALL_BYTES, 100, MESSAGE_LIMIT)
     assert handed.room == 100
-    handed.add([TaskGroup.of(7, [b"x"] * 100)], None, retain=False)
+    handed.add([TaskGroup.of(7, [b"x"] * 100)])
     assert handed.room == handed.room_elsewhere == 0
 
 
 def test_messages_alone_become_columns() -> None:
     """Those in a row become a group for each task and source; a batch between them keeps its place."""
     first, second, third = batches_of(handed_over().entries)
-    assert [group.payloads() for group in first.groups] == [[b"a"]]
-    assert (second.token, second.retain) == ("token", True)
-    assert [group.payloads() for group in third.groups] == [[b"e"]]
+    assert [group.payloads() for group in first] == [[b"a"]]
+    assert [group.task for group in second] == [7, 8]
+    assert [group.payloads() for group in third] == [[b"e"]]
 
     singles = [
         (task, source, b"%d" % number) for number in range(3) for task in (7, 8) for source in (1, None)
     ]
     (batch,) = batches_of(singles)
-    assert [(group.task, group.source, group.payloads()) for group in batch.groups] == [
+    assert [(group.task, group.source, group.payloads()) for group in batch] == [
         (task, source, [b"0", b"1", b"2"]) for task in (7, 8) for source in (1, None)
     ]
     assert not list(batches_of([]))
-    assert batch == Batch(batch.groups)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.session.credit import Exhausted
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
 from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import HELD_SECONDS
@@ -197,17 +196,6 @@ def test_blocking_forgets_what_is_gone() -> None:
     assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
     blocking.look([(1, "local"), (4, "local"), (2, "local"), (4, "w2")], 1.0)
     assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
-
-
-def test_exhausted_counts_senders() -> None:
-    """A task is held up until the last of its senders has room."""
-    exhausted = Exhausted()
-    exhausted.add(7)
-    exhausted.add(7)
-    exhausted.remove(7)
-    assert list(exhausted.tasks) == [7]
-    exhausted.remove(7)
-    assert not exhausted.tasks
 
 
 def test_the_last_seconds_are_told_apart() -> None:

@@ -15,11 +15,12 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tuplewire.connection.green_threads import refuse_green_threads
 from tuplewire.connection.loop import on_messaging_loop
@@ -35,19 +36,15 @@ Single = tuple[int, int | None, bytes]
 """Task, source and payload of one message."""
 
 
-@dataclass(slots=True)
-class Batch:
-    """Messages that were submitted together. token, retain: see SendBuffer.offer."""
-
-    groups: Sequence[TaskGroup]
-    token: Any = None
-    retain: bool = False
+Batch = list[TaskGroup]
+"""Messages that were submitted together."""
 
 
 @dataclass(slots=True)
-class Offer(Batch):
+class Offer:
     """Messages that the loop accepts or rejects, for lack of free space."""
 
+    groups: Sequence[TaskGroup]
     accepted: bool | None = None
 
 
@@ -86,9 +83,9 @@ class HandOver:
         """Bring the counts up to date. An interrupt in between leaves them too high, never too low."""
         of_flow = self.of_flow
         for entry in self.entries[self._counted :]:
-            if isinstance(entry, Batch):
+            if isinstance(entry, list):
                 messages = size = 0
-                for group in entry.groups:
+                for group in entry:
                     messages += len(group)
                     size += group.size_bytes
                     of_flow[group.flow] = of_flow.get(group.flow, 0) + len(group)
@@ -112,10 +109,10 @@ class HandOver:
         """Publish that there is no free space, or that it is unknown: the next caller must count."""
         self.room = self.room_elsewhere = 0
 
-    def add(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> None:
+    def add(self, groups: Iterable[TaskGroup]) -> None:
         """Append a batch in one step; with the lock."""
         self.shut()
-        self.entries.append(Batch(groups, token, retain))
+        self.entries.append(list(groups))
 
     def forget(self, entries: int) -> None:
         """Remove the oldest entries. The window counts them now, and the published room excludes them."""
@@ -126,26 +123,19 @@ class HandOver:
     def pending(self) -> int:
         """The number of submitted messages, counted entry by entry."""
         entries = list(self.entries)
-        return sum(sum(map(len, each.groups)) if isinstance(each, Batch) else 1 for each in entries)
+        return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in entries)
 
 
 def batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
     """Yield entries as batches. Consecutive single messages become one group for each task and source."""
-    if Batch not in set(map(type, entries)):
-        if entries:
-            yield Batch(_groups_of(entries))  # type: ignore[arg-type]
+    if entries and list not in set(map(type, entries)):  # the usual case, detected without a loop in Python
+        yield _groups_of(cast("Sequence[Single]", entries))
         return
-    singles: list[Single] = []
-    for entry in entries:
-        if isinstance(entry, Batch):
-            if singles:
-                yield Batch(_groups_of(singles))
-                singles = []
-            yield entry
+    for kind, some in groupby(entries, type):
+        if kind is list:
+            yield from cast("Iterator[Batch]", some)
         else:
-            singles.append(entry)
-    if singles:
-        yield Batch(_groups_of(singles))
+            yield _groups_of(list(cast("Iterator[Single]", some)))
 
 
 def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:

@@ -84,8 +84,8 @@ class SendBuffer:
         """Accept all messages; return False if they do not fit and the setting `overflow` drops none.
 
         token: is passed to the callbacks of SendEvents. retain: keep the messages until they are processed,
-        in every mode of the session. Raises ClosedError, MessageTooLargeError, or the error that closed the
-        session.
+        in every mode of the session. Both have an effect only on the event loop. Raises ClosedError,
+        MessageTooLargeError, or the error that closed the session.
         """
         with self.lock:
             accepted = self._accept(groups, token, retain=retain)
@@ -210,27 +210,29 @@ class SendBuffer:
             self.take_in()
             self.handed.shut()
             return self._offer_to_window(groups, token, retain=retain)
-        if self._hand_over(groups, token, retain=retain):
+        if self._hand_over(groups):
             return True
         if self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
-        if self._offer_on_loop(Offer(groups, token, retain)):
+        if self._offer_on_loop(Offer(groups)):
             return True
         # Free space may have appeared since the loop's answer, and this thread was not notified of it.
-        return self._hand_over(groups, token, retain=retain)
+        return self._hand_over(groups)
 
-    def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+    def _offer_to_window(
+        self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False
+    ) -> bool:
         if not self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000):
             return False
         self.settled += self.window.take_overflowed()
         return True
 
-    def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+    def _hand_over(self, groups: Sequence[TaskGroup]) -> bool:
         handed = self.handed
         handed.count()
         if not self.window.fits(groups, handed.messages, handed.size_bytes, handed.of_flow):
             return False
-        handed.add(groups, token, retain=retain)
+        handed.add(groups)
         return True
 
     def _offer_on_loop(self, offer: Offer) -> bool:
@@ -312,7 +314,7 @@ class SendBuffer:
         if entries := handed.entries[:]:
             now_micros = time.time_ns() // 1000
             for batch in batches_of(entries):
-                self.window.accept(batch.groups, batch.token, retain=batch.retain, now_micros=now_micros)
+                self.window.accept(batch, now_micros=now_micros)
             handed.start_count()
             self._make_room()
             handed.forget(len(entries))  # after _make_room(): a message is never missing in both counts
@@ -323,9 +325,7 @@ class SendBuffer:
             handed.shut()
             for offer in offers:
                 if offer.accepted is None:
-                    offer.accepted = self.failed is None and self._offer_to_window(
-                        offer.groups, offer.token, retain=offer.retain
-                    )
+                    offer.accepted = self.failed is None and self._offer_to_window(offer.groups)
             self.moved.notify_all()
 
     def notify(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
@@ -47,23 +47,6 @@ class _Account:
         return self.received_messages < self.granted_messages and self.received_bytes < self.granted_bytes
 
 
-@dataclass(slots=True, eq=False)
-class Exhausted:
-    """The tasks for which senders have used up their windows, with the number of these senders."""
-
-    tasks: Counter[int] = field(default_factory=Counter)
-
-    def add(self, task: int) -> None:
-        """Count a sender that has no credit for a task."""
-        self.tasks[task] += 1
-
-    def remove(self, task: int) -> None:
-        """Stop counting a sender that has credit again, or has disconnected."""
-        self.tasks[task] -= 1
-        if not self.tasks[task]:
-            del self.tasks[task]
-
-
 class CreditBook:
     """One session's credit at the receiver. Call only from the event loop."""
 
@@ -73,7 +56,7 @@ class CreditBook:
         *,
         max_message_bytes: int,
         wants_releases: bool,
-        exhausted: Exhausted | None = None,
+        exhausted: Counter[int] | None = None,
     ) -> None:
         """Start with a window for every task.
 
@@ -82,7 +65,7 @@ class CreditBook:
             max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
             wants_releases: True to send a grant at every release, for ack mode `processed`. Otherwise a grant
                 is sent once a quarter of the window is free, or once everything is released.
-            exhausted: Counts the tasks for which the window is used up.
+            exhausted: Counts the sessions without credit for each task; has no tasks with 0 sessions.
         """
         self.initial = shares.initial
         """The window of every task that has no grant yet."""
@@ -92,7 +75,7 @@ class CreditBook:
         self._watched: set[int] = set()
         self._accounts = {task: _Account.of(shares.window(task)) for task in shares.crowded}
         self._changed: dict[int, None] = {}
-        self._exhausted = exhausted or Exhausted()
+        self._exhausted = Counter() if exhausted is None else exhausted
         self._used_up: set[int] = set()
         self.received_messages = 0
         """Messages to all tasks that were received and not refused."""
@@ -165,9 +148,7 @@ class CreditBook:
         del self._accounts[flow]
         self._changed.pop(flow, None)
         self._watched.discard(flow)
-        if flow in self._used_up:
-            self._used_up.discard(flow)
-            self._exhausted.remove(flow)
+        self._has_credit(flow)
 
     def _check(self, flow: int, account: _Account) -> None:
         # Forwarded messages (flow < 0) use the credit that their entry worker granted.
@@ -187,18 +168,22 @@ class CreditBook:
     def _take_stock(self, flow: int, account: _Account) -> None:
         """Update the record of tasks for which the sender has no credit."""
         if account.has_room:
-            if flow in self._used_up:
-                self._used_up.discard(flow)
-                self._exhausted.remove(flow)
+            self._has_credit(flow)
         elif flow not in self._used_up:
             self._used_up.add(flow)
-            self._exhausted.add(flow)
+            self._exhausted[flow] += 1
+
+    def _has_credit(self, flow: int) -> None:
+        if flow in self._used_up:
+            self._used_up.discard(flow)
+            self._exhausted[flow] -= 1
+            if not self._exhausted[flow]:
+                del self._exhausted[flow]
 
     def end(self) -> None:
         """End the session: it no longer counts as a sender without credit."""
-        for flow in self._used_up:
-            self._exhausted.remove(flow)
-        self._used_up.clear()
+        for flow in list(self._used_up):
+            self._has_credit(flow)
 
     def released(self, flow: int, messages: int, size_bytes: int) -> bool:
         """Count released messages; return True if the sender should get a grant now."""

@@ -18,7 +18,7 @@ from functools import partial
 from operator import itemgetter
 
 from tuplewire.errors import ResourceLimitError
-from tuplewire.session.credit import CreditBook, Exhausted
+from tuplewire.session.credit import CreditBook
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
@@ -52,7 +52,7 @@ class Session:
     """
 
     def __init__(
-        self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, exhausted: Exhausted
+        self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, exhausted: Counter[int]
     ) -> None:
         """Start a session. For `exhausted`, see CreditBook."""
         self.epoch = epoch

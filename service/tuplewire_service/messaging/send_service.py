@@ -21,7 +21,6 @@ from tuplewire.errors import (
     StaleIncarnationError,
     TuplewireError,
 )
-from tuplewire.session.credit import Exhausted
 from tuplewire.session.departure import Departure
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
@@ -66,7 +65,7 @@ class SendService(StreamService):
         self.opened = asyncio.Event()
         """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = Intake.ALL
-        self.exhausted = Exhausted()
+        self.exhausted: Counter[int] = Counter()
         self._ending = False
         self._reception = reception
         self.leases: Leases = Leases(settings, reception.forget)

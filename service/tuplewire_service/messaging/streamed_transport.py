@@ -167,7 +167,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
         Call only from the event loop.
         """
-        return self._send.exhausted.tasks.keys()
+        return self._send.exhausted.keys()
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers continue."""
