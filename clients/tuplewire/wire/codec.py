@@ -22,7 +22,7 @@ from tuplewire.session.credit import MAX_TASKS
 from tuplewire.values.columns import varint
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
-from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 _Message = TypeVar("_Message", SendRequest, RecvResponse)
 
@@ -157,18 +157,9 @@ def _frame_body(data: bytes) -> bytes | None:
 
 def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
     """Return an encoded Frame with the fields that programs set, for groups sent outside a session."""
-    columns = (
-        OpaqueGroup(
-            task=group.task,
-            source=group.source,
-            lengths=group.lengths,
-            data=group.data,
-            header_lengths=group.header_lengths,
-            header_data=group.header_data,
-        )
-        for group in groups
-    )
-    return OpaqueFrame(groups=columns).SerializeToString()
+    body = _frame_body(encode_frame(0, [[group] for group in groups]))
+    assert body is not None  # noqa: S101 - it contains only a frame
+    return body
 
 
 def closed_flows_of(frame: OpaqueFrame) -> list[int]:
