@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import InvalidTaskError, MalformedError
+from tuplewire.session.pieces import frame_pieces, most_messages
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
@@ -215,9 +216,10 @@ def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
 
 
 @given(st.lists(st.tuples(payloads, st.just(b"") | payloads), min_size=1, max_size=12), st.integers(0, 20))
-def test_group_split(model: list[tuple[bytes, bytes]], limit: int) -> None:
+def test_frame_pieces(model: list[tuple[bytes, bytes]], limit: int) -> None:
     """The pieces are the group again; each is within the limit or a single message, none could hold more."""
-    pieces = TaskGroup.joined(1, None, [row[0] for row in model], [row[1] for row in model]).split(limit)
+    group = TaskGroup.joined(1, None, [row[0] for row in model], [row[1] for row in model])
+    pieces = frame_pieces(group, limit)
     assert [
         row
         for piece in pieces
@@ -226,8 +228,9 @@ def test_group_split(model: list[tuple[bytes, bytes]], limit: int) -> None:
     for piece in pieces:
         assert piece.size_bytes == sum(piece.message_sizes())
         assert piece.size_bytes <= limit or len(piece) == 1
+    most = most_messages(group, limit)
     for piece, following in pairwise(pieces):
-        assert piece.size_bytes + following.message_sizes()[0] > limit
+        assert len(piece) == most or piece.size_bytes + following.message_sizes()[0] > limit
 
 
 column_parts = st.binary(max_size=16) | st.sampled_from([b"\0\0\0\0", b"\1\0\0\0"])
@@ -292,7 +295,7 @@ def test_headers_stay_with_their_messages(
             headers=total.headers,
         )
     ) == by_task(model)
-    pieces = [piece for group in total.groups for piece in group.split(limit)]
+    pieces = [piece for group in total.groups for piece in frame_pieces(group, limit)]
     assert by_task(TaskMessageBatch.from_groups(pieces)) == by_task(model)
     runs: list[list[TaskGroup]] = []
     for piece in pieces:

@@ -33,7 +33,6 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
 @pytest.mark.parametrize(
     ("copy", "changed"),
     [
-        (lambda group: group.with_source(5), {"source"}),
         (lambda group: group.as_redelivered(), set()),
         (lambda group: group.as_new(), WORKER_FIELDS),
         (lambda group: group.at(20, 30), {"entry_sequence", "kept"}),

@@ -148,7 +148,6 @@ def test_groups_with_and_without_stay_apart() -> None:
     assert not headed.plain
     for same in (
         headed.as_redelivered(),
-        headed.with_source(3),
         headed.at(5, 6),
         headed.passed_on(7),
         headed.passed_on(7).out_of_queue(0),

@@ -55,17 +55,21 @@ def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]
 
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
-    """Return the group, split if its messages or their lengths are too large for a frame."""
+    """Return the group, split if its messages or their lengths are too large for a frame.
+
+    A piece of one message may be larger.
+    """
     if group.size_bytes <= max_bytes and len(group.lengths) + len(group.header_lengths) <= max_bytes:
         return [group]
-    most, count = most_messages(group, max_bytes), len(group)
-    if count <= most:
-        return group.split(max_bytes)
-    return [
-        piece
-        for start in range(0, count, most)
-        for piece in group.slice(start, min(start + most, count)).split(max_bytes)
-    ]
+    most = most_messages(group, max_bytes)
+    bounds = [0]
+    begin = end = 0
+    for index, size in enumerate(group.message_sizes()):
+        if index - bounds[-1] >= most or (end + size - begin > max_bytes and index > bounds[-1]):
+            bounds.append(index)
+            begin = end
+        end += size
+    return group.cut((*bounds, len(group)))
 
 
 def by_size(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
@@ -28,6 +29,8 @@ _MOST_SHOWN = 10
 """The number of messages of a batch that a notebook shows."""
 _Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
 """Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
+_Buckets: TypeAlias = "Mapping[tuple[int, int], tuple[list[bytes], list[bytes] | None]]"
+"""The payloads, and encoded keys and headers, by source and task."""
 
 
 class TaskMessageBatch(Sequence[TaskMessage]):
@@ -185,21 +188,18 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """The messages grouped by (source, task), in order within each group. No group is empty."""
         if self._groups is None:
             tasks, sources, payloads, headers = self._as_columns()
-            if headers is not None:
-                self._groups = _groups_with_headers(tasks, sources, payloads, headers)
-                return self._groups
-            if sources == sources[:1] * len(sources):  # nearly always; comparing memory is faster than a loop
+            if headers is None and sources == sources[:1] * len(sources):  # nearly always, and faster
                 by_task: defaultdict[int, list[bytes]] = defaultdict(list)
                 for task, payload in zip(tasks, payloads, strict=True):
                     by_task[task].append(payload)
-                buckets = {(sources[0], task): bucket for task, bucket in by_task.items()}
+                buckets: _Buckets = {(sources[0], task): (bucket, None) for task, bucket in by_task.items()}
             else:
-                buckets = defaultdict(list)
-                for key, payload in zip(zip(sources, tasks, strict=True), payloads, strict=True):
-                    buckets[key].append(payload)
+                buckets = _by_source_and_task(
+                    tasks, sources, payloads, _no_headers(len(payloads)) if headers is None else headers
+                )
             self._groups = tuple(
-                TaskGroup.joined(task, None if source < 0 else source, bucket)
-                for (source, task), bucket in buckets.items()
+                TaskGroup.joined(task, None if source < 0 else source, *columns)
+                for (source, task), columns in buckets.items()
             )
         return self._groups
 
@@ -354,19 +354,16 @@ def _no_headers(count: int) -> list[bytes]:
     return [b""] * count
 
 
-def _groups_with_headers(
+def _by_source_and_task(
     tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes]
-) -> tuple[TaskGroup, ...]:
-    """Group messages by (source, task) if at least one has a key or headers."""
+) -> _Buckets:
+    """Return the payloads and headers of each (source, task)."""
     buckets: defaultdict[tuple[int, int], tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
     for source, task, payload, encoded in zip(sources, tasks, payloads, headers, strict=True):
         some, their_headers = buckets[source, task]
         some.append(payload)
         their_headers.append(encoded)
-    return tuple(
-        TaskGroup.joined(task, None if source < 0 else source, *columns)
-        for (source, task), columns in buckets.items()
-    )
+    return buckets
 
 
 def as_groups(
@@ -395,6 +392,6 @@ def as_groups(
     if source is None:
         return tuple(group.as_new() for group in batch.groups)
     return tuple(
-        group.with_source(source) if group.source is None else group
+        replace(group, source=source) if group.source is None else group
         for group in (each.as_new() for each in batch.groups)
     )

@@ -267,18 +267,6 @@ class TaskGroup:
         """Return the messages from `start` up to `stop` (both within the group) as a group."""
         return self.cut((start, stop))[0]
 
-    def split(self, max_bytes: int) -> list[TaskGroup]:
-        """Split the group into groups of at most `max_bytes` (see size_bytes), or of one larger message."""
-        bounds = [0]
-        begin = end = 0
-        sizes = self.message_sizes()
-        for index, size in enumerate(sizes):
-            if end + size - begin > max_bytes and index > bounds[-1]:
-                bounds.append(index)
-                begin = end
-            end += size
-        return self.cut((*bounds, len(sizes)))
-
     def cut(self, bounds: Sequence[int]) -> list[TaskGroup]:
         """Cut the group at increasing indexes; return the messages between consecutive bounds as groups."""
         columns = cut_column(self.lengths, self.data, bounds)
@@ -298,10 +286,6 @@ class TaskGroup:
         ]
 
     # All copies use replace(), so a field that is added later is never lost in a copy.
-
-    def with_source(self, source: int) -> TaskGroup:
-        """Return the same messages with this sending task."""
-        return replace(self, source=source)
 
     def as_new(self) -> TaskGroup:
         """Return the same messages without the fields that only workers set, for sending them again.
