@@ -234,7 +234,7 @@ class BaseClient(Live):
         The ledger counts them as acknowledged. The number increases, with a log entry, when the client has
         reconnected after a failure. It stays 0 with ack_mode="processed".
         """
-        return 0 if self._sender is None else self._sender.receipts.perhaps_lost
+        return 0 if self._sender is None else self._sender.buffer.window.perhaps_lost
 
 
 class Client(BaseClient):

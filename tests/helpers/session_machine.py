@@ -265,7 +265,7 @@ class SessionMachine(RuleBasedStateMachine):
             max_frame_bytes=2**31,
         )
         self._settle(self.window.opened(welcome))
-        self.told_lost += self.window.take_perhaps_lost()
+        self.told_lost = self.window.perhaps_lost
         assert self.told_lost >= self.lost, "more died than is told"
         assert not (self.processed_mode and self.told_lost), "what comes again did not die"
         self.heard, self.update_lost = [], False

@@ -161,7 +161,7 @@ class Scene:
         void: set[int] = set()
         index = 0
         for group in arrived.groups:
-            for single in group.split(1):
+            for single in group.cut(range(len(group) + 1)):
                 number = int(single.data)
                 assert arrived.epoch >= self.window._tasks[group.task].epoch
                 if group.task not in void:
@@ -214,7 +214,7 @@ class Scene:
         """Return the numbers of the dead letters by the task to which they were."""
         found = defaultdict(list)
         for each in self.queues._queues[DEAD].log.held():
-            for single in each.group.split(1):
+            for single in each.group.cut(range(len(each.group) + 1)):
                 message = TaskMessage.received(DEAD, single.data, single.header_data)
                 letter = DeadMessage.read(message)
                 assert letter is not None

@@ -10,7 +10,7 @@ from helpers.sending import Sending, payloads
 
 from tuplewire.errors import MessageTooLargeError
 from tuplewire.session.ledger import DropReason
-from tuplewire.values.group import TaskGroup
+from tuplewire.values.group import TaskGroup, check_sizes
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,9 @@ def test_an_oversize_message_fails_alone() -> None:
     """A payload over the limit is named with its size and the limit; what else was sent goes on."""
     sending = Sending(max_message_bytes=10)
     sending.offer(1, 2)
+    groups = [TaskGroup.of(2, [b"x" * 10] * 5), TaskGroup.of(3, [b"", b"x" * 11])]
     with pytest.raises(MessageTooLargeError, match=r"a message of 11 bytes to task 3 .* limit of 10 bytes"):
-        sending.window.check([TaskGroup.of(2, [b"x" * 10] * 5), TaskGroup.of(3, [b"", b"x" * 11])])
+        check_sizes(groups, sending.window.max_message_bytes)
     assert payloads(sending.frames()) == b"\0\1"
 
 
@@ -79,7 +80,7 @@ def test_what_the_receiver_never_takes_is_given_up() -> None:
     assert settled.dropped is DropReason.TOO_LARGE
     assert payloads(sending.frames()) == b"a" * 10 + b"c" * 100
     with pytest.raises(MessageTooLargeError, match="over the limit of 100 bytes"):
-        sending.window.check([TaskGroup.of(1, [b"x" * 101])])
+        check_sizes([TaskGroup.of(1, [b"x" * 101])], sending.window.max_message_bytes)
 
 
 def test_frames_keep_to_the_receivers_limit() -> None:

@@ -1,8 +1,7 @@
 """The receiver's reports on the messages of a send buffer: accepted, refused, released or lost.
 
-Used by the sending end, which reads the reports from its stream. Owns the list of watched tasks and the
-number of possibly lost messages. Call only from the event loop, except watch().
-Design: docs/design/sessions.md.
+Used by the sending end, which reads the reports from its stream. Owns the list of watched tasks. Call only
+from the event loop, except watch(). Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ class Receipts:
         self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         self.receiver_lost = False
         """True if the last connection broke, and there is no new one."""
-        self.perhaps_lost = 0
-        """An upper bound on the messages that were acknowledged by a receiver and then lost with it."""
         self.assignment_version = 0
         """The assignment version in the receiver's last Welcome; 0: it has no assignment."""
 
@@ -46,14 +43,14 @@ class Receipts:
             if buffer.ended:  # its messages were dropped or taken back already
                 return
             known = window.acknowledged
+            lost_before = window.perhaps_lost
             settled = window.opened(welcome)
-            lost = self._take_perhaps_lost()
             buffer.refused.add_too_large(settled, window.max_message_bytes)
             self._watched_told = not self._watched
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
             self._take_outcome(settled, welcome.refusals, known)
-        warn_of_lost(buffer.address, lost)
+        warn_of_lost(buffer.address, window.perhaps_lost - lost_before)
         buffer.refused.log()
 
     def update(self, update: Ack) -> None:
@@ -80,11 +77,6 @@ class Receipts:
             self._window.receiver_answers |= answers
             self._buffer.notify()
 
-    def _take_perhaps_lost(self) -> int:
-        lost = self._window.take_perhaps_lost()
-        self.perhaps_lost += lost
-        return lost
-
     @property
     def close_unused_due(self) -> bool:
         """True if it is time to close unused flows with the next frame."""
@@ -106,16 +98,15 @@ class Receipts:
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
         """End the buffer, and return all pending messages as if they had never been accepted."""
-        lost = 0
+        lost_before = self._window.perhaps_lost
         with self._lock:
             if not self._buffer.end():
                 return []
             if self.receiver_lost:  # messages that it had acknowledged may be lost: count them
                 self._window.receiver_gone()
-                lost = self._take_perhaps_lost()
             left = self._window.take_back()
             self._buffer.notify()
-        warn_of_lost(self._buffer.address, lost)
+        warn_of_lost(self._buffer.address, self._window.perhaps_lost - lost_before)
         return left
 
     def watch(self, tasks: Collection[int]) -> None:

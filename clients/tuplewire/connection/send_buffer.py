@@ -28,7 +28,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
 from tuplewire.session.send import SendWindow
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import Overflow, SessionSettings
-from tuplewire.values.group import TaskGroup
+from tuplewire.values.group import TaskGroup, check_sizes
 
 _ANSWER_SECONDS = 10.0
 """The longest wait for the loop's answer to an offer; the answer takes one turn of the loop."""
@@ -203,7 +203,7 @@ class SendBuffer:
     def _accept(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop."""
         self._check_open()
-        self.window.check(groups)
+        check_sizes(groups, self.window.max_message_bytes)
         if not groups:
             return True
         if threading.get_ident() == self.loop_thread:

@@ -23,7 +23,7 @@ from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.settings.config import SessionSettings
-from tuplewire.values.group import TaskGroup, check_sizes, flow_of, task_and_forwarded
+from tuplewire.values.group import TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import ERROR_CODE_UNKNOWN_TASK, Ack, Refusal, TaskCredit, Welcome
 
 MAX_FRAMES_IN_FLIGHT = 8
@@ -53,14 +53,12 @@ class SendWindow(HeldMessages):
         self.receiver_answers = False
         """True if the receiver announced its shutdown. It then reports its remaining messages itself."""
         self.worker_incarnation = 0
-        self._perhaps_lost = 0
+        self.perhaps_lost = 0
+        """An upper bound on the messages that were lost with a receiver. It had acknowledged but not released
+        them, and they are not retained here."""
         self.max_message_bytes = settings.max_message_bytes
         """The largest payload: the smaller limit of this sender and the receiver."""
         self._max_frame_bytes = settings.max_frame_bytes
-
-    def check(self, groups: Iterable[TaskGroup]) -> None:
-        """Raise MessageTooLargeError if a payload exceeds the limit."""
-        check_sizes(groups, self.max_message_bytes)
 
     def offer(
         self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
@@ -160,15 +158,7 @@ class SendWindow(HeldMessages):
     def receiver_gone(self) -> None:
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
         if not self.receiver_answers:
-            self._perhaps_lost += self.with_receiver()
-
-    def take_perhaps_lost(self) -> int:
-        """Return and reset an upper bound on the messages that were lost with a receiver.
-
-        The receiver had acknowledged but not released these messages, and they are not retained here.
-        """
-        lost, self._perhaps_lost = self._perhaps_lost, 0
-        return lost
+            self.perhaps_lost += self.with_receiver()
 
     def _fit(self, welcome: Welcome) -> list[Settled]:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""

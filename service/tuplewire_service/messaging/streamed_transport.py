@@ -248,7 +248,7 @@ class StreamedClient(IClientConnection):
             counts.bytes,
             max(0, counts.connections - 1),
             receipts.assignment_version,
-            receipts.perhaps_lost,
+            self.end.buffer.window.perhaps_lost,
         )
 
     def close(self, timeout: float = 10.0) -> None:

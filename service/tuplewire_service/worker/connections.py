@@ -122,7 +122,7 @@ class Connections:
 
     async def _close(self, key: Peer, connection: SendingEnd, timeout: float) -> None:
         left = await connection.take_back(timeout)
-        if lost := connection.receipts.perhaps_lost:
+        if lost := connection.buffer.window.perhaps_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
             known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
             self._lost_before[key[0] if known else OTHER] += lost
