@@ -181,7 +181,7 @@ class Connections:
                 sent_batches=counts.frames,
                 sent_bytes=counts.bytes,
             )
-            lost[worker_id] += receipts.perhaps_lost
+            lost[worker_id] += connection.window.perhaps_lost
             status.newest_assignment_version = max(
                 status.newest_assignment_version, receipts.assignment_version
             )
