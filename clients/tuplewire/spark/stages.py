@@ -59,6 +59,16 @@ class Placement:
     worker_of: Mapping[int, At]
 
 
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """The part of an attempt that is staged at one worker."""
+
+    address: str
+    worker_id: str
+    messages: int
+    pieces: int
+
+
 @dataclass(slots=True)
 class _Piece:
     """The next piece for a worker, and the counts of earlier ones."""
@@ -193,19 +203,17 @@ class AttemptStage(SinkWorkers):
     def _piece_for(self, group: TaskGroup) -> _Piece:
         return self._pieces.setdefault(self._worker_of[group.task], _Piece())
 
-    def end(self) -> dict[At, pb.StagedAttempt]:
-        """Stage the remaining messages; return the staged part of each worker."""
+    def end(self) -> list[StagedPart]:
+        """Stage the remaining messages; return the staged parts of all workers."""
         # _send() may move groups to another worker's piece, so repeat until no piece is waiting.
         while waiting := [at for at, piece in self._pieces.items() if piece.groups]:
             for at in waiting:
                 self._send(at)
-        return {
-            at: pb.StagedAttempt(
-                partition=self._partition, attempt=self.attempt, messages=piece.messages, pieces=piece.pieces
-            )
+        return [
+            StagedPart(*at, piece.messages, piece.pieces)
             for at, piece in self._pieces.items()
             if piece.pieces
-        }
+        ]
 
     def abandon(self) -> None:
         """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""

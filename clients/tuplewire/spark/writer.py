@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -46,7 +46,7 @@ from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.row_observer import attempt
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.shipped import Shipped
-from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers
+from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart
 from tuplewire.spark.task_workers import At
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
@@ -80,8 +80,9 @@ class Part(WriterCommitMessage):
 
     Attributes:
         sink: The name of the streaming query, also after a restart, or of the batch write.
+        attempt: Its name.
         messages: The number of messages sent or staged.
-        staged: The part of the attempt at each worker; empty if the messages were sent.
+        staged: The parts at the workers; empty if the messages were sent.
         versions: The versions of the assignments from which the workers were taken.
         bad_rows: The number of rows that could not be sent.
         failure: An error that another attempt would also get.
@@ -89,8 +90,10 @@ class Part(WriterCommitMessage):
     """
 
     sink: str
+    partition: int
+    attempt: str
     messages: int
-    staged: Mapping[At, StagedAttempt] = field(default_factory=dict)
+    staged: Sequence[StagedPart] = ()
     versions: frozenset[int] = frozenset()
     bad_rows: int = 0
     failure: TuplewireError | None = None
@@ -115,7 +118,7 @@ class _Sink(Shipped):
             with attempt(active(), partition):
                 return self._staged(batches, sink, epoch, run) if self._exactly_once else self._sent(batches)
         except _PERMANENT as error:
-            return Part(sink, 0, failure=error)
+            return Part(sink, partition, "", 0, failure=error)
 
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
         """Send one partition, and wait until it is acknowledged.
@@ -151,7 +154,7 @@ class _Sink(Shipped):
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
-        return Part(self._write_id, bad.messages, bad_rows=bad.count)
+        return Part(self._write_id, partition, str(attempt), bad.messages, bad_rows=bad.count)
 
     def _staged(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
         options, partition = self._options, _context().partitionId()
@@ -166,7 +169,7 @@ class _Sink(Shipped):
                 stage.abandon()
                 raise
         versions = frozenset(stage.versions)
-        return Part(sink, bad.messages, staged, versions, bad.count, run=run)
+        return Part(sink, partition, stage.attempt, bad.messages, staged, versions, bad.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
         """Publish the chosen attempts, or raise the error of one that failed.
@@ -181,8 +184,11 @@ class _Sink(Shipped):
             raise failures[0]
         chosen: dict[At, list[StagedAttempt]] = {}
         for part in parts:
-            for at, staged in part.staged.items():
-                chosen.setdefault(at, []).append(staged)
+            for at in part.staged:
+                named = StagedAttempt(
+                    partition=part.partition, attempt=part.attempt, messages=at.messages, pieces=at.pieces
+                )
+                chosen.setdefault((at.address, at.worker_id), []).append(named)
         if bad := sum(part.bad_rows for part in parts):
             where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
             logger.warning("sink.bad_rows", extra=where)
@@ -211,7 +217,7 @@ class _Sink(Shipped):
         """Discard the staged parts of a failed epoch; otherwise the next epoch drops them, or they expire."""
         parts = [part for part in messages if isinstance(part, Part)]
         with SinkWorkers(self._options) as workers:
-            for at in {at for part in parts for at in part.staged}:
+            for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
                 workers.discard(at, parts[0].sink, epoch)
 
 
