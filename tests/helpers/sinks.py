@@ -63,6 +63,11 @@ def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str =
     options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
     with AttemptStage(options, sink, epoch, 0) as stage:
         stage.add(groups)
-        chosen = {at: [part] for at, part in stage.end().items()}
+        chosen = {
+            (each.address, each.worker_id): [
+                StagedAttempt(partition=0, attempt=stage.attempt, messages=each.messages, pieces=each.pieces)
+            ]
+            for each in stage.end()
+        }
     with Publisher(options, sink, epoch, chosen) as publisher:
         return publisher.publish()
