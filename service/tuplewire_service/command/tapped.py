@@ -70,14 +70,12 @@ def _payload(message: pb.TappedMessage, decoding: Decoding) -> str:
     whole = len(payload) == message.size_bytes
     if decoding is not Decoding.TEXT and whole:
         try:
-            return shown(_tuple(payload) if decoding is Decoding.TUPLE else _json(payload))
+            if decoding is Decoding.TUPLE:
+                return shown(_tuple(payload))
+            return shown(json.dumps(json.loads(payload), ensure_ascii=False))
         except (*FAULTS, RecursionError, TypeError):
             return f"(no {decoding}) {shown(_text(payload))}"
     return shown(_text(payload)) + ("" if whole else " ...")
-
-
-def _json(payload: bytes) -> str:
-    return json.dumps(json.loads(payload), ensure_ascii=False)
 
 
 def _tuple(payload: bytes) -> str:

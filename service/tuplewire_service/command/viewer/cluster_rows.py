@@ -40,7 +40,6 @@ from tuplewire_service.command.viewer.topology_rows import (
 LOCAL = "local"
 TABLES = ("workers", "tasks", "peers", "senders", "consumers", "losses", "executors")
 """The fields of ClusterRows that are shown as tables."""
-_BUSY, _IDLE = "busy", "idle"
 _HELD_UP = "backpressured_"
 _MOST = 0.99  # the quantile of latencies
 
@@ -251,8 +250,8 @@ def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
         version=now.version,
         assignment_version=now.assignment_version,
         memory_bytes=now.resident_bytes,
-        busy=shares.get(_BUSY, 0.0),
-        idle=shares.get(_IDLE, 0.0),
+        busy=shares.get("busy", 0.0),
+        idle=shares.get("idle", 0.0),
         backpressured=sum(held.values()),
         because=max(held, key=held.__getitem__).removeprefix(_HELD_UP) if held else "",
         accepted_rate=over.rate(now.ledger.accepted, before.accepted),
