@@ -15,7 +15,7 @@ from tuplewire_service.command.viewer.columns import NOT_KNOWN, Row, in_order
 
 
 def write_tables(stream: TextIO, cluster: ClusterRows, most: int, wanted: str = "") -> None:
-    """Write what blocks senders, and each table with `wanted` in a cell, at most `most` rows of each."""
+    """Write sentences about blocking tasks, and the first `most` rows of each table that have `wanted`."""
     write_text(stream, "".join(f"{shown(sentence)}\n" for sentence in cluster.blocking))
     for name in TABLES:
         found: list[Row] = in_order(getattr(cluster, name), wanted)

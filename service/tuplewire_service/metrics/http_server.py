@@ -1,4 +1,4 @@
-"""An HTTP server for a few pages: those of the admin port, and the live page of `tuplewire top --web`.
+"""An HTTP server for a few pages. It serves the admin port, and the live page of `tuplewire top --web`.
 
 Used by admin_server.py and command/viewer/live_page.py. Owns the listening socket, its connections and their
 threads. Thread-safe. Design: docs/design/status.md.

@@ -73,7 +73,7 @@ class Row:
 
     __slots__ = ()
     ORDER: ClassVar[tuple[str, ...]] = ()
-    """The fields to sort by: the first one, and those for ties."""
+    """The fields to sort by. The others decide between equal values of the first."""
 
     @classmethod
     @cache
