@@ -236,12 +236,12 @@ class _NetworkServer(StreamedServer["NetworkContext"]):
     """Serves the streams of a Network."""
 
     async def _bind(self) -> int:
-        self._addresses.append(f"{HOST}:{self._port}")
-        self._context.network.listen(self._addresses[0], self._handlers)
-        return self._port
+        self.addresses = [f"{HOST}:{self.port}"]
+        self._context.network.listen(self.addresses[0], self._handlers)
+        return self.port
 
     async def _unbind(self, grace: float | None) -> None:
-        await self._context.network.close(self._addresses[0], grace)
+        await self._context.network.close(self.addresses[0], grace)
 
 
 class NetworkContext(StreamedContext):

@@ -62,6 +62,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
     pins_loop: ClassVar[bool] = True
     """True if the process cannot shut gRPC down for a fork while this server is bound."""
+    port = 0
+    status = ConnectionStatus.CONNECTING
+    addresses: Sequence[str] = ()
 
     def __init__(
         self, context: _Context, topology: str, port: int, callback: IConnectionCallback | None
@@ -71,9 +74,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._context = context
         self._thread = context.thread
         self._topology = topology
-        self._port = port
-        self._status = ConnectionStatus.CONNECTING
-        self._addresses: list[str] = []
+        self.port = port
         self._reception = Reception(self._opened)
         self._silent = silent = SilentStreams()
         self._refused_streams = refused = Counter[str]()
@@ -91,9 +92,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._thread.run(self._start())
 
     async def _start(self) -> None:
-        self._port = await self._bind()
+        self.port = await self._bind()
         self._thread.pinned += self.pins_loop
-        self._status = ConnectionStatus.READY
+        self.status = ConnectionStatus.READY
 
     @abstractmethod
     async def _bind(self) -> int:
@@ -107,18 +108,6 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         """Start reading, because messages can be delivered now."""
         self._thread.call(self._send.opened.set)
 
-    @property
-    def port(self) -> int:
-        return self._port
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        return self._addresses
-
-    @property
-    def status(self) -> ConnectionStatus:
-        return self._status
-
     def register_recv(self, callback: IConnectionCallback) -> None:
         self._reception.register(callback)
 
@@ -126,7 +115,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         return self._reception.pull(flags)
 
     def _check_open(self) -> None:
-        if self._status is ConnectionStatus.CLOSED:
+        if self.status is ConnectionStatus.CLOSED:
             raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
 
     def send_load_metrics(self, loads: Mapping[int, float]) -> None:
@@ -178,14 +167,14 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         await self._send.drain(intake)
 
     def close(self, timeout: float = 10.0) -> None:
-        if self._status is not ConnectionStatus.CLOSED:
+        if self.status is not ConnectionStatus.CLOSED:
             self._thread.run(self.close_async(timeout))
 
     async def close_async(self, timeout: float) -> None:
         """Do the same as close() on the event loop."""
-        if self._status is ConnectionStatus.CLOSED:
+        if self.status is ConnectionStatus.CLOSED:
             return
-        self._status = ConnectionStatus.CLOSED
+        self.status = ConnectionStatus.CLOSED
         if self._recv is not None:
             self._recv.draining = True
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
@@ -195,8 +184,8 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:
-        if self._status is not ConnectionStatus.CLOSED:
-            self._status = ConnectionStatus.CLOSED
+        if self.status is not ConnectionStatus.CLOSED:
+            self.status = ConnectionStatus.CLOSED
             self._thread.run(self._stop(None))
 
     async def _stop(self, grace: float | None) -> None:

@@ -156,9 +156,9 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         settings, session = self._context.settings, self._context.settings.session
         backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
         self._server = StandingServer(self._new_server, self._context.wiring.tls, backoff)
-        await self._server.start([f"{settings.host}:{self._port}", *settings.listen])
-        self._addresses = self._server.addresses
-        return int(self._addresses[0].rpartition(":")[2])
+        await self._server.start([f"{settings.host}:{self.port}", *settings.listen])
+        self.addresses = self._server.addresses
+        return int(self.addresses[0].rpartition(":")[2])
 
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options())

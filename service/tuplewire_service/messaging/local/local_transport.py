@@ -59,20 +59,20 @@ class LocalServer(StreamedServer["LocalContext"]):
     async def _bind(self) -> int:
         """Take a port, or any free one for 0. Raises BindError if the topology already has a server there."""
         self._streams: dict[asyncio.Task[None], _LocalServerStream] = {}
-        if (self._topology, self._port) in memory_servers:
+        if (self._topology, self.port) in memory_servers:
             raise BindError(
-                f"port {self._port} of topology {self._topology!r} is bound in this process already; "
+                f"port {self.port} of topology {self._topology!r} is bound in this process already; "
                 "close that server first, or bind port 0 for a free one"
             )
         free = (e for e in count(_FIRST_EPHEMERAL_PORT) if (self._topology, e) not in memory_servers)
-        port = self._port or next(free)
+        port = self.port or next(free)
         memory_servers[self._topology, port] = self._open
-        self._addresses = [f"{MEMORY}{port}"]
+        self.addresses = [f"{MEMORY}{port}"]
         return port
 
     def _open(self, method: str) -> MemoryClientStream:
         """Return the connecting side of a new stream."""
-        near, far = MemoryClientStream(), _LocalServerStream(self._addresses[0], self._context.access)
+        near, far = MemoryClientStream(), _LocalServerStream(self.addresses[0], self._context.access)
         near.join(far)
         task = watched(asyncio.create_task(self._carry(method, far), name=f"local {method}"))
         self._streams[task] = far
@@ -85,11 +85,11 @@ class LocalServer(StreamedServer["LocalContext"]):
             stream.finish()
 
     async def _unbind(self, grace: float | None) -> None:
-        memory_servers.pop((self._topology, self._port), None)
+        memory_servers.pop((self._topology, self.port), None)
         if self._streams and grace:
             await asyncio.wait(self._streams, timeout=grace)
         for task, stream in list(self._streams.items()):
-            stream.break_off(UnreachableError(f"{MEMORY}{self._port} was closed"))
+            stream.break_off(UnreachableError(f"{MEMORY}{self.port} was closed"))
             task.cancel()
 
 

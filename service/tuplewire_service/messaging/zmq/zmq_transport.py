@@ -84,10 +84,10 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
     def _listen(self) -> int:
         settings = self._settings
         if settings.cluster_mode == "local":
-            self._ipc = IpcPort(self._port)
+            self._ipc = IpcPort(self.port)
             endpoint = self._ipc.endpoint
         else:
-            endpoint = tcp_endpoint(settings.host, self._port)
+            endpoint = tcp_endpoint(settings.host, self.port)
             self._socket.set(zmq.IPV6, int(":" in settings.host))
         try:
             self._socket.bind(endpoint)
@@ -97,10 +97,10 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             ) from error
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._ipc is not None:
-            self._addresses.append(self._endpoint)
+            self.addresses = [self._endpoint]
             return self._ipc.port
         port = int(self._endpoint.rpartition(":")[2])
-        self._addresses.append(f"{settings.host}:{port}")
+        self.addresses = [f"{settings.host}:{port}"]
         return port
 
     def _take(self, parts: list[zmq.Frame]) -> None:

@@ -20,11 +20,11 @@ class ToyServer(StreamedServer["ToyContext"]):
     async def _bind(self) -> int:
         self._tasks: set[asyncio.Task[None]] = set()
         try:
-            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         except OSError as error:
-            raise BindError(f"cannot listen on port {self._port}: {error}; choose another one") from error
+            raise BindError(f"cannot listen on port {self.port}: {error}; choose another one") from error
         port: int = self._listener.sockets[0].getsockname()[1]
-        self._addresses = [f"toy://127.0.0.1:{port}"]
+        self.addresses = [f"toy://127.0.0.1:{port}"]
         return port
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
