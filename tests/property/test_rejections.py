@@ -109,7 +109,7 @@ class Scene:
             else:
                 self.ledger.dropped[copy.settles] += 1
             self._put(copy.group, self.shell)
-        self.shell.on_time()
+        self.shell.look_at_held()
 
     def take(self) -> None:
         """As the worker writes: answers first."""

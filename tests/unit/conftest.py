@@ -28,7 +28,8 @@ def router(
     context = LocalContext()
 
     async def main() -> Router:
-        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
+        settings = WorkerSettings(worker_id="here", topology="t")
+        router = Router(settings, 1, context, lambda: False, lambda *_: None)
         router.update(getattr(request, "param", ASSIGNMENT))
         return router
 

@@ -151,7 +151,7 @@ def test_every_queue_on_hold_goes_on() -> None:
     assert consumer.take() == []
     assert len(asked) >= 2
     rejections.hurry()
-    rejections.on_time()
+    rejections.look_at_held()
     assert sorted(task for task, _, _ in consumer.take()) == [1, 2]
 
 

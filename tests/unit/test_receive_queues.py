@@ -98,10 +98,10 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     for queue in queues._queues.values():
         queue.held_until = time.monotonic() + 60
     assert subscription.take(1000) == []
-    assert consumers._holding == {1, 2}
-    del queues._queues[1]
+    assert {queue.task for queue in consumers.rejections._held} == {1, 2}
+    assert queues.leave(queues.assign([2]))
     queues._queues[2].held_until = 0.0
     woken.clear()
-    consumers._go_on()
+    consumers.rejections.look_at_held()
     assert len(woken) == 1
     assert len(subscription.take(1000)) == 1

@@ -209,7 +209,7 @@ async def test_the_log_tells_a_last_try_from_others(
     assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]
 
 
-async def test_the_earliest_time_counts() -> None:
+async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later wish does not put the next look off, an earlier one brings it forward; the end ends it."""
     rejections, _ = await rejections_of(WorkerSettings(worker_id="w", topology="t"))
     looks: list[float] = []
@@ -219,7 +219,7 @@ async def test_the_earliest_time_counts() -> None:
         looks.append(loop.time())
         looked.set()
 
-    rejections.on_time = look
+    monkeypatch.setattr(rejections, "look_at_held", look)
     began = loop.time()
     for seconds in (0.2, 60.0, 0.02, 0.2):
         rejections.wake(began + seconds)

@@ -65,10 +65,10 @@ async def test_news_of_workers_that_have_left_is_acted_on(
 ) -> None:
     """Their sinks are known here, and the connections are looked at."""
     done: list[Any] = []
-    router.on_sinks = done.append
+    monkeypatch.setattr(router, "_on_departures", lambda *reported: done.append(reported))
     monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
     router.workers_left([Departure(7)])
-    assert done == [(), "refreshed"]
+    assert done == [([Departure(7)], [Departure(7)]), "refreshed"]
     assert 7 in router.departures
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +36,6 @@ class Queues:
     def __init__(self) -> None:
         self.activity = Activity()
         self.table = self
-        self.on_sinks: Callable[..., object] = len
         self.tasks = set(range(1, 10))
         self.received: list[TaskGroup] = []
         self.inbound: Any = None
@@ -158,8 +156,8 @@ async def test_an_attempt_that_is_given_up_takes_no_room() -> None:
 
 async def test_what_a_worker_that_has_left_published_is_known() -> None:
     """Its goodbye names the sinks; another run that asks here hears of them."""
-    sinks, queues = made()
-    queues.on_sinks([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
+    sinks, _ = made()
+    sinks.publications.learn([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
     assert [(each.name, each.epoch) for each in sinks.publications.known()] == [("s", 5)]
 
 

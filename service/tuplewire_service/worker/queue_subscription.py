@@ -99,7 +99,7 @@ class QueueSubscription(ISubscription):
             task = next(iter(self._ready))
             del self._ready[task]
             queue = self._held[task]
-            if queue.leaving or self._consumers.holds(queue):
+            if queue.leaving or self._consumers.rejections.holds(queue):
                 continue  # its task has moved, or a rejected message blocks it
             most = MAX_FRAME_GROUPS - len(deliveries)
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, doubtful, most)
@@ -163,9 +163,7 @@ class QueueConsumers:
     def __init__(self, incarnation: int, queues: ReceiveQueues, rejections: Rejections) -> None:
         self.queues = queues
         self.incarnation = incarnation
-        self._rejections = rejections
-        rejections.on_time = self._go_on
-        self._holding: set[int] = set()
+        self.rejections = rejections
         self.lost_workers = LostWorkers()
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> QueueSubscription:
@@ -241,32 +239,13 @@ class QueueConsumers:
             if len(done) >= _TURN_GROUPS:
                 return done
             queue.rejected = each.number
-            gone, held_until = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
+            gone, held_until = self.rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
             if gone is not None:
                 done.append(gone)
             queue.held_until = max(queue.held_until, held_until)
         if first + _TURN_GROUPS < len(cursor.rejections):
             return done
         return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))
-
-    def holds(self, queue: Queue) -> bool:
-        """Return True if a rejected message blocks the queue until its delay has passed."""
-        if not queue.held_until:
-            return False
-        if queue.held_until > time.monotonic() and not self._rejections.hurried:
-            self._rejections.wake(queue.held_until)
-            self._holding.add(queue.task)
-            return True
-        queue.held_until = 0.0
-        return False
-
-    def _go_on(self) -> None:
-        """Have consumers check queues that were blocked."""
-        holding, self._holding = self._holding, set()
-        for task in holding:
-            queue = self.queues.get(task)
-            if queue is not None and queue.consumer is not None:
-                queue.consumer.mark(queue)
 
 
 def _unsettled(queue: Queue, cursor: TaskCursor) -> bool:

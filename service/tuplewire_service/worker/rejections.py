@@ -23,6 +23,7 @@ from tuplewire.values.dead_letters import again, dead_letter, headers_of, reject
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.rejected_messages import Copy, CopyRoom, GrownMessage, KeptToken
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -63,8 +64,6 @@ class Rejections:
             recv: Accepts a batch like one of a program.
             holder_known: Returns True if a worker owns a task.
         """
-        self.on_time: Callable[[], None] = lambda: None
-        """Called when the delay of a queue may have passed."""
         self.rejections = 0
         """Total number of rejections."""
         self.hurried = False
@@ -74,6 +73,7 @@ class Rejections:
         self._recv = recv
         self._holder_known = holder_known
         self._waiting: list[Copy] = []
+        self._held: set[Queue] = set()
         self._numbers = count()
         self._rooms: dict[int, CopyRoom] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -234,8 +234,26 @@ class Rejections:
         now = time.monotonic()
         for settles, run in groupby(self.take_due(now, _TURN_COPIES), attrgetter("settles")):
             self._send(list(run), settles, now)
-        self.on_time()
+        self.look_at_held()
         self.wake(self.next_due)
+
+    def holds(self, queue: Queue) -> bool:
+        """Return True if a rejected message blocks the queue until its delay has passed."""
+        if not queue.held_until:
+            return False
+        if queue.held_until > time.monotonic() and not self.hurried:
+            self.wake(queue.held_until)
+            self._held.add(queue)
+            return True
+        queue.held_until = 0.0
+        return False
+
+    def look_at_held(self) -> None:
+        """Have consumers check queues that were blocked."""
+        held, self._held = self._held, set()
+        for queue in held:
+            if queue.consumer is not None:
+                queue.consumer.mark(queue)
 
     def _send(self, copies: Sequence[Copy], settles: DropReason | None, now: float) -> None:
         """Send copies as messages of this worker; copies for tasks without an owner wait again."""

@@ -57,13 +57,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
         incarnation: int,
         context: StreamedContext,
         draining: Callable[[], bool],
-        on_departures: Callable[[Sequence[Departure]], object] = len,
+        on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: Observer | None = None,
     ) -> None:
         """Start without an assignment. `observer` traces messages.
 
-        `draining` returns True once this worker drains; `on_departures` is called with newly departed
-        workers.
+        `draining` returns True once this worker drains. `on_departures` is called with departed workers, and
+        with the ones that were not known, which are without their sinks.
         """
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have reported in a frame."""
@@ -81,8 +81,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.number = worker_number(settings.worker_id, incarnation)
         """The number that identifies this process as an entry worker."""
         self.departures, self.taps = Departures(), Taps()
-        self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
-        """Called with the sink epochs that a departed worker reported."""
         self._on_departures = on_departures
         self._draining, self._closing = draining, False
         self.pressure = OutboundPressure()
@@ -345,10 +343,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.consumers.lost_workers.worker_is(number, connected=connected)
 
     def workers_left(self, departures: Sequence[Departure]) -> None:
-        for each in departures:
-            self.on_sinks(each.sinks)
         heard = self.departures.hear(departures)
-        self._on_departures(heard)
+        self._on_departures(departures, heard)
         self._moves.successors.hear(heard, self.connections.unreleased())
         self.refresh()
         self._end_moves()

@@ -9,7 +9,7 @@ Design: docs/design/sessions.md (transports).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -62,7 +62,8 @@ class Servers:
                 self._by_context[context] = bound
 
     @property
-    def _bound(self) -> Collection[StreamedServer[Any]]:
+    def bound(self) -> Collection[StreamedServer[Any]]:
+        """All servers."""
         return self._by_context.values()
 
     def _addresses(self, context: StreamedContext | None) -> list[str]:
@@ -86,58 +87,46 @@ class Servers:
 
     async def stop_intake(self, intake: Intake) -> None:
         """See IServerConnection, for all servers."""
-        for server in self._bound:
+        for server in self.bound:
             await server.stop_intake_async(intake)
-
-    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """See IServerConnection."""
-        for server in self._bound:
-            server.send_load_metrics(loads)
-
-    def send_backpressure_status(
-        self, worker_id: str, congested: Collection[int], relieved: Collection[int]
-    ) -> None:
-        """See IServerConnection."""
-        for server in self._bound:
-            server.send_backpressure_status(worker_id, sorted(congested), sorted(relieved))
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
         """See StreamedServer."""
-        for server in self._bound:
+        for server in self.bound:
             server.tell_departures(departures)
 
     def exhausted(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return {task for each in self._bound for task in each.exhausted}
+        return {task for each in self.bound for task in each.exhausted}
 
     @property
     def any_exhausted(self) -> bool:
         """True if there is such a task."""
-        return any(each.exhausted for each in self._bound)
+        return any(each.exhausted for each in self.bound)
 
     def longest_exhausted(self) -> Iterator[int]:
         """Yield, for each sender, the task that has been exhausted longest."""
-        for each in self._bound:
+        for each in self.bound:
             yield from islice(each.exhausted, 1)
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""
         status.addresses.extend(self.addresses)
         status.peer_addresses.extend(self.peer_addresses)
-        for server in self._bound:
+        for server in self.bound:
             server.add_to(status)
 
     def sessions(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, by descending number of outstanding messages."""
-        found = [each for server in self._bound for each in server.sessions()]
+        found = [each for server in self.bound for each in server.sessions()]
         return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
 
     async def close(self) -> None:
         """Close all servers."""
-        for server in self._bound:
+        for server in self.bound:
             await server.close_async(_CLOSE_SECONDS)
 
     def abort(self) -> None:
         """Stop all servers immediately. Do not call this on the event loop."""
-        for server in self._bound:
+        for server in self.bound:
             server.abort()

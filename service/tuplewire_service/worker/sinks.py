@@ -50,7 +50,6 @@ class Sinks:
         self.publications = Publications(
             settings.receive_queue_messages, settings.receive_queue_bytes, router.holder_known, self._go_on
         )
-        router.on_sinks = self.publications.learn
         self._log_rate = LogRate()
         self._asked: dict[tuple[Sink, int], float] = {}
         self._former: dict[Peer, tuple[AssignedWorker, float]] = {}

@@ -17,6 +17,7 @@ from typing import Protocol
 import tuplewire
 from tuplewire.connection.loop import in_own_thread, watched
 from tuplewire.errors import DrainingError
+from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
@@ -135,7 +136,7 @@ class Worker:
             self.incarnation,
             peers or programs,
             lambda: self.state is WorkerState.DRAINING,
-            self.servers.tell_departures,
+            self._departed,
             None if tracing is None else WorkerObserver(tracing, settings.worker_id),
         )
         self.sinks = Sinks(settings, self.router)
@@ -186,6 +187,11 @@ class Worker:
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
                 self._intake = intake
                 await self.servers.stop_intake(intake)
+
+    def _departed(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
+        for each in departures:
+            self.sinks.publications.learn(each.sinks)
+        self.servers.tell_departures(new)
 
     def _enter(self, state: WorkerState) -> None:
         self.state = state
@@ -339,10 +345,12 @@ class Worker:
         relieved = before - self.congested
         if self.state is not WorkerState.READY:
             return
-        if loads:
-            self.servers.send_load_metrics(loads)
-        if relieved or self.congested:
-            self.servers.send_backpressure_status(self.settings.worker_id, self.congested, relieved)
+        status = self.settings.worker_id, sorted(self.congested), sorted(relieved)
+        for server in self.servers.bound:
+            if loads:
+                server.send_load_metrics(loads)
+            if relieved or self.congested:
+                server.send_backpressure_status(*status)
 
     def clients(self) -> tuple[Sequence[pb.SessionStatus], Sequence[pb.ConsumerStatus]]:
         """Return all senders and all consumers, each by descending number of outstanding messages.
