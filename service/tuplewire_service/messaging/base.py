@@ -38,11 +38,6 @@ class Intake(enum.IntEnum):
     WORKERS = 2
     ALL = 3
 
-    @classmethod
-    def of(cls, *, worker: bool, draining: bool) -> Intake:
-        """Return the lowest level that accepts a sender. `draining` means a worker that is shutting down."""
-        return cls.ALL if not worker else cls.LEAVING_WORKERS if draining else cls.WORKERS
-
 
 class ConnectionStatus(enum.Enum):
     """The state of a connection. Source: Storm's `ConnectionWithStatus.Status`."""

@@ -143,10 +143,7 @@ class SendService(StreamService):
                 hello = await self._hello(wire)
                 if hello is None:
                     return
-                worker = hello.kind == pb.PEER_KIND_WORKER
-                intake = Intake.of(worker=worker, draining=hello.draining)
-                if access.is_own_program:
-                    intake = Intake.NOBODY  # it is never dismissed: what it holds belongs to the drain
+                intake = _intake_of(hello, access)
                 session = self._open(hello, intake, access)
                 stream.intake = intake
                 # The newest stream carries the session; an older one may be broken without notice.
@@ -345,6 +342,15 @@ class SendService(StreamService):
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
         return session.wants_releases and not session.state.credit.idle
+
+
+def _intake_of(hello: pb.Hello, access: IAccess) -> Intake:
+    """Return the lowest level that accepts a sender."""
+    if access.is_own_program:
+        return Intake.NOBODY  # it is never dismissed: the drain waits for its messages
+    if hello.kind != pb.PEER_KIND_WORKER:
+        return Intake.ALL
+    return Intake.LEAVING_WORKERS if hello.draining else Intake.WORKERS
 
 
 def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:

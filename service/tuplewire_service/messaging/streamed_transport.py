@@ -75,7 +75,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._thread = context.thread
         self._topology = topology
         self.port = port
-        self._reception = Reception(self._opened)
+        self._reception = Reception(lambda: self._thread.call(self._send.opened.set))
         self._silent = silent = SilentStreams()
         self._refused_streams = refused = Counter[str]()
         """Streams that were refused or failed, by error code."""
@@ -103,10 +103,6 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     @abstractmethod
     async def _unbind(self, grace: float | None) -> None:
         """Stop listening and end open streams, with `grace` seconds for calls in progress."""
-
-    def _opened(self) -> None:
-        """Start reading, because messages can be delivered now."""
-        self._thread.call(self._send.opened.set)
 
     def register_recv(self, callback: IConnectionCallback) -> None:
         self._reception.register(callback)

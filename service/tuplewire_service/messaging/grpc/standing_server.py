@@ -156,7 +156,7 @@ class StandingServer:
     async def _sockets_removed(self) -> None:
         """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
         for _ in range(_LOOKS):
-            if not any(map(_exists, self._modes)):
+            if not any(_path(address).exists() for address in self._modes):
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -167,7 +167,3 @@ def _called(name: str) -> set[asyncio.Task[Any]]:
 
 def _path(address: str) -> Path:
     return Path(address.removeprefix("unix://"))
-
-
-def _exists(address: str) -> bool:
-    return _path(address).exists()
