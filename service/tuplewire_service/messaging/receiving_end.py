@@ -148,16 +148,6 @@ class Session:
             inbound.sender_id = ""
         self._inbounds.clear()  # a reference cycle would delay freeing the session
 
-    def widened(self) -> None:
-        """Notify a sender that used up its credit that its share has grown. It may get no other release."""
-        if self.state.credit.widened():
-            self.wake()
-
-    def freed(self, task: int) -> None:
-        """Notify the sender that a task's queue has more free space."""
-        if self.state.credit.freed(task):
-            self.wake()
-
 
 class _Inbound:
     """The source of a session's batches. Messages from each forwarding worker have a separate one.
@@ -294,8 +284,10 @@ class Leases:
         for task, messages, size_bytes in session.state.credit.outstanding():
             self.shares.leave(task, messages, size_bytes)
         self.shares.shared_by(len(self._sharing))
+        # A sender that has used up its credit may get no other release.
         for other in self._sharing.values():
-            other.widened()
+            if other.state.credit.widened():
+                other.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages of an ended session. Thread-safe."""
@@ -306,4 +298,5 @@ class Leases:
         """Give the other senders credit for released messages of a sender that is away."""
         if self.shares.released(task, messages, size_bytes):
             for session in self._sharing.values():
-                session.freed(task)
+                if session.state.credit.freed(task):
+                    session.wake()

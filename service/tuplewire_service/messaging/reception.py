@@ -37,7 +37,7 @@ MAX_SOURCES = 1000
 class Reception(IConnectionCallback):
     """Counts received messages, and passes them to a callback or stores them for `pull`.
 
-    A transport reads nothing until there is a receiver (`open`). Waiting messages stay unacknowledged at
+    A transport reads nothing until there is a receiver. Waiting messages stay unacknowledged at
     their sender, so a late callback can still refuse them. Messages for `pull` are not released, so the
     senders' credit bounds them. Thread-safe, except count() and deliver(), which one thread calls at a time.
     """
@@ -57,11 +57,6 @@ class Reception(IConnectionCallback):
         self._on_open = on_open
         self._pulled = False
         self._log_rate = LogRate()
-
-    @property
-    def open(self) -> bool:
-        """True if a callback or pull() receives the messages."""
-        return self.callback is not self or self._pulled
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the received amounts by source, and the refused messages, to a worker's status."""
@@ -111,7 +106,7 @@ class Reception(IConnectionCallback):
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""
         with self._lock:
-            if self.open:
+            if self.callback is not self or self._pulled:
                 other = "recv() takes" if self._pulled else "another callback gets"
                 raise ClosedError(f"{other} this connection's messages; bind another port for this callback")
             self.callback = callback
