@@ -196,13 +196,14 @@ class Leases:
         status.sharing_sessions += len(self._sharing)
         status.resumable_sessions += len(self._sessions) - len(self._sharing)
         window = self.shares.smallest.messages
-        known = status.smallest_window if status.HasField("smallest_window") else window
-        status.smallest_window = min(window, known)
+        if not status.HasField("smallest_window") or window < status.smallest_window:
+            status.smallest_window = window
         sharing = Counter(map(_OWNER, self._sharing))
         for who, count in Counter(map(_OWNER, self._sessions)).items():
             if who:
-                status.identities[who].sharing += sharing[who]
-                status.identities[who].resumable += count - sharing[who]
+                known = status.identities[who]
+                known.sharing += sharing[who]
+                known.resumable = known.resumable + count - sharing[who]
 
     def sessions(self) -> list[SessionStatus]:
         """Return the status of every session."""
