@@ -41,6 +41,8 @@ from tuplewire.values.message import Headers, TaskMessage
 from tuplewire.values.task_ids import check_tasks
 from tuplewire.variables import check_variables
 
+_AFTER_ERROR_SECONDS = 10.0
+"""The maximum wait for acknowledgements when an error ends a `with` block."""
 _process = object()
 """Identifies this process and is replaced after a fork. Calling os.getpid() for each message is slower."""
 
@@ -171,7 +173,7 @@ class BaseClient(Live):
         The time is zero if a flush has already timed out waiting for an unreachable worker.
         """
         waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble()
-        return 0.0 if waited else self._settings.patience_after_error
+        return 0.0 if waited else min(self._settings.flush_seconds, _AFTER_ERROR_SECONDS)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...

@@ -35,19 +35,6 @@ class OutboundPressure:
     example: Callable[[Sequence[Sequence[TaskGroup]]], Example | None] | None = None
     """Returns a traced message of a frame; see Observer.example. None disables exemplars."""
 
-    def hold(self, connection: object, now: float) -> None:
-        """Record that a connection stopped accepting messages. A second call has no effect."""
-        self.held.setdefault(connection, now)
-
-    def free(self, connection: object) -> None:
-        """Record that a connection accepts messages again, or that no messages wait for it."""
-        self.held.pop(connection, None)
-
-    def holds(self, connection: object, now: float) -> bool:
-        """Return True if a connection has accepted no messages for longer than HELD_SECONDS."""
-        since = self.held.get(connection)
-        return since is not None and now - since > HELD_SECONDS
-
     @property
     def held_since(self) -> float | None:
         """The time since which a connection accepts no messages; None if all connections accept messages."""
@@ -81,13 +68,13 @@ class SendingPressure:
         if connected:
             return
         if self._window.messages:
-            self.outbound.hold(self, self._clock())
+            self.outbound.held.setdefault(self, self._clock())
         else:
-            self.outbound.free(self)
+            self.goes_on()
 
     def opened(self) -> None:
         """Record that the session is connected again."""
-        self.outbound.free(self)
+        self.goes_on()
         if self._window.acknowledged:
             self.acknowledged()
         else:
@@ -97,18 +84,18 @@ class SendingPressure:
     def idles(self) -> None:
         """Record that the driver stops writing, possibly because it waits for acknowledgements."""
         if self._window.full:
-            self.outbound.hold(self, self._clock())
+            self.outbound.held.setdefault(self, self._clock())
 
     def goes_on(self) -> None:
-        """Record that the connection accepts messages again."""
-        self.outbound.free(self)
+        """Record that the connection accepts messages again, or that no messages wait for it."""
+        self.outbound.held.pop(self, None)
 
     def writes(self, frame: OutFrame) -> None:
         """Record that a frame is being written, until goes_on() is called."""
         now = self._clock()
         look = self.outbound.example
         self._frames.written(frame.sequence, frame.messages, now, None if look is None else look(frame.runs))
-        self.outbound.hold(self, now)
+        self.outbound.held.setdefault(self, now)
 
     def acknowledged(self) -> None:
         """Record that the window has applied an acknowledgement."""
@@ -117,7 +104,8 @@ class SendingPressure:
     def blocked_tasks(self) -> set[int]:
         """Return the tasks with messages that cannot be sent now."""
         # A blocked connection blocks all its tasks; otherwise only flows without credit are blocked.
-        if self.outbound.holds(self, self._clock()):
+        now = self._clock()
+        if now - self.outbound.held.get(self, now) > HELD_SECONDS:
             return self._window.waiting_tasks()
         return {task_and_forwarded(flow)[0] for flow in self._window.without_credit}
 

@@ -27,7 +27,6 @@ KIB = 1024
 MIB = 1024 * KIB
 
 PROTOCOL_VERSION = 1
-_AFTER_ERROR_SECONDS = 10.0
 
 
 class AckMode(enum.StrEnum):
@@ -158,11 +157,6 @@ class SessionSettings(Settings):
         """Return the seconds to wait for acknowledgements. timeout: the caller's; None: as configured."""
         given = checked_timeout(timeout)
         return self.flush_seconds if given is None else given
-
-    @property
-    def patience_after_error(self) -> float:
-        """Seconds that a client waits for acknowledgements when an error ends its `with` block."""
-        return min(self.flush_seconds, _AFTER_ERROR_SECONDS)
 
     @property
     def max_request_bytes(self) -> int:

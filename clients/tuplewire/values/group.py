@@ -31,20 +31,15 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 def check_task(task: SupportsIndex) -> int:
     """Return a task id as an int. Raise InvalidTaskError unless it is an integer from 0 to 2^31-1."""
-    number = as_task(task)
+    try:
+        number = to_int(task)
+    except TypeError:
+        number = None
+    if number is None or type(task) is bool:
+        raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})")
     if not MIN_TASK <= number <= MAX_TASK:
         raise InvalidTaskError(f"task {number} is outside {MIN_TASK} to {MAX_TASK}")
     return number
-
-
-def as_task(task: SupportsIndex) -> int:
-    """Return an id, such as numpy's integers, as an int. Raise InvalidTaskError if it is not an integer."""
-    try:
-        if type(task) is not bool:
-            return to_int(task)
-    except TypeError:
-        pass
-    raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})")
 
 
 def as_bytes(value: Any, what: str = "a payload") -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Self, SupportsIndex, TypeAlias
 
 from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError
-from tuplewire.values.group import BytesLike, as_bytes, as_task, check_task
+from tuplewire.values.group import BytesLike, as_bytes, check_task
 
 SHUTDOWN_TASK = -1
 """The task id of Storm's shutdown notice. It ends a receive loop and is never sent over a session."""
@@ -132,13 +132,12 @@ class TaskMessage:
 
         Key and headers are omitted. Raises InvalidTaskError for an id above 32767, which exceeds two bytes.
         """
-        task = as_task(self.task)
-        if not SHUTDOWN_TASK <= task <= _MAX_SERIALIZED_TASK:
+        if self.task > _MAX_SERIALIZED_TASK:
             raise InvalidTaskError(
-                f"task {task} does not fit Storm's two-byte task id (-1 to {_MAX_SERIALIZED_TASK}); "
+                f"task {self.task} does not fit Storm's two-byte task id (-1 to {_MAX_SERIALIZED_TASK}); "
                 f"send it through a transport, whose task ids go to {MAX_TASK}"
             )
-        return struct.pack(">h", task) + as_bytes(self.message)
+        return struct.pack(">h", self.task) + self.message
 
     @classmethod
     def deserialize(cls, packet: BytesLike) -> Self:
