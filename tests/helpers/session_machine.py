@@ -42,8 +42,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import (
     closed_flows_of,
-    decode_recv_response,
-    decode_send_request,
+    decode,
     encode_frame,
     groups_of,
 )
@@ -286,7 +285,7 @@ class SessionMachine(RuleBasedStateMachine):
         worker = self.worker
         while self.sending.up and limit:
             limit -= 1
-            frame = decode_send_request(self.sending.up.popleft())
+            frame = decode(pb.SendRequest, self.sending.up.popleft())
             assert isinstance(frame, OpaqueFrame)
             groups = worker.session.accept(frame.sequence, groups_of(frame), (), closed_flows_of(frame))
             assert groups is not None, "a frame came twice on one stream"
@@ -397,7 +396,7 @@ class SessionMachine(RuleBasedStateMachine):
         consumer = self.consumer
         while self.receiving.down and limit:
             limit -= 1
-            frame = decode_recv_response(self.receiving.down.popleft())
+            frame = decode(pb.RecvResponse, self.receiving.down.popleft())
             assert isinstance(frame, OpaqueFrame)
             firsts = [group.first_sequence for group in frame.groups]
             arrived = consumer.window.arrived(map(Delivery, firsts, groups_of(frame)))

@@ -21,7 +21,7 @@ from tuplewire.connection.pacer import BURST_FRAMES
 from tuplewire.session.asking import QUICK_SECONDS
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_send_request, groups_of
+from tuplewire.wire.codec import decode, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 
@@ -54,7 +54,7 @@ class Receiver(grpc.GenericRpcHandler):
 
     def _take(self, requests: Iterator[bytes]) -> None:
         for request in requests:
-            frame = decode_send_request(request)
+            frame = decode(pb.SendRequest, request)
             if isinstance(frame, OpaqueFrame):
                 self._taken += 1
                 self.frames.put(sum(map(len, groups_of(frame))))

@@ -17,8 +17,9 @@ from tuplewire.session.pieces import frame_pieces, most_messages
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire.wire.codec import decode_send_request, encode_frame
+from tuplewire.wire.codec import decode, encode_frame
 from tuplewire.wire.codec import groups_of as groups_of_frame
+from tuplewire.wire.messaging_pb2 import SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 Row = tuple[int, int, bytes]  # source (-1: none), task, payload
@@ -303,7 +304,7 @@ def test_headers_stay_with_their_messages(
             runs[-1].append(piece)
         else:
             runs.append([piece])
-    frame = decode_send_request(encode_frame(1, runs))
+    frame = decode(SendRequest, encode_frame(1, runs))
     assert isinstance(frame, OpaqueFrame)
     assert by_task(TaskMessageBatch.from_groups(groups_of_frame(frame))) == by_task(model)
 

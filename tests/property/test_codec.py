@@ -16,10 +16,11 @@ from tuplewire.errors import InvalidTaskError, MalformedError
 from tuplewire.values.columns import varint
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of
+from tuplewire.wire.codec import decode, encode_frame, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import code_name
 
+KINDS: tuple[Any, ...] = (pb.SendRequest, pb.RecvResponse)
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 
 pytestmark = pytest.mark.timeout(0 if LONG else 120)
@@ -140,7 +141,7 @@ def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGr
     wanted = frame_of(sequence, groups)
     wanted.tell_at_once = asks
     assert pb.SendRequest.FromString(data) == pb.SendRequest(frame=wanted)
-    assert decode_send_request(data).tell_at_once is asks  # type: ignore[union-attr]
+    assert decode(pb.SendRequest, data).tell_at_once is asks  # type: ignore[union-attr]
 
 
 @EXAMPLES
@@ -158,7 +159,7 @@ def test_encoded_frame_is_a_recv_response(
 def test_times_of_acceptance_travel(sequence: int, groups: list[list[TaskGroup]], times: list[int]) -> None:
     """Each run comes with the time that it was given, and the first one's stands for a run that has none."""
     times = times[: len(groups)]
-    frame = decode_send_request(encode_frame(sequence, groups, accepted_micros=times))
+    frame = decode(pb.SendRequest, encode_frame(sequence, groups, accepted_micros=times))
     assert isinstance(frame, OpaqueFrame)
     read = [group.accepted_micros for group in groups_of(frame)]
     assert read == [time or times[0] for time in times]
@@ -175,8 +176,8 @@ def test_decodes_what_the_generated_code_wrote(
     """A frame that another program wrote is read as it is."""
     frame = frame_of(sequence, groups, firsts)
     decoded = [
-        decode_send_request(pb.SendRequest(frame=frame).SerializeToString()),
-        decode_recv_response(pb.RecvResponse(frame=frame).SerializeToString()),
+        decode(pb.SendRequest, pb.SendRequest(frame=frame).SerializeToString()),
+        decode(pb.RecvResponse, pb.RecvResponse(frame=frame).SerializeToString()),
     ]
     for each in decoded:
         assert isinstance(each, OpaqueFrame)
@@ -230,8 +231,8 @@ def test_order_of_fields_and_unknown_fields_do_not_matter(
     request = [field(2, b"".join(body))]
     if outside:
         request.insert(random.randint(0, 1), extra)
-    for decode in (decode_send_request, decode_recv_response):
-        decoded = decode(b"".join(request))
+    for kind in KINDS:
+        decoded = decode(kind, b"".join(request))
         assert isinstance(decoded, OpaqueFrame)
         assert decoded.sequence == sequence
         assert columns(groups_of(decoded)) == columns_of(frame)
@@ -242,7 +243,7 @@ def test_order_of_fields_and_unknown_fields_do_not_matter(
 def test_a_frame_in_two_parts(first: list[list[TaskGroup]], second: list[list[TaskGroup]]) -> None:
     """Protobuf merges a message that comes twice; so does the codec."""
     parts = [field(2, frame_of(5, each).SerializeToString()) for each in (first, second)]
-    decoded = decode_send_request(b"".join(parts))
+    decoded = decode(pb.SendRequest, b"".join(parts))
     assert isinstance(decoded, OpaqueFrame)
     assert columns(groups_of(decoded)) == columns_of(frame_of(5, first + second))
 
@@ -257,7 +258,7 @@ def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
     group = b"\x08\x01" + lengths + field(4, b"abc")
     data = field(2, b"\x08\x01" + field(2, group))
     assert list(pb.SendRequest.FromString(data).frame.groups[0].lengths) == [1, 2]
-    decoded = decode_send_request(data)
+    decoded = decode(pb.SendRequest, data)
     assert isinstance(decoded, OpaqueFrame)
     with pytest.raises(MalformedError, match="a group to task 1"):
         groups_of(decoded)
@@ -275,7 +276,7 @@ def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
 )
 def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
     """A request that holds no frame is the generated code's."""
-    assert decode_send_request(request_.SerializeToString()) == request_
+    assert decode(pb.SendRequest, request_.SerializeToString()) == request_
 
 
 # --- hostile bytes ------------------------------------------------------------------------------------
@@ -283,9 +284,9 @@ def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
 
 def read(data: bytes) -> None:
     """Read bytes in every way; whatever is wrong with them has a name."""
-    for decode in (decode_send_request, decode_recv_response):
+    for kind in KINDS:
         with contextlib.suppress(MalformedError, InvalidTaskError):
-            frame = decode(data)
+            frame = decode(kind, data)
             if isinstance(frame, OpaqueFrame):
                 for group in groups_of(frame):
                     assert sum(group.sizes()) == len(group.data)

@@ -10,7 +10,8 @@ import pytest
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.dead_letters import again, dead_letter
 from tuplewire.values.group import TaskGroup
-from tuplewire.wire.codec import decode_send_request, encode_frame, groups_of
+from tuplewire.wire.codec import decode, encode_frame, groups_of
+from tuplewire.wire.messaging_pb2 import SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 FULL = TaskGroup(
@@ -82,7 +83,7 @@ def test_what_leaves_a_queue_has_its_route() -> None:
 
 def test_every_field_travels() -> None:
     """From worker to worker."""
-    frame = decode_send_request(encode_frame(1, [[FULL]], accepted_micros=[FULL.accepted_micros]))
+    frame = decode(SendRequest, encode_frame(1, [[FULL]], accepted_micros=[FULL.accepted_micros]))
     assert isinstance(frame, OpaqueFrame)
     [arrived] = groups_of(frame)
     for name in (field.name for field in fields(TaskGroup)):

@@ -31,7 +31,7 @@ from tuplewire.settings.config import PROTOCOL_VERSION, RejectOrder, SessionSett
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, groups_of
+from tuplewire.wire.codec import decode, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import code_name
 
@@ -280,7 +280,7 @@ class Receiver(Resumable):
 
     async def _read(self, stream: ClientStream) -> None:
         while (data := await stream.read()) is not None:
-            response = decode_recv_response(data)
+            response = decode(pb.RecvResponse, data)
             if not isinstance(response, OpaqueFrame):
                 if response.HasField("probe"):
                     with self._lock:

@@ -15,7 +15,8 @@ from tuplewire.connection.grpc_channel import channel_options
 from tuplewire.session.delivery import Delivery
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, groups_of
+from tuplewire.wire.codec import decode, groups_of
+from tuplewire.wire.messaging_pb2 import RecvResponse
 
 
 class WorkerClient(ControlClient):
@@ -47,7 +48,7 @@ class WorkerClient(ControlClient):
         # No timeout: a slow reader may take any time, and keepalive pings detect a hung worker.
         with closing(self._stream("Read", request, service="source")) as answers:
             for data in answers:
-                frame: Any = decode_recv_response(data)  # ReadResponse also has its frame in field 2
+                frame: Any = decode(RecvResponse, data)  # ReadResponse also has its frame in field 2
                 sequences = [group.first_sequence for group in frame.groups]
                 yield list(map(Delivery, sequences, groups_of(frame)))
 

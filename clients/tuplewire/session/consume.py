@@ -65,12 +65,10 @@ class Arrived:
         """Return at most the first `messages` messages."""
         found = []
         for each in self.deliveries:
-            if messages <= 0:
+            if (part := each.within(0, each.first_sequence + messages - 1)) is None:
                 break
-            found.append(
-                each if messages >= len(each.group) else replace(each, group=each.group.slice(0, messages))
-            )
-            messages -= len(each.group)
+            found.append(part)
+            messages -= len(part.group)
         return Arrived(self.epoch, tuple(found), self.asks)
 
     def without(self, tasks: Container[int]) -> Arrived:

@@ -203,25 +203,21 @@ class TaskGroup:
                 f"a group to task {self.task} has {len(self.lengths)} bytes of lengths; "
                 "each message takes four"
             )
-        total = sum(self.sizes())
-        if total != len(self.data):
-            raise MalformedError(
-                f"a group to task {self.task} says {total} bytes of payload and holds {len(self.data)}"
-            )
+        self._check_column(self.lengths, self.data, "payload")
         if self.header_lengths or self.header_data:
-            self._check_headers()
+            if len(self.header_lengths) != len(self.lengths):
+                raise MalformedError(
+                    f"a group to task {self.task} has {len(self.header_lengths)} bytes of header_lengths for "
+                    f"{len(self)} messages; each takes four, or the column is absent"
+                )
+            self._check_column(self.header_lengths, self.header_data, "headers")
         return self
 
-    def _check_headers(self) -> None:
-        if len(self.header_lengths) != len(self.lengths):
+    def _check_column(self, lengths: bytes, data: bytes, what: str) -> None:
+        total = sum(sizes_of(lengths))
+        if total != len(data):
             raise MalformedError(
-                f"a group to task {self.task} has {len(self.header_lengths)} bytes of header_lengths for "
-                f"{len(self)} messages; each takes four, or the column is absent"
-            )
-        total = sum(self.header_sizes())
-        if total != len(self.header_data):
-            raise MalformedError(
-                f"a group to task {self.task} says {total} bytes of headers and holds {len(self.header_data)}"
+                f"a group to task {self.task} says {total} bytes of {what} and holds {len(data)}"
             )
 
     def __len__(self) -> int:

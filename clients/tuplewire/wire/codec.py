@@ -117,17 +117,8 @@ def encode_frame(
     return b"".join(parts)
 
 
-def decode_send_request(data: bytes) -> SendRequest | OpaqueFrame:
-    """Decode a SendRequest. A request with a frame is returned as OpaqueFrame. Raises MalformedError."""
-    return _decode(SendRequest, data)
-
-
-def decode_recv_response(data: bytes) -> RecvResponse | OpaqueFrame:
-    """Decode a RecvResponse; see decode_send_request()."""
-    return _decode(RecvResponse, data)
-
-
-def _decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
+def decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
+    """Decode a SendRequest or RecvResponse. With a frame, return an OpaqueFrame. Raises MalformedError."""
     try:
         if (body := _frame_body(data)) is not None:
             return OpaqueFrame.FromString(body)

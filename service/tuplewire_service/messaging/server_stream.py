@@ -32,7 +32,7 @@ from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_send_request
+from tuplewire.wire.codec import decode
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
@@ -114,7 +114,7 @@ class ServerStream(MessageStream):
     async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
         """Return the next request of a Send stream; see read(). Also raises MalformedError."""
         data = await self.read()
-        return None if data is None else decode_send_request(data)
+        return None if data is None else decode(pb.SendRequest, data)
 
     def admit(self) -> IAccess:
         """Return the rights of the other side. Raises RefusedError if it is not admitted."""
