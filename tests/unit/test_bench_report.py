@@ -49,19 +49,22 @@ def test_a_rate_has_to_reach_its_target_and_a_time_to_stay_within(
 
 
 def test_each_percentile_stands_beside_each_peer() -> None:
-    """Percentiles are taken in each round, and compared within it."""
+    """Percentiles are of each round, and compared within it; the slowest message is of all rounds."""
     row = LatencyRow("latency", "the path", CHAIN, ((RELAY, {50: 1.3}), (ECHO, {})))
     slow = Latencies([number * 2_000_000 for number in range(1, 1001)], 3)
     fast = Latencies([number * 1_000_000 for number in range(1, 1001)], 0)
-    lines = latency_lines(row, [{CHAIN: slow, RELAY: fast, ECHO: fast}])
+    faster = Latencies([number * 500_000 for number in range(1, 1001)], 0)
+    one, other = {CHAIN: slow, RELAY: fast, ECHO: fast}, {CHAIN: fast, RELAY: faster, ECHO: faster}
+    lines = latency_lines(row, [one, other, one])
     assert [line.title.split(": ")[1] for line in lines[::2]] == [
-        "p50 (3 sent late)",
-        "p99 (3 sent late)",
-        "p99.9 (3 sent late)",
+        "p50 (6 sent late)",
+        "p99 (6 sent late)",
+        "p99.9 (6 sent late)",
+        "the slowest of all rounds (6 sent late)",
     ]
-    assert [line.value for line in lines[::2]] == [1002.0, 1982.0, 2000.0]
+    assert [line.value for line in lines[::2]] == [1002.0, 1982.0, 2000.0, 2000.0]
     assert {line.ratio for line in lines} == {2.0}
-    assert [line.verdict for line in lines] == ["missed", "", "", "", "", ""]
+    assert [line.verdict for line in lines] == ["missed", *[""] * 7]
 
 
 def test_what_users_try_first_stands_first() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -91,12 +93,29 @@ class Link:
         """Send numbered messages; BenchError unless each comes once, and in order. Warms up, too."""
         self._run("order", verb="load", frame=frame, messages=messages)
 
-    def paced(self, rate: int, seconds: float) -> Latencies:
-        """Send at a fixed rate and return what the receiver saw."""
+    def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0) -> Latencies:
+        """Send at a fixed rate and return the times at the receiver, which may be stopped in the middle."""
         self._begin("latency")
-        sent = self.sender.ask("pace", rate=rate, seconds=seconds)
+        with self._stopped(seconds / 2, stop_seconds):
+            sent = self.sender.ask("pace", rate=rate, seconds=seconds)
         got = self._finish(sent)
         return Latencies(got["latencies_ns"], sent["late"])
+
+    @contextlib.contextmanager
+    def _stopped(self, after: float, seconds: float) -> Iterator[None]:
+        """Stop the receiving process for some seconds, after others."""
+        stop = threading.Timer(after, os.kill, (self.receiver.pid, signal.SIGSTOP))
+        go_on = threading.Timer(after + seconds, os.kill, (self.receiver.pid, signal.SIGCONT))
+        if not seconds:
+            yield
+            return
+        stop.start()
+        go_on.start()
+        try:
+            yield
+        finally:
+            stop.join()
+            go_on.join()
 
     def offered(self, rate: int, seconds: float, gather: int) -> Latencies:
         """Do the same with small messages, of which the program gathers so many before it sends them."""

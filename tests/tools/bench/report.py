@@ -148,6 +148,8 @@ ROWS = (
 LATENCY = "latency"
 LATENCY_RATE = 1000
 PERCENTILES = (50, 99, 99.9)
+MAXIMUM = 100
+"""The percentile that is the slowest message of all rounds together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class LatencyRow:
     link: str
     against: tuple[tuple[str, Mapping[float, float]], ...]
     """Link -> the ratios that are not to be exceeded, by percentile."""
+    stop_seconds: float = 0.0
+    """How long the receiving process is stopped in the middle of a trial."""
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -170,6 +174,7 @@ _RELAYED: Mapping[float, float] = {50: 1.3, 99: 1.5}
 LATENCIES = (
     LatencyRow(LATENCY, "four processes", CHAIN, ((RELAY, _RELAYED), (ECHO, {}))),
     LatencyRow("latency/hop", "one hop", HOP, ((DIRECT, _RELAYED),)),
+    LatencyRow("latency/stopped", "the receiver stops for 1 s", CHAIN, ((RELAY, {}),), stop_seconds=1.0),
 )
 
 _TITLES = {
@@ -277,11 +282,14 @@ def latency_lines(row: LatencyRow, rounds: Sequence[Mapping[str, Latencies]]) ->
     """Compare a row's percentiles with those of its peers; a round has the latencies of each link."""
     late = {link: sum(each[link].late for each in rounds) for link in row.links}
     lines = []
-    for percent in PERCENTILES:
-        which = f"{row.title}, {LATENCY_RATE:,} messages/s of 1 KiB: p{percent}"
+    for percent in (*PERCENTILES, MAXIMUM):
+        shown = "the slowest of all rounds" if percent == MAXIMUM else f"p{percent}"
+        which = f"{row.title}, {LATENCY_RATE:,} messages/s of 1 KiB: {shown}"
         times = {
             link: [percentile(each[link].nanoseconds, percent) / 1e6 for each in rounds] for link in row.links
         }
+        if percent == MAXIMUM:
+            times = {link: [max(each)] for link, each in times.items()}
         for link, targets in row.against:
             line = compared(
                 row.name,

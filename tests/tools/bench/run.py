@@ -64,15 +64,21 @@ def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> lis
 
 def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) -> list[Line]:
     """Send at a fixed rate over every link of these rows, by turns; `seconds` is the time for all of them."""
-    names = list(dict.fromkeys(name for row in rows for name in row.links))
+    names = list(dict.fromkeys((name, row.stop_seconds) for row in rows for name in row.links))
     each = max(seconds / LATENCY_ROUNDS / len(names), 0.5)
-    rounds: list[dict[str, Latencies]] = []
+    rounds: list[dict[tuple[str, float], Latencies]] = []
     for number in range(1, LATENCY_ROUNDS + 1):
         rounds.append({})
-        for name in names:
+        for name, stop_seconds in names:
             progress(f"{LATENCY_RATE} messages/s, round {number} of {LATENCY_ROUNDS}: {name}")
-            rounds[-1][name] = links[name].paced(LATENCY_RATE, each)
-    return [line for row in rows for line in latency_lines(row, rounds)]
+            # A trial with a stop is long enough that the time after it shows, too.
+            trial_seconds = each if not stop_seconds else max(each, 4 * stop_seconds)
+            rounds[-1][name, stop_seconds] = links[name].paced(LATENCY_RATE, trial_seconds, stop_seconds)
+    lines = []
+    for row in rows:
+        own = [{name: by_name[name, row.stop_seconds] for name in row.links} for by_name in rounds]
+        lines += latency_lines(row, own)
+    return lines
 
 
 def _arguments() -> argparse.Namespace:
