@@ -26,8 +26,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BindError, BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import GetStatusResponse
-from tuplewire_service.command.viewer.cluster_rows import Look
 from tuplewire_service.command.viewer.live_page import PAGE, LivePage
+from tuplewire_service.command.viewer.rates import Look
 
 SLOW_TASK = 3
 

@@ -8,8 +8,9 @@ import json
 import pytest
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.cluster_rows import TABLES, Look, cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
 from tuplewire_service.command.viewer.columns import in_order, number_of, size_of
+from tuplewire_service.command.viewer.rates import Look
 
 
 def worker(

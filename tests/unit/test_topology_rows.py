@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.cluster_rows import ClusterRows, Look, cluster_rows
-from tuplewire_service.command.viewer.rates import Interval
+from tuplewire_service.command.viewer.cluster_rows import ClusterRows, cluster_rows
+from tuplewire_service.command.viewer.rates import Interval, Look
 
 
 class Did(NamedTuple):

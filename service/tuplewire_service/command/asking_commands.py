@@ -77,7 +77,8 @@ def add_asking(commands: Any, handler: Handler, help_text: str, example: str) ->
 def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.cluster_tables import write_tables
     from tuplewire_service.command.status_report import MOST_LINES, status_as_json, status_as_text
-    from tuplewire_service.command.viewer.cluster_rows import Look, cluster_rows
+    from tuplewire_service.command.viewer.cluster_rows import cluster_rows
+    from tuplewire_service.command.viewer.rates import Look
     from tuplewire_service.control.control_messages import MOST_CLIENTS
 
     every, before = arguments.watch, None

@@ -14,7 +14,8 @@ from typing import Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire_service.command.status_report import status_as_json
-from tuplewire_service.command.viewer.cluster_rows import Look, cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import cluster_rows
+from tuplewire_service.command.viewer.rates import Look
 from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 _BETWEEN_SECONDS = 1.0

@@ -8,7 +8,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.cluster_rows import Look
+from tuplewire_service.command.viewer.rates import Look
 from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 

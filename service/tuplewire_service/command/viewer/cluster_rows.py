@@ -23,7 +23,7 @@ from tuplewire_service.command.viewer.columns import (
     time_of,
     yes_of,
 )
-from tuplewire_service.command.viewer.rates import Interval, state_name
+from tuplewire_service.command.viewer.rates import Interval, Look, state_name
 from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
     HELD_UP,
@@ -42,17 +42,6 @@ TABLES = ("workers", "tasks", "peers", "senders", "consumers", "losses", "execut
 """The fields of ClusterRows that are shown as tables."""
 _HELD_UP = "backpressured_"
 _MOST = 0.99  # the quantile of latencies
-
-
-@dataclass(slots=True)
-class Look:
-    """A worker with its current and its previous status, or the problem if it did not answer."""
-
-    worker: str
-    address: str
-    now: pb.GetStatusResponse | None = None
-    before: pb.GetStatusResponse | None = None
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

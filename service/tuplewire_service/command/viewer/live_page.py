@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import TuplewireError
-from tuplewire_service.command.viewer.cluster_rows import TABLES, Look, cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
 from tuplewire_service.command.viewer.columns import in_order
+from tuplewire_service.command.viewer.rates import Look
 from tuplewire_service.metrics.http_server import HttpAnswer, HttpServer
 
 PAGE = Path(__file__).with_name("live_page.html")

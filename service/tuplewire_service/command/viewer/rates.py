@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tuplewire.wire import control_pb2 as pb
 
 
 def state_name(state: pb.WorkerState) -> str:
     """Return `ready` for WORKER_STATE_READY."""
     return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+
+
+@dataclass(slots=True)
+class Look:
+    """A worker with its current and its previous status, or the problem if it did not answer."""
+
+    worker: str
+    address: str
+    now: pb.GetStatusResponse | None = None
+    before: pb.GetStatusResponse | None = None
+    problem: str = ""
 
 
 class Interval:
