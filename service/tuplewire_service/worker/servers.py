@@ -9,7 +9,7 @@ Design: docs/design/sessions.md (transports).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -51,39 +51,28 @@ class Servers:
         self._peers = peers
         self._own_program = own_program
         self._topology = topology
-        self._by_context: dict[StreamedContext, StreamedServer[Any]] = {}
+        self.bound: list[StreamedServer[Any]] = []
+        """All servers."""
+        self.addresses: list[str] = []
+        """Every address at which programs are served."""
+        self.peer_addresses: list[str] = []
+        """The addresses of a separate server for peers."""
+        self.own_program_address = ""
+        """The address for the program in this process."""
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and start to serve. Raises BindError."""
-        for context, at in ((self._programs, port), (self._peers, peers_port), (self._own_program, 0)):
-            if context is not None:
-                # bind() waits for the messaging loop, so it must not run on it.
-                bound = await asyncio.to_thread(context.bind, self._topology, at, callback)
-                self._by_context[context] = bound
+        self.addresses = await self._bind(self._programs, port, callback)
+        if self._peers is not None:
+            self.peer_addresses = await self._bind(self._peers, peers_port, callback)
+        if self._own_program is not None:
+            (self.own_program_address,) = await self._bind(self._own_program, 0, callback)
 
-    @property
-    def bound(self) -> Collection[StreamedServer[Any]]:
-        """All servers."""
-        return self._by_context.values()
-
-    def _addresses(self, context: StreamedContext | None) -> list[str]:
-        bound = None if context is None else self._by_context.get(context)
-        return [] if bound is None else list(bound.addresses)
-
-    @property
-    def addresses(self) -> list[str]:
-        """Every address at which programs are served."""
-        return self._addresses(self._programs)
-
-    @property
-    def peer_addresses(self) -> list[str]:
-        """The addresses of a separate server for peers."""
-        return self._addresses(self._peers)
-
-    @property
-    def own_program_address(self) -> str:
-        """The address for the program in this process."""
-        return self._addresses(self._own_program)[0]
+    async def _bind(self, context: StreamedContext, port: int, callback: IConnectionCallback) -> list[str]:
+        # bind() waits for the messaging loop, so it must not run on it.
+        server = await asyncio.to_thread(context.bind, self._topology, port, callback)
+        self.bound.append(server)
+        return list(server.addresses)
 
     async def stop_intake(self, intake: Intake) -> None:
         """See IServerConnection, for all servers."""
