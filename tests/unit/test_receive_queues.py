@@ -98,7 +98,7 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     for queue in queues._queues.values():
         queue.held_until = time.monotonic() + 60
     assert subscription.take(1000) == []
-    assert {queue.task for queue in consumers.rejections._held} == {1, 2}
+    assert consumers.rejections._held.keys() == {1, 2}
     assert queues.leave(queues.assign([2]))
     queues._queues[2].held_until = 0.0
     woken.clear()

@@ -66,7 +66,7 @@ class Reception(IConnectionCallback):
             total.messages += messages
             total.batches += batches
             total.bytes += size_bytes
-        for code, count in self.refused_messages.items():
+        for code, count in list(self.refused_messages.items()):
             status.refused_messages[code] += count
 
     def forget(self, source: str) -> None:

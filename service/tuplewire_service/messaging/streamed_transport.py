@@ -139,7 +139,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._send.leases.add_to(status)
         self._reception.add_to(status)
         status.silent_streams += len(self._silent)
-        for code, count in self._refused_streams.items():
+        for code, count in list(self._refused_streams.items()):
             status.refused_streams[code] += count
 
     def sessions(self) -> Sequence[SessionStatus]:

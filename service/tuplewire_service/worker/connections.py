@@ -94,7 +94,7 @@ class Connections:
         self._needed = frozenset(needed)
         for peer in needed:
             self.to(peer)
-        for peer in [peer for peer in self._connections if peer not in needed and peer not in kept]:
+        for peer in [peer for peer in self._connections if peer not in self._needed and peer not in kept]:
             self._leave(peer, 0.0 if peer in lost else timeout)
 
     def _leave(self, peer: Peer, timeout: float) -> None:

@@ -73,7 +73,7 @@ class Rejections:
         self._recv = recv
         self._holder_known = holder_known
         self._waiting: list[Copy] = []
-        self._held: set[Queue] = set()
+        self._held: dict[int, Queue] = {}
         self._numbers = count()
         self._rooms: dict[int, CopyRoom] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -243,15 +243,15 @@ class Rejections:
             return False
         if queue.held_until > time.monotonic() and not self.hurried:
             self.wake(queue.held_until)
-            self._held.add(queue)
+            self._held[queue.task] = queue
             return True
         queue.held_until = 0.0
         return False
 
     def look_at_held(self) -> None:
         """Have consumers check queues that were blocked."""
-        held, self._held = self._held, set()
-        for queue in held:
+        held, self._held = self._held, {}
+        for queue in held.values():
             if queue.consumer is not None:
                 queue.consumer.mark(queue)
 

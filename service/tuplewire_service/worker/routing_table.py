@@ -64,10 +64,10 @@ class RoutingTable:
         ]
         self.owner_of = assignment.owner_of
 
-    def to_connect(self, named: Container[tuple[str, str]], *, everyone: bool) -> set[tuple[str, str]]:
+    def to_connect(self, named: Container[tuple[str, str]], *, everyone: bool) -> list[tuple[str, str]]:
         """Return the other workers that own outbound tasks or are in `named`; with `everyone`, all others."""
         outbound = None if self.outbound is None else self.outbound(self.local)
-        return {
+        return [
             each.peer
             for each in self.workers
             if each.worker_id != self._worker_id
@@ -76,7 +76,7 @@ class RoutingTable:
                 or each.peer in named
                 or (each.tasks if outbound is None else not outbound.isdisjoint(each.tasks))
             )
-        }
+        ]
 
     def elsewhere(self, task: int) -> AssignedWorker | None:
         """Return the other worker that owns a task, or None."""
