@@ -49,8 +49,6 @@ def spark_and_workers(
         started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
         spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf))
         started.result()
-        # Without an assignment, the workers count as away, and run_topology() gets no updates after 30 s.
-        workers.assign({})
         for each in workers.endpoints:
             progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
         yield spark, [each.unix_address for each in workers.endpoints]

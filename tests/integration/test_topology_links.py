@@ -13,7 +13,7 @@ from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
-from tuplewire.errors import RefusedMessagesError
+from tuplewire.errors import RefusedMessagesError, TuplewireError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
@@ -24,6 +24,7 @@ from tuplewire_topology import (
     TopologyBuilder,
     Tuple,
 )
+from tuplewire_topology.coordination.mail import Mail, MailKind, Post
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
@@ -267,3 +268,27 @@ def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> Non
         eventually(lambda: here.ledger().accepted == 3, SECONDS)
     told = [each["reasons"] for each in logged(caplog, "messages.dropped")]
     assert told == [{"shutdown": 2}, {"shutdown": 1}]
+
+
+def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late Spark starts its tasks, the program that has submitted a topology gets its mail."""
+    task, recv = 5, Client.recv
+    failures: list[TuplewireError] = []
+    came: list[Mail] = []
+    attempts: list[int] = []
+
+    def counted(client: Client, *arguments: Any) -> Any:
+        attempts.append(1)
+        return recv(client, *arguments)
+
+    monkeypatch.setattr(Client, "recv", counted)
+    with WorkerProcesses(1, "mail") as local:
+        (worker,) = local.endpoints
+        client = Client(worker.address, topology="mail", connect_seconds=0.2)
+        with Post(client, "run", task, came.append, failures.append, waits=True) as post:
+            eventually(lambda: len(attempts) > 2 or failures, SECONDS)  # it has given up twice
+            local.assign({0: [task]})
+            post.send(task, Mail("run", 1, 0, MailKind.BEGUN, (task, 1)))
+            eventually(lambda: came or failures, SECONDS)
+    assert [mail.kind for mail in came] == [MailKind.BEGUN]
+    assert failures == []

@@ -20,6 +20,7 @@ from tuplewire.errors import (
     MalformedError,
     TuplewireError,
     UnknownTaskError,
+    UnreachableError,
     as_tuplewire,
 )
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
@@ -156,8 +157,8 @@ class Post:
     """Sends and receives the control messages of a PySpark task or submitter. A context manager.
 
     A reader thread calls `received` with each message of this run to the task id `mailbox`, and `failed` once
-    no message can arrive. With `waits`, it retries until the worker's assignment has the task. The exit waits
-    up to 5 seconds until sent messages are acknowledged.
+    no message can arrive. With `waits`, it retries until the worker has an assignment with the task. The exit
+    waits up to 5 seconds until sent messages are acknowledged.
     """
 
     client: Client
@@ -181,7 +182,7 @@ class Post:
                     if self._closed.is_set():  # client.close() may have missed the new subscription
                         subscription.close()
                     self._read(subscription)
-                except UnknownTaskError:
+                except (UnknownTaskError, UnreachableError):  # Spark may start its tasks much later
                     if not self.waits:
                         raise
                     self._closed.wait(_RETRY_SECONDS)
