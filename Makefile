@@ -67,6 +67,11 @@ TEST_PROCESSES ?= 3
 test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
 	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --one-spark -m 'not long' --durations=10 $(ARGS)
 
+.PHONY: test-topology
+test-topology: $(VENV)/.dev ## Run the tests of topology/ alone
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --one-spark -m 'not long' $(ARGS) \
+		$(shell grep -rl --include='test_*.py' '^from tuplewire_topology' tests/unit tests/property tests/integration tests/spark)
+
 .PHONY: test-long
 test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long --durations=10 $(ARGS)
