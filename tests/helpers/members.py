@@ -40,7 +40,7 @@ class ModelWorker:
             moving_tasks=self.moving,
             peer_addresses=self.peer_addresses,
         )
-        return Report(status, self.assignment if known > version else None)
+        return status, self.assignment if known > version else None
 
     def take(self, assignment: control_pb2.Assignment) -> TuplewireError | None:
         """Take an assignment, as a worker does."""

@@ -211,7 +211,7 @@ class Membership:
         status = client.status()
         # A newer version is from another program: this one is either new itself, or superseded.
         newer = status.assignment_version > self._registry.version
-        return Report(status, client.assignment() if newer else None)
+        return status, client.assignment() if newer else None
 
     def _look_for_workers(self) -> None:
         """Request the workers' addresses; keep the previous ones if that fails."""

@@ -23,12 +23,8 @@ Event: TypeAlias = tuple[str, dict[str, Any]]
 """A change: the name of a log event, and its fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A worker's report. assignment: the worker's, if its version is higher than this program's."""
-
-    status: control_pb2.GetStatusResponse
-    assignment: control_pb2.Assignment | None = None
+Report: TypeAlias = tuple[control_pb2.GetStatusResponse, control_pb2.Assignment | None]
+"""A worker's status, and its assignment if its version is higher than this program's."""
 
 
 @dataclass(slots=True)
@@ -127,12 +123,12 @@ class Registry:
         self._absent = {address: each for address, each in self._absent.items() if address in wanted}
         foreign: control_pb2.Assignment | None = None
         for address, answer in answers.items():
-            if not isinstance(answer, Report):
+            if isinstance(answer, TuplewireError):
                 self._unheard(address, wanted.get(address), str(answer), now)
                 continue
-            theirs = answer.assignment
+            status, theirs = answer
             if theirs is None or not self._take_switch(theirs):
-                self._heard(address, wanted.get(address), answer, now)
+                self._heard(address, wanted.get(address), status, now)
             if theirs is not None and theirs.topology == self.topology and theirs.version > self._beyond:
                 foreign = theirs
                 self._beyond = theirs.version
@@ -169,8 +165,9 @@ class Registry:
             self.events.append(("worker.absent", about))
         self._absent[address] = (name, problem)
 
-    def _heard(self, address: str, name: str | None, report: Report, now: float) -> None:
-        status = report.status
+    def _heard(
+        self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
+    ) -> None:
         member = self._members.get(address)
         # A restarted worker has no assignment, and must be checked again.
         if member is None or member.status.incarnation != status.incarnation:
