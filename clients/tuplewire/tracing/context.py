@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from tuplewire.values.columns import to_wire
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.headers import encode_headers
 
@@ -93,12 +92,12 @@ def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGr
         return group
     encoded = group.encoded_headers()
     if encoded is None:
-        lengths = to_wire(array("I", [len(entry)]) * len(group))
+        lengths = array("I", [len(entry)]).tobytes() * len(group)
         return replace(group, header_lengths=lengths, header_data=entry * len(group))
     return with_headers(group, [each + entry for each in encoded])
 
 
 def with_headers(group: TaskGroup, headers: Sequence[bytes]) -> TaskGroup:
     """Return the group with these encoded headers, one for each message, instead of its own."""
-    lengths = to_wire(array("I", map(len, headers)))
+    lengths = array("I", map(len, headers)).tobytes()
     return replace(group, header_lengths=lengths, header_data=b"".join(headers))

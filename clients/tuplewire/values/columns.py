@@ -1,9 +1,11 @@
-"""Columns of byte strings: lengths of four little-endian bytes each, and the concatenated strings."""
+"""Columns of byte strings: lengths of four little-endian bytes each, and the concatenated strings.
+
+Lengths are converted without a change of the byte order. The Arrow columns need a little-endian host, too.
+"""
 
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,19 +23,9 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def to_wire(lengths: array[int]) -> bytes:
-    """Return lengths as bytes for the wire. May modify the array."""
-    if sys.byteorder == "big":
-        lengths.byteswap()
-    return lengths.tobytes()
-
-
 def sizes_of(lengths: bytes) -> array[int]:
     """Read the lengths of a column."""
-    column = array("I", lengths)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column
+    return array("I", lengths)
 
 
 def values_of(lengths: bytes, data: bytes) -> list[bytes]:

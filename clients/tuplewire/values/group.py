@@ -23,7 +23,7 @@ from tuplewire.errors import (
     MessageError,
     MessageTooLargeError,
 )
-from tuplewire.values.columns import cut_column, sizes_of, to_wire, values_of
+from tuplewire.values.columns import cut_column, sizes_of, values_of
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """The types of a payload. A payload is copied to bytes, so later changes to a bytearray have no effect."""
@@ -177,17 +177,17 @@ class TaskGroup:
             return cls.joined(number, sender, payload_column(column))
         if sum(sizes) != len(data):  # a memoryview with elements larger than a byte
             return cls.joined(number, sender, payload_column(column))
-        return cls(number, sender, to_wire(sizes), data)
+        return cls(number, sender, sizes.tobytes(), data)
 
     @classmethod
     def joined(
         cls, task: int, source: int | None, payloads: list[bytes], headers: list[bytes] | None = None
     ) -> Self:
         """Build a group from checked ids and bytes. `headers` has each message's encoded key and headers."""
-        lengths, data = to_wire(array("I", map(len, payloads))), b"".join(payloads)
+        lengths, data = array("I", map(len, payloads)).tobytes(), b"".join(payloads)
         if headers is None or not any(headers):
             return cls(task, source, lengths, data)
-        header_lengths = to_wire(array("I", map(len, headers)))
+        header_lengths = array("I", map(len, headers)).tobytes()
         return cls(task, source, lengths, data, header_lengths=header_lengths, header_data=b"".join(headers))
 
     def checked(self) -> Self:
