@@ -17,7 +17,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
-from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.settings.config import MIB
 from tuplewire.text.shown import shown
 from tuplewire.values.group import TaskGroup
@@ -30,6 +29,7 @@ from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 if TYPE_CHECKING:
     from tuplewire.client import Client
     from tuplewire.connection.receiver import Receiver
+    from tuplewire.session.consume import Arrived
     from tuplewire.values.dead_letters import DeadMessage
 
 _SHOWN_BYTES = 2000
@@ -86,6 +86,8 @@ class _Box:
 
     def take_out(self, ids: Collection[str]) -> None:
         """Remove these dead letters. All others are rejected, so they are redelivered in order."""
+        from tuplewire.session.consume import Rejected
+
         for each in self.arrived:
             kept = [
                 Rejected(index, 0.0, "kept", wait=False)
