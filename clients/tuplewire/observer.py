@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tuplewire.session.consume import Arrived
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import Settled
 from tuplewire.values.group import TaskGroup
+
+if TYPE_CHECKING:  # the command imports this module, and protobuf only when it is needed
+    from tuplewire.session.consume import Arrived
 
 Groups = Sequence[TaskGroup]
 
