@@ -165,24 +165,11 @@ class DistributedTopology(RunningTopology):
         """The number of process restarts."""
         return sum(worker.starts - 1 for worker in self._workers)
 
-    def activate(self) -> None:
-        """Start to request tuples from the spouts. Source: Storm's `activate`."""
-        self._switch(active=True)
-
-    def deactivate(self) -> None:
-        """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
-        self._switch(active=False)
-
     def _switch(self, *, active: bool) -> None:
         def change(assignment: control_pb2.Assignment) -> None:
             assignment.inactive = not active
 
         self._assign(change)
-
-    @property
-    def n_workers(self) -> int:
-        """The number of workers."""
-        return len(self._workers)
 
     def _obey(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
         if self.restarts and coordinator.exact:

@@ -150,24 +150,14 @@ class LocalTopology(RunningTopology):
             raise
         self.activate()
 
-    def activate(self) -> None:
-        """Start to request tuples from the spouts. Source: Storm's `activate`."""
+    def _switch(self, *, active: bool) -> None:
         with self._changing:
-            self._active = True
+            self._active = active
             for worker in self._workers:
-                worker.activate()
-
-    def deactivate(self) -> None:
-        """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
-        with self._changing:
-            self._active = False
-            for worker in self._workers:
-                worker.deactivate()
-
-    @property
-    def n_workers(self) -> int:
-        """The number of workers."""
-        return len(self._workers)
+                if active:
+                    worker.activate()
+                else:
+                    worker.deactivate()
 
     def _obey(self, _: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
         worker = self._workers[rank]

@@ -38,6 +38,7 @@ class RunningTopology(ABC):
     """A topology in a cluster. `captured` has the recorded tuples."""
 
     topology: Topology
+    _workers: Sequence[object]
     _exact = True
     """See Coordinator."""
 
@@ -82,10 +83,22 @@ class RunningTopology(ABC):
         self._wait(timeout, self.topology.tick_levels(self._conf))
         return self.captured
 
-    @property
+    def activate(self) -> None:
+        """Start to request tuples from the spouts. Source: Storm's `activate`."""
+        self._switch(active=True)
+
+    def deactivate(self) -> None:
+        """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
+        self._switch(active=False)
+
     @abstractmethod
+    def _switch(self, *, active: bool) -> None:
+        """Activate or deactivate the spouts of all workers."""
+
+    @property
     def n_workers(self) -> int:
         """The number of workers."""
+        return len(self._workers)
 
     @abstractmethod
     def worker_of(self, task: int) -> int:
