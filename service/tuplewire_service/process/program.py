@@ -26,6 +26,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.config.config_sources import settings_in
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
+from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.worker import AttachedProgram, Worker
 
@@ -108,7 +109,10 @@ def listen_host(conf: Mapping[str, Any]) -> str:
 def credentials_in(conf: Mapping[str, Any]) -> Credentials:
     """Return the credentials for control of worker processes with these settings of a topology."""
     given = settings_in(conf)
-    return Credentials(**{name: given[name] for name in settings_of(Credentials) if name in given})
+    found = Credentials(**{name: given[name] for name in settings_of(Credentials) if name in given})
+    if found.tls_ca is None or found.tls_worker_names:
+        return found
+    return replace(found, tls_worker_names=Certificates(found).get().names)  # as workers do
 
 
 class RequestStop(Protocol):
