@@ -127,7 +127,8 @@ class WorkerProcess:
         self._call(CallKind.COLLECT, *self._components)
         if self._assignment is not None:
             self._client.update_assignment(self._assignment)
-        self._call(MailKind.ASK, 0)
+        # The answer comes once the tasks are open.
+        self._call(MailKind.ASK, 0, seconds=self._settings.start_seconds + _ANSWER_SECONDS)
 
     def follow(self, assignment: control_pb2.Assignment) -> None:
         """Send an assignment; a process that is being restarted gets it afterwards."""
@@ -147,11 +148,9 @@ class WorkerProcess:
             raise ClosedError(f"{self.name} has not bound its port yet; call await_bound() first")
         return self._control
 
-    def _call(self, kind: str, *values: Any) -> Any:
+    def _call(self, kind: str, *values: Any, seconds: float = _ANSWER_SECONDS) -> Any:
         """Call the program, and return its answer. Raises ProcessFailedError if it has failed."""
-        answer = self._client.call_program(
-            pack_values([str(kind), *values]), self._settings.start_seconds + _ANSWER_SECONDS
-        )
+        answer = self._client.call_program(pack_values([str(kind), *values]), seconds)
         try:
             failure, value = read_value(answer, 0)[0]
         except (*FAULTS, TypeError) as error:
