@@ -212,12 +212,7 @@ def test_rows_of_a_frame(spark: SparkSession, workers: list[str]) -> None:
     """Every row of a DataFrame is emitted once, by name of its columns; the fields come back as texts."""
     rows = spark.range(COUNT).selectExpr("'x' as other", "id as number")
     result = run_topology(
-        spark,
-        doubling(Rows("number"), Double(), 2),
-        conf=TWO,
-        rows=rows,
-        workers=workers,
-        progress=quiet,
+        spark, doubling(Rows("number"), Double(), 2), conf=TWO, rows=rows, workers=workers, progress=quiet
     )
     assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
     found = sorted((int(row["number"]), int(row["doubled"])) for row in result.frame.collect())
