@@ -69,8 +69,7 @@ test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for 
 
 .PHONY: test-topology
 test-topology: $(VENV)/.dev ## Run the tests of topology/ alone
-	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --one-spark -m 'not long' $(ARGS) \
-		$(shell grep -rl --include='test_*.py' '^from tuplewire_topology' tests/unit tests/property tests/integration tests/spark)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --one-spark -m 'not long' tests/*/topology $(ARGS)
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
@@ -122,10 +121,12 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 	deploy/install-tools.sh
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
-PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py open_ports.py dialling.py membership.py \
-	worker_admin.py worker_times.py membership_program.py program_rolls.py standing_server.py) \
-	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py storm_keys.py docs.py) \
-	tests/contract/test_proto.py tests/spark/test_own_workers.py
+PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py other_users.py open_ports.py dialling.py membership.py \
+	worker_admin.py worker_times.py membership_program.py standing_server.py) tests/integration/spark/test_tokens.py \
+	tests/integration/topology/test_program_rolls.py \
+	$(addprefix tests/unit/,project/test_layers.py project/test_metrics_page.py project/test_docs.py core/test_series.py \
+	core/test_security_settings.py spark/test_spark_kubernetes.py topology/test_storm_keys.py) \
+	tests/contract/test_proto.py tests/spark/topology/test_own_workers.py
 
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
@@ -209,15 +210,15 @@ endef
 	$(call compat_environment,.venv-locked,$(LOCKED))
 
 # A server of gRPC lives on, or is followed, whatever is said to it.
-SERVERS := tests/integration/test_standing_server.py tests/integration/test_hostile_input.py::test_method_that_is_no_text
+SERVERS := tests/integration/core/test_standing_server.py tests/integration/core/test_hostile_input.py::test_method_that_is_no_text
 
 .PHONY: compat compat-install
 compat: compat-install ## Test values, session and wire with the oldest protobuf and grpcio allowed, and the image's
 	.venv-oldest/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
-	.venv-oldest/bin/python -m pytest tests/unit/test_message.py tests/property tests/contract/test_proto.py $(SERVERS) \
+	.venv-oldest/bin/python -m pytest tests/unit/core/test_message.py tests/property tests/contract/test_proto.py $(SERVERS) \
 		--deselect tests/contract/test_proto.py::test_buf  # of the contract's files alone, whatever the libraries
 	.venv-locked/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
-	.venv-locked/bin/python -m pytest tests/unit/test_message.py $(SERVERS)
+	.venv-locked/bin/python -m pytest tests/unit/core/test_message.py $(SERVERS)
 
 compat-install: .venv-oldest/.done .venv-locked/.done
 

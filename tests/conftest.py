@@ -14,6 +14,8 @@ import pytest
 from helpers import leaks
 from hypothesis import settings
 
+SPARK = Path(__file__).parent / "spark"
+
 leaks.install()
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and programs under test inherit that.
@@ -46,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneSpark(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return str(Path(file).parent) if _has_spark(Path(file)) else file
+            return str(SPARK) if _has_spark(config.rootpath / file) else file
 
     return OneSpark(config, log)
 
@@ -69,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _has_spark(path: Path) -> bool:
-    return path.parent.name == "spark"
+    return SPARK in path.parents
 
 
 @pytest.hookimpl(tryfirst=True)

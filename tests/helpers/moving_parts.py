@@ -1,4 +1,4 @@
-"""What tests/property/test_moves.py drives: programs, consumers, workers; and what order messages have."""
+"""Programs, consumers and workers of tests/property/core/test_moves.py, and the order of their messages."""
 
 from __future__ import annotations
 

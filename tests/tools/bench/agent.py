@@ -16,6 +16,8 @@ from typing import Any, Self
 
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 60.0
+KEEP_BUFFERS = {"MALLOC_TRIM_THRESHOLD_": "16777216", "MALLOC_MMAP_THRESHOLD_": "33554432"}
+"""As docs/how-to/tune.md advises. Otherwise, what glibc keeps depends on which buffer it freed first."""
 
 
 class BenchError(Exception):
@@ -52,7 +54,7 @@ class Agent:
             [*runner, str(HERE / script), role, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
+            env={**KEEP_BUFFERS, **os.environ, **(env or {})},
         )
 
     @property

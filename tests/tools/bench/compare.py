@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent import KEEP_BUFFERS
 from report import amount, progress
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +52,8 @@ def _checked_out(commit: str) -> Iterator[Path]:
 
 
 def _run(tree: Path, only: str, seconds: float) -> dict[Key, dict[str, Any]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(tree / each) for each in _TREES)}
+    path = os.pathsep.join(str(tree / each) for each in _TREES)
+    environment = {**KEEP_BUFFERS, **os.environ, "PYTHONPATH": path}
     (script,) = tree.glob("tests/**/bench/run.py")  # an old commit may have it in another folder
     command = [sys.executable, str(script), "--json", f"--only={only}", f"--seconds={seconds}"]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)

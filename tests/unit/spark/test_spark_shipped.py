@@ -25,7 +25,7 @@ DRIVER = {"tuplewire": "0.1.0", "grpcio": "1.82.3", "protobuf": "7.36.2"}
 
 def test_required_is_what_the_distribution_declares() -> None:
     """The bounds are those of pyproject.toml."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
     declared = {f"{name}{required}" for name, required in REQUIRED.items()}
     assert set(project["project"]["dependencies"]) == declared
 
@@ -88,7 +88,7 @@ def test_nothing_is_unpacked_where_a_library_is_missing(make: Callable[[], objec
     code = (
         "import pickle, sys\ntry:\n  pickle.load(sys.stdin.buffer)\nexcept Exception as e:\n  print(repr(e))"
     )
-    clients = os.pathsep.join(str(Path(__file__).parents[2] / each) for each in ("clients", "topology"))
+    clients = os.pathsep.join(str(Path(__file__).parents[3] / each) for each in ("clients", "topology"))
     shown = subprocess.run(
         [python, "-c", code], input=pickled, capture_output=True, check=True, env={"PYTHONPATH": clients}
     ).stdout.decode()
@@ -101,7 +101,7 @@ def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
     python = make_interpreter(tmp_path / "without", without=["google"])
     (tmp_path / "jar" / "google" / "protobuf").mkdir(parents=True)
     code = "from tuplewire.spark.shipped import versions; print(versions()['protobuf'])"
-    path = f"{Path(__file__).parents[2] / 'clients'}:{tmp_path / 'jar'}"
+    path = f"{Path(__file__).parents[3] / 'clients'}:{tmp_path / 'jar'}"
     shown = subprocess.run([python, "-c", code], capture_output=True, check=True, env={"PYTHONPATH": path})
     assert shown.stdout.decode() == "none (google.protobuf is a folder of something else)\n"
 

@@ -22,7 +22,7 @@ from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
-DEPLOYED = Path(__file__).parents[2] / "deploy" / "helm" / "tuplewire" / "files" / "permissions.toml"
+DEPLOYED = Path(__file__).parents[3] / "deploy" / "helm" / "tuplewire" / "files" / "permissions.toml"
 _SECONDS = 60.0
 
 RULES = """

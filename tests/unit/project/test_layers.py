@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OURS = ("tuplewire", "tuplewire_service", "tuplewire_topology", "pyspark_tuplewire", "tuplewire_demos")
 
 PAGE = ROOT / "docs" / "architecture.md"

@@ -11,7 +11,7 @@ import pytest
 
 from tuplewire_service.command.cli import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = """
 def add(jobs, name):
     jobs.add_parser(name, help="of a package of one's own").set_defaults(handler=lambda arguments: 7)

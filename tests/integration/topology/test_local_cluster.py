@@ -18,7 +18,7 @@ from tuplewire_topology.authoring.component import TaskError
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import LocalCluster, complete_topology
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "first-topology.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "first-topology.md"
 
 
 class Split(BasicBolt):

@@ -23,7 +23,7 @@ from tuplewire_service.testing import eventually
 SECONDS = 60.0
 Conf = Mapping[str, Any]
 NO_CONF: Conf = {}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "topology", "tests"))
 
 

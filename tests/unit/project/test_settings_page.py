@@ -19,7 +19,7 @@ from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 ON_THE_PAGE = (
     WorkerConfig,
     Credentials,

@@ -21,7 +21,7 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHANNEL = "clients/tuplewire/connection/grpc_channel.py", "bytes_channel"
 SERVER = "service/tuplewire_service/messaging/grpc/grpc_transport.py", "_bytes_server"
 SERVICES = "service/tuplewire_service/control/servicers.py", "Services"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from language.prose import docstrings, sentences, texts, without_code
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = sorted(
     path
     for pattern in ("*.md", "*/README.md", "docs/**/*.md", "tests/tools/bench/README.md")

@@ -27,7 +27,7 @@ from tuplewire_topology.acking.acker_tasks import with_ackers
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SECONDS = 60.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMES = ("tuplewire-worker-0", "tuplewire-worker-1", "tuplewire-worker-2")
 CONF = {"topology.acker.executors": 1, "topology.max.spout.pending": 50, "topology.message.timeout.secs": 5}
 

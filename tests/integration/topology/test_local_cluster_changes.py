@@ -31,7 +31,7 @@ from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.clusters.capture import FeederSpout, with_sources
 from tuplewire_topology.clusters.cluster import LocalCluster
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 SECONDS = 60.0
 TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 

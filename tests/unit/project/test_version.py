@@ -9,7 +9,7 @@ import pytest
 
 import tuplewire
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLACES = {
     "CHANGELOG.md": r"^## (\d\S+), unreleased$|^## (\d\S+), \d{4}-\d\d-\d\d$",
     "docs/how-to/deploy.md": r"docker://\S+/tuplewire:(\d\S+)",

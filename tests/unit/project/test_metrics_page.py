@@ -20,7 +20,7 @@ from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
 
 BOUNDED = WorkerConfig(worker_id="w", metrics_series=20)
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
 def status(tasks: int, peers: int) -> pb.GetStatusResponse:

@@ -84,7 +84,7 @@ def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
 
 def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     """The settings and the rules of the page are read as they stand there."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "secure.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "secure.md").read_text(encoding="utf-8")
     settings, rules = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
     worker.write_text(settings, encoding="utf-8")

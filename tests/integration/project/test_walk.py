@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 
 _ONE_MESSAGE = """
 import json, sys, threading

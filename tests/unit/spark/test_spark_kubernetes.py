@@ -11,7 +11,7 @@ import pytest
 from tuplewire.errors import ConfigError
 from tuplewire.spark.kubernetes import settings
 
-DEFAULTS = Path(__file__).parents[2] / "deploy" / "spark-defaults.conf"
+DEFAULTS = Path(__file__).parents[3] / "deploy" / "spark-defaults.conf"
 GRACE = "spark.kubernetes.executor.terminationGracePeriodSeconds"
 
 

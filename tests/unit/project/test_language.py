@@ -11,7 +11,7 @@ import pytest
 from language import __main__ as checker
 from language.__main__ import Counts, counted, findings, subject_problem
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def total(text: str) -> Counts:

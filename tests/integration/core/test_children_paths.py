@@ -20,7 +20,7 @@ with tuplewire.local("0-1") as worker, tuplewire.Client(worker.address) as clien
 
 def test_a_program_with_packages_on_its_path_alone(tmp_path: Path) -> None:
     """Its worker starts, though neither site-packages nor PYTHONPATH has Tuplewire."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     packages = [path for path in sys.path if path.endswith("site-packages")]
     archive = tmp_path / "tuplewire.zip"
     with zipfile.ZipFile(archive, "w") as into:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "tools" / "bench"
+BENCH = Path(__file__).parents[2] / "tools" / "bench"
 PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "ArgumentParser(" in path.read_text("utf-8"))
 
 
