@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
@@ -332,20 +333,14 @@ class Settings:
         return found
 
 
-_DECLARED: dict[type, dict[str, Setting]] = {}
-
-
+@cache
 def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by name."""
-    if settings in _DECLARED:
-        return _DECLARED[settings]
-    found = _DECLARED[settings] = {}
-    for each in fields(settings):
-        declared: Setting | None = each.metadata.get("setting")
-        if declared is not None:
-            key = declared.key or settings.PREFIX + each.name
-            found[each.name] = replace(declared, name=each.name, key=key)
-    return found
+    declared = {each.name: each.metadata["setting"] for each in fields(settings) if "setting" in each.metadata}
+    return {
+        name: replace(each, name=name, key=each.key or settings.PREFIX + name)
+        for name, each in declared.items()
+    }
 
 
 def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:
