@@ -43,10 +43,6 @@ BIG_INT = 2
 ARRAY = 9
 SCALAR = 10
 
-_DATETIME = Struct(">HBBBBBiB")
-_DATE = Struct(">HBB")
-_TIME = Struct(">BBBiB")
-_TIMEDELTA = Struct(">iII")
 _OFFSET = Struct(">q")
 _MICROSECOND = timedelta(microseconds=1)
 _STRICT = Context(traps=[InvalidOperation])
@@ -79,32 +75,23 @@ def _read_decimal(content: bytes) -> Decimal:
         raise ValueError("a Decimal's text is no number") from cause
 
 
-def _write_datetime(value: datetime) -> bytes:
-    fields = (value.year, value.month, value.day, value.hour, value.minute, value.second)
-    return _DATETIME.pack(*fields, value.microsecond, value.fold) + _write_zone(value.tzinfo)
+def _of_numbers(kind: type, code: int, layout: Struct, names: str, *, zoned: bool = False) -> Extension:
+    """Return the extension for a type with these attributes, all numbers, and with or without a time zone."""
+    keywords = names.split()
+    numbers_of = attrgetter(*keywords)
 
+    def write(value: Any) -> bytes:
+        return layout.pack(*numbers_of(value)) + (_write_zone(value.tzinfo) if zoned else b"")
 
-def _read_datetime(content: bytes) -> datetime:
-    fields, zone = content[: _DATETIME.size], content[_DATETIME.size :]
-    year, month, day, hour, minute, second, microsecond, fold = _unpack(_DATETIME, fields)
-    return datetime(year, month, day, hour, minute, second, microsecond, _read_zone(zone), fold=fold)
+    def read(content: bytes) -> Any:
+        end = layout.size if zoned else len(content)
+        values = dict(zip(keywords, _unpack(layout, content[:end]), strict=True))
+        try:
+            return kind(**values, tzinfo=_read_zone(content[end:])) if zoned else kind(**values)
+        except OverflowError as cause:
+            raise ValueError(f"a {kind.__name__} is out of range: {cause}") from cause
 
-
-def _write_time(value: time) -> bytes:
-    fields = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
-    return fields + _write_zone(value.tzinfo)
-
-
-def _read_time(content: bytes) -> time:
-    hour, minute, second, microsecond, fold = _unpack(_TIME, content[: _TIME.size])
-    return time(hour, minute, second, microsecond, _read_zone(content[_TIME.size :]), fold=fold)
-
-
-def _read_timedelta(content: bytes) -> timedelta:
-    try:
-        return timedelta(*_unpack(_TIMEDELTA, content))
-    except OverflowError as cause:
-        raise ValueError(f"a timedelta is out of range: {cause}") from cause
+    return Extension(kind, code, write, read)
 
 
 def _write_zone(zone: tzinfo | None) -> bytes:
@@ -149,20 +136,16 @@ def _unpack(form: Struct, content: bytes) -> tuple[Any, ...]:
 
 SIMPLE = (
     Extension(Decimal, 3, lambda value: str(value).encode("ascii"), _read_decimal),
-    Extension(datetime, 4, _write_datetime, _read_datetime),
-    Extension(
-        date,
-        5,
-        lambda value: _DATE.pack(value.year, value.month, value.day),
-        lambda content: date(*_unpack(_DATE, content)),
+    _of_numbers(
+        datetime,
+        4,
+        Struct(">HBBBBBiB"),
+        "year month day hour minute second microsecond fold",
+        zoned=True,
     ),
-    Extension(time, 6, _write_time, _read_time),
-    Extension(
-        timedelta,
-        7,
-        lambda value: _TIMEDELTA.pack(value.days, value.seconds, value.microseconds),
-        _read_timedelta,
-    ),
+    _of_numbers(date, 5, Struct(">HBB"), "year month day"),
+    _of_numbers(time, 6, Struct(">BBBiB"), "hour minute second microsecond fold", zoned=True),
+    _of_numbers(timedelta, 7, Struct(">iII"), "days seconds microseconds"),
     Extension(UUID, 8, attrgetter("bytes"), lambda content: UUID(bytes=content)),
 )
 """The extensions with content that is not MessagePack."""
