@@ -24,8 +24,8 @@ class ModelWorker:
     assignment: control_pb2.Assignment | None = None
     peer_addresses: tuple[str, ...] = ()
 
-    def report(self, version: int) -> Report | TuplewireError:
-        """Answer a look of a registry that is at this version."""
+    def report(self, address: str, registry: Registry) -> Report | TuplewireError:
+        """Answer a look of a registry, which knows this worker by its address."""
         if not self.alive:
             return UnreachableError("nobody answers")
         known = self.assignment.version if self.assignment is not None else 0
@@ -40,7 +40,7 @@ class ModelWorker:
             moving_tasks=self.moving,
             peer_addresses=self.peer_addresses,
         )
-        return status, self.assignment if known > version else None
+        return status, self.assignment if registry.may_be_foreign(address, known) else None
 
     def take(self, assignment: control_pb2.Assignment) -> TuplewireError | None:
         """Take an assignment, as a worker does."""
@@ -77,7 +77,7 @@ class World:
         """Do what the thread of a membership does in one turn; what is said to the `lost` does not arrive."""
         addresses = dict.fromkeys([*self.wanted, *registry.addresses])
         answers = {
-            address: self.workers[address].report(registry.version)
+            address: self.workers[address].report(address, registry)
             if address in self.workers
             else UnreachableError("no route")
             for address in addresses

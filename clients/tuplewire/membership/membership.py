@@ -209,9 +209,8 @@ class Membership:
 
     def _report(self, client: ControlClient) -> Report:
         status = client.status()
-        # A newer version is from another program: this one is either new itself, or superseded.
-        newer = status.assignment_version > self._registry.version
-        return status, client.assignment() if newer else None
+        foreign = self._registry.may_be_foreign(client.address, status.assignment_version)
+        return status, client.assignment() if foreign else None
 
     def _look_for_workers(self) -> None:
         """Request the workers' addresses; keep the previous ones if that fails."""

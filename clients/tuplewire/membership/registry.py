@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tuplewire.errors import StaleAssignmentError, TuplewireError, UnreachableError
+from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
 from tuplewire.membership.spread import fill, spread
 from tuplewire.wire import control_pb2
@@ -24,7 +24,7 @@ Event: TypeAlias = tuple[str, dict[str, Any]]
 
 
 Report: TypeAlias = tuple[control_pb2.GetStatusResponse, control_pb2.Assignment | None]
-"""A worker's status, and its assignment if its version is higher than this program's."""
+"""A worker's status, and its assignment if another program may have issued it; see Registry.may_be_foreign()."""
 
 
 @dataclass(slots=True)
@@ -95,9 +95,7 @@ class Registry:
     _moved: set[int] = field(default_factory=set)
     """Tasks that have moved since the last time no task was moving; they do not move for balance."""
     _issued: deque[control_pb2.Assignment] = field(default_factory=lambda: deque(maxlen=10))
-    """The last assignments of this registry."""
-    _switched: int = 0
-    """The version with which another program has activated or deactivated the spouts."""
+    """The last assignments of this registry, and those of other programs that only switched the spouts."""
     _beyond: int = 0
     """The highest version that another program has issued."""
 
@@ -107,6 +105,11 @@ class Registry:
         return list(self._members)
 
     # --- answers of a poll -----------------------------------------------------------------------
+
+    def may_be_foreign(self, address: str, version: int) -> bool:
+        """Return True if another program may have given a worker this version, so look() needs its content."""
+        member = self._members.get(address)
+        return version >= max(self.version, 1) and (member is None or version != member.acknowledged)
 
     def look(
         self, now: float, wanted: Mapping[str, str], answers: Mapping[str, Report | TuplewireError]
@@ -127,9 +130,13 @@ class Registry:
                 self._unheard(address, wanted.get(address), str(answer), now)
                 continue
             status, theirs = answer
-            if theirs is None or not self._take_switch(theirs):
-                self._heard(address, wanted.get(address), status, now)
-            if theirs is not None and theirs.topology == self.topology and theirs.version > self._beyond:
+            self._heard(address, wanted.get(address), status, now)
+            if theirs is None or theirs.topology != self.topology or theirs in self._issued:
+                continue
+            member = self._members.get(address)
+            if not self._take_switch(theirs) and member is not None and member.acknowledged:
+                self._give_way(member, theirs.version)  # the worker had this program's version before
+            if theirs.version > self._beyond:
                 foreign = theirs
                 self._beyond = theirs.version
         # A program that has issued no version yet adopts the assignment of the one before it.
@@ -175,9 +182,6 @@ class Registry:
             return
         if status.state in _LEAVING_STATES and not member.leaving:
             self.events.append(("worker.leaving", member.about(reason="it drains")))
-        # It had this program's version and now has a higher one, which only another program can have issued.
-        if member.acknowledged and status.assignment_version > self.version:
-            self._give_way(member, status.assignment_version)
         member.status, member.problem = status, ""
 
     def _register(
@@ -249,14 +253,14 @@ class Registry:
     def _take_switch(self, theirs: control_pb2.Assignment) -> bool:
         """Take over an assignment that only activates or deactivates the spouts; False for any other.
 
-        It may be based on an earlier assignment than the current one. decide() then issues a new version.
+        It may be based on an earlier assignment than the current one, or have the same version as a new one.
+        decide() then issues a version above both.
         """
-        if theirs.version == self._switched:
-            return True
         ours = any(list(known.workers) == list(theirs.workers) for known in self._issued)
         if not ours or theirs.inactive == self.inactive:
             return False
-        self.inactive, self._switched = theirs.inactive, theirs.version
+        self.inactive = theirs.inactive
+        self._issued.append(theirs)
         return True
 
     def _give_way(self, member: _Member, version: int) -> None:
@@ -353,11 +357,7 @@ class Registry:
             return
         if isinstance(outcome, UnreachableError):
             return  # the next poll shows whether the worker still answers
-        if isinstance(outcome, StaleAssignmentError):
-            if member.acknowledged:  # the worker had this program's version: another program is in charge
-                self._give_way(member, self.version)
-            self._beyond = max(self._beyond, self.version)
-        elif not member.refusal:
+        if not member.refusal:
             self.events.append(("assignment.refused", member.about(reason=str(outcome))))
         member.refusal = str(outcome)
 

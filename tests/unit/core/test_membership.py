@@ -241,6 +241,27 @@ def test_spouts_are_switched_from_outside() -> None:
     assert (kept.in_force.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
 
 
+def test_a_switch_and_a_new_version_at_the_same_time() -> None:
+    """Some workers have the switch, others the new assignment, both by one number: both take effect."""
+    world, kept = settled(2)
+    switched = control_pb2.Assignment()
+    assert kept.in_force is not None
+    switched.CopyFrom(kept.in_force)
+    switched.version, switched.inactive = 2, True
+    world.add(3)
+    answers = {address: each.report(address, kept) for address, each in world.workers.items()}
+    world.workers["10.0.0.1:6700"].assignment = switched
+    kept.look(world.now, world.wanted, answers)
+    kept.decide()
+    assert kept.in_force.version == 2
+    for address in kept.to_tell():
+        kept.told(address, world.workers[address].take(kept.in_force))
+    world.settle(kept)
+    assert not kept.superseded
+    assert all(each.assignment == kept.in_force for each in world.workers.values())
+    assert (kept.in_force.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
+
+
 def test_the_older_of_two_drivers_gives_way() -> None:
     """It notices that a worker of its own has a newer assignment, decides nothing more, and says so."""
     world, first, second = world_of(2), registry(), registry()
@@ -259,7 +280,7 @@ def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
     """The same version with other content is refused as stale: it has not been in charge, so it goes on."""
     world, kept = world_of(1), registry()
     worker = world.workers["10.0.0.1:6700"]
-    answers = {"10.0.0.1:6700": worker.report(0)}
+    answers = {"10.0.0.1:6700": worker.report("10.0.0.1:6700", kept)}
     kept.look(0.0, world.wanted, answers)
     kept.decide()
     worker.assignment = control_pb2.Assignment(version=1, topology=TOPOLOGY)
@@ -306,7 +327,8 @@ def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None
 def test_a_refusal_is_shown_and_logged_once() -> None:
     """The worker stays registered, and is told again."""
     world, kept = world_of(1), registry()
-    kept.look(0.0, world.wanted, {"10.0.0.1:6700": world.workers["10.0.0.1:6700"].report(0)})
+    address = "10.0.0.1:6700"
+    kept.look(0.0, world.wanted, {address: world.workers[address].report(address, kept)})
     kept.decide()
     for _ in range(3):
         kept.told("10.0.0.1:6700", ProtocolError("no"))
