@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self, TypeAlias, TypedDict
 
@@ -102,7 +103,6 @@ class Membership:
         self._moved = threading.Condition()
         self._status = self._registry.status()
         self._closing = threading.Event()
-        self._ended = ""
         self._thread = threading.Thread(target=self._main, name="tuplewire-membership", daemon=True)
 
     def __enter__(self) -> Self:
@@ -151,9 +151,9 @@ class Membership:
         ClosedError with the reason if the membership has stopped.
         """
         with self._moved:
-            self._moved.wait_for(lambda: self._ended or self._is_there(at_least), timeout)
-            if self._ended:
-                raise ClosedError(f"the membership has stopped: {self._ended}")
+            self._moved.wait_for(lambda: self._status.ended or self._is_there(at_least), timeout)
+            if self._status.ended:
+                raise ClosedError(f"the membership has stopped: {self._status.ended}")
             if not self._is_there(at_least):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(
@@ -184,7 +184,7 @@ class Membership:
         finally:
             clients.close()
             with self._moved:
-                self._ended = reason
+                self._status = replace(self._status, ended=reason)
                 self._moved.notify_all()
 
     def _round(self, clients: ControlClients[ControlClient]) -> None:

@@ -392,5 +392,4 @@ class Registry:
             and not self._moves()
             and bool(joined)
             and max(counts) - min(counts) <= 1,
-            ended=self.superseded,
         )

@@ -287,6 +287,7 @@ def test_workers_that_are_not_there(site: Site) -> None:
     assert "tuplewire-membership" not in {thread.name for thread in threading.enumerate()}
     with pytest.raises(ClosedError, match="closed"):
         membership.wait()
+    assert membership.status().ended == "it was closed"
 
 
 def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
