@@ -148,14 +148,8 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
             arrived = await self._receiver.take_async(bounds.wait())
             if arrived is None:
                 return
-            batch = self._begin(arrived, bounds.left)
-            given = 0
-            for self._seen, message in enumerate(batch):
-                if not self._void or message.task not in self._void:
-                    given += 1
-                    yield message
-            self._seen = len(batch)
-            bounds.left -= given
+            for message in self._messages_of(arrived, bounds):
+                yield message
         self._settle()
 
     async def close(self) -> None:

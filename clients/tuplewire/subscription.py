@@ -126,10 +126,17 @@ class BaseSubscription(Live):
         if processed is not None:
             processed()
 
-    def _begin(self, arrived: Arrived, most: int) -> TaskMessageBatch:
-        """Return at most the first `most` messages of the batch for messages()."""
+    def _messages_of(self, arrived: Arrived, bounds: Bounds) -> Iterator[TaskMessage]:
+        """Yield the messages of a batch within the bounds, except those that are redelivered."""
         self._seen = 0
-        return self._batch_of(arrived)[:most]
+        batch = self._batch_of(arrived)[: bounds.left]
+        given = 0
+        for self._seen, message in enumerate(batch):
+            if not self._void or message.task not in self._void:
+                given += 1
+                yield message
+        self._seen = len(batch)
+        bounds.left -= given
 
     def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
         if arrived is None:
@@ -200,17 +207,10 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         """
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
-            batch = self._begin(arrived, bounds.left)
-            given = 0
             try:
-                for self._seen, message in enumerate(batch):
-                    if not self._void or message.task not in self._void:
-                        given += 1
-                        yield message
-                self._seen = len(batch)
+                yield from self._messages_of(arrived, bounds)
             finally:  # after `break` or an error, acknowledges the messages before the current one
                 self._settle()
-            bounds.left -= given
 
     def close(self) -> None:
         """End the subscription. A second call does nothing."""
