@@ -7,6 +7,7 @@ Used by run_wordcount.py. Its tasks own their state. Not thread-safe. Design: do
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,8 @@ from tuplewire_topology import (
 COUNTS = "count"
 """The component that emits the result: words with their counts. The last count of a word is final."""
 
-MAX_LINE_BYTES = 256 * KIB
-"""Longer lines are sent in pieces, because the size of a message is limited."""
+MAX_PIECE = 64 * KIB
+"""Longer lines are sent in pieces of this many characters, because the size of a message is limited."""
 
 _TICK_SECONDS = 3600
 
@@ -63,7 +64,7 @@ class Lines(FileSpout):
             except UnicodeDecodeError:
                 self.skip(offset, "is not UTF-8", line)
                 continue
-            for piece in [text] if len(line) <= MAX_LINE_BYTES else pieces_of(text):
+            for piece in [text] if len(text) <= MAX_PIECE else pieces_of(text):
                 yield [piece]
 
 
@@ -100,16 +101,6 @@ class Count(BasicBolt):
             self.changed.add(word)
 
 
-def pieces_of(line: str) -> Iterator[str]:
-    """Split a line at white space into pieces of at most MAX_LINE_BYTES; a longer word is one piece."""
-    piece: list[str] = []
-    size = 0
-    for word in line.split():
-        length = len(word.encode()) + 1
-        if piece and size + length > MAX_LINE_BYTES:
-            yield " ".join(piece)
-            piece, size = [], 0
-        piece.append(word)
-        size += length
-    if piece:
-        yield " ".join(piece)
+def pieces_of(line: str) -> list[str]:
+    """Split a line at white space into pieces of at most MAX_PIECE characters; a longer word is one piece."""
+    return re.findall(rf"\S.{{0,{MAX_PIECE - 1}}}(?!\S)|\S+", line, re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,12 @@ def test_every_line_is_read_once(
 def test_pieces_of_a_long_line(tokens: list[str]) -> None:
     """A long line is cut between words, into pieces that are as long as they may be and no longer."""
     line = " ".join(tokens)
-    limit = words.MAX_LINE_BYTES
-    try:
-        words.MAX_LINE_BYTES = 64
-        pieces = list(pieces_of(line))
-    finally:
-        words.MAX_LINE_BYTES = limit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "MAX_PIECE", 32)
+        pieces = pieces_of(line)
     assert " ".join(pieces) == line
-    assert all(len(piece.encode()) <= 64 for piece in pieces)
+    assert all(len(piece) <= 32 for piece in pieces)
+    assert all(len(piece) + 1 + len(after.split()[0]) > 32 for piece, after in pairwise(pieces))
 
 
 def test_a_failed_line_comes_again(tmp_path: Path) -> None:
