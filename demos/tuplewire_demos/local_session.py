@@ -30,6 +30,7 @@ _JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _END_SECONDS = 60.0
 """The time that the JVM has to exit."""
 _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
+"""The loggers with Py4J's records of interrupts, which are suppressed."""
 _LOGGING = """\
 status = off
 rootLogger.level = {level}
@@ -109,7 +110,9 @@ def local_session(
             # spark-submit starts a JVM only to compose the command line of the real one.
             "SPARK_LAUNCHER_OPTS": _JVM,
         }
-        stack.enter_context(_quiet_interrupts())
+        for log in map(logging.getLogger, _PY4J_LOGS):
+            log.addFilter(_is_no_interrupt)
+            stack.callback(log.removeFilter, _is_no_interrupt)
         stack.callback(_end_jvm)
         # In the main thread, PySpark would handle Ctrl-C: it would cancel all jobs in the middle of another
         # request. In this thread it does not, and Ctrl-C takes effect when the JVM has started.
@@ -142,19 +145,6 @@ def _end_jvm() -> None:
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         process.kill()
         process.wait()
-
-
-@contextmanager
-def _quiet_interrupts() -> Iterator[None]:
-    """Suppress Py4J's log records of interrupts."""
-    logs = [logging.getLogger(name) for name in _PY4J_LOGS]
-    for log in logs:
-        log.addFilter(_is_no_interrupt)
-    try:
-        yield
-    finally:
-        for log in logs:
-            log.removeFilter(_is_no_interrupt)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
