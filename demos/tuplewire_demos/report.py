@@ -10,16 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.shown import shown
 from tuplewire_demos.input import SkippedRows
-from tuplewire_service.command.terminal import console_of, write_table
+from tuplewire_service.command.terminal import live_line, write_table
 from tuplewire_topology.running.statistics import ExecutorStatistics
-
-if TYPE_CHECKING:
-    from tuplewire_service.command.live_line import LiveLine
 
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
@@ -32,7 +29,7 @@ class Progress(AbstractContextManager["Progress"]):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._live = _live_line(self._stream)
+        self._live = live_line(self._stream)
         self._started: float | None = None
         self._written = time.monotonic()
 
@@ -79,15 +76,6 @@ class Progress(AbstractContextManager["Progress"]):
         """Remove the live line, if any, until something is shown again."""
         if self._live is not None:
             self._live.end()
-
-
-def _live_line(stream: TextIO) -> LiveLine | None:
-    console = console_of(stream)
-    if console is None:
-        return None
-    from tuplewire_service.command.live_line import LiveLine
-
-    return LiveLine(console)
 
 
 @dataclass(frozen=True, slots=True)

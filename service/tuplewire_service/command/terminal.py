@@ -17,6 +17,8 @@ from tuplewire.text.shown import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tuplewire_service.command.live_line import LiveLine
+
 _Item = TypeVar("_Item")
 _REDRAW_SECONDS = 0.5
 
@@ -36,6 +38,16 @@ def console_of(stream: TextIO) -> Console | None:
     return Console(file=stream, markup=False, emoji=False, highlight=False)
 
 
+def live_line(stream: TextIO) -> LiveLine | None:
+    """Return a progress line on a stream, or None for plain text."""
+    console = console_of(stream)
+    if console is None:
+        return None
+    from tuplewire_service.command.live_line import LiveLine
+
+    return LiveLine(console)
+
+
 def write_text(stream: TextIO, text: str) -> None:
     """Write whole lines, which the caller has escaped. A terminal wraps long lines between words."""
     console = console_of(stream)
@@ -52,13 +64,10 @@ def counted(
 
     `share` returns the completed share, 0 to 1, after a number of items, or None. Close the generator.
     """
-    console = console_of(sys.stderr) if drawn else None
-    if console is None:
+    line = live_line(sys.stderr) if drawn else None
+    if line is None:
         yield from items
         return
-    from tuplewire_service.command.live_line import LiveLine
-
-    line = LiveLine(console)
     began = last = time.monotonic()
     try:
         for number, item in enumerate(items, 1):
