@@ -5,19 +5,21 @@ Used by all demos. Owns the live line on a terminal. Not thread-safe.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.shown import shown
-from tuplewire_demos.input import SkippedRows
+from tuplewire_demos.input import SHOWN_ROWS, SkippedRows
 from tuplewire_service.command.terminal import live_line, write_table
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
+_TOLERANCE = 1e-9
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _PLAIN_SECONDS = 2.0
@@ -104,7 +106,7 @@ class Findings:
         yield from _skipped(self.skipped)
         if self.differences:
             yield f"NOT equal to {right}:"
-            yield from (f"  {difference}" for difference in self.differences)
+            yield from (f"  {difference}" for difference in self.differences[:SHOWN_ROWS])
         else:
             yield f"Equal to {right}: yes"
         for worker_id, ledger in self.ledgers.items():
@@ -118,6 +120,18 @@ def _skipped(skipped: SkippedRows) -> Iterator[str]:
         yield from (f"  line {row.line:,} {row.problem}: {shown(row.text)}" for row in skipped.first)
     if skipped.count > len(skipped.first):
         yield f"  ... and {skipped.count - len(skipped.first):,} more"
+
+
+def differences_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> list[str]:
+    """Return the differences of two results by name, as text: any, but above 1e-9 in floats."""
+    wrong = (name for name in ours.keys() | theirs.keys() if not _same(ours.get(name), theirs.get(name)))
+    return [shown(f"{name} is {ours.get(name)}, {other} has {theirs.get(name)}") for name in sorted(wrong)]
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return one == other
 
 
 def write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:

@@ -17,15 +17,9 @@ from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire_demos.file_spout import SKIPPED, skipped_lines
-from tuplewire_demos.report import Progress, settled
+from tuplewire_demos.report import Progress, differences_of, settled
 from tuplewire_demos.words import COUNTS, wordcount_topology
-from tuplewire_demos.words_result import (
-    WordCounts,
-    differences_of,
-    expected_counts,
-    write_csv,
-    write_words,
-)
+from tuplewire_demos.words_result import WordCounts, expected_counts, write_csv, write_words
 from tuplewire_topology.clusters.cluster import cluster_of
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
@@ -72,7 +66,8 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
         executors, ledgers = running.status().executors, settled(running.ledgers)
     counts = dict(captured.tuples(COUNTS))
     skipped = skipped_lines(path, captured.tuples(SKIPPED))
-    result = WordCounts(differences_of(counts, wanted), skipped, ledgers, executors, counts, seconds)
+    differences = differences_of(counts, wanted, "Counter")
+    result = WordCounts(differences, skipped, ledgers, executors, counts, seconds)
     return _account(arguments, result, progress)
 
 
@@ -117,7 +112,7 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
         skipped = skipped_lines(path, found.frames[SKIPPED].collect())
         seconds = time.monotonic() - started
     progress.stage("Comparing with collections.Counter ...")
-    differences = differences_of(counts, expected_counts(path))
+    differences = differences_of(counts, expected_counts(path), "Counter")
     result = WordCounts(differences, skipped, ledgers, found.executors, counts, seconds)
     return _account(arguments, result, progress)
 

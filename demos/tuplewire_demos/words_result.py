@@ -19,7 +19,6 @@ from tuplewire_demos.report import Findings, write_executors
 from tuplewire_service.command.terminal import write_table, write_text
 
 SHOWN_WORDS = 20
-SHOWN_DIFFERENCES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +36,6 @@ def expected_counts(path: Path) -> Counter[str]:
         with suppress(UnicodeDecodeError):
             counts.update(line.decode().split())
     return counts
-
-
-def differences_of(counts: Mapping[str, int], wanted: Mapping[str, int]) -> list[str]:
-    """Return the differences of two results as text, at most SHOWN_DIFFERENCES."""
-    words = (word for word in counts.keys() | wanted.keys() if counts.get(word) != wanted.get(word))
-    return [
-        f"{word!r}: {counts.get(word)}, Counter has {wanted.get(word)}"
-        for word in sorted(words)[:SHOWN_DIFFERENCES]
-    ]
 
 
 def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:

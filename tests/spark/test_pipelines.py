@@ -182,8 +182,15 @@ def test_differences_are_named(spark: SparkSession) -> None:
     assert flight_check.differences(ours.collect(), theirs.collect()) == [
         "A: n is 1, Spark has 2",
         "B: mean is 1.0, Spark has 1.00000001",
-        "C: only in ours",
-        "D: only in Spark",
+        "C: carrier is C, Spark has None",
+        "C: mean is 1.0, Spark has None",
+        "C: n is 1, Spark has None",
+        "D: carrier is None, Spark has D",
+        "D: mean is None, Spark has 1.0",
+        "D: n is None, Spark has 1",
+    ]
+    assert flight_check.differences(ours.collect() * 2, ours.collect()) == [
+        "the number of rows is 6, Spark has 3"
     ]
 
 
