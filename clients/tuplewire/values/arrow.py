@@ -17,7 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedError
-from tuplewire.values.arrow_headers import HEADERS, KEY, decode_columns, encode_columns
+from tuplewire.values.arrow_headers import (
+    HEADERS,
+    KEY,
+    binary_column,
+    decode_columns,
+    encode_columns,
+    too_large,
+)
 from tuplewire.values.group import TaskGroup, check_task
 
 if TYPE_CHECKING:
@@ -46,7 +53,11 @@ def groups_from_arrow(
         MalformedError: A column has nulls, a wrong type, another length, or 2 GiB or more.
         InvalidTaskError: An id is outside 0 to 2^31-1.
     """
-    payloads = _payload_column(payloads)
+    payloads = binary_column(_flat(payloads, "message"), "message")
+    if payloads.null_count:
+        raise MalformedError(
+            f"the message column has {payloads.null_count} null(s); filter or fill them first"
+        )
     sender = None if source is None else check_task(source)
     if not isinstance(tasks, pa.Array | pa.ChunkedArray):
         task = check_task(tasks)
@@ -180,29 +191,7 @@ def _flat(column: Any, name: str) -> pa.Array:
             column = column.combine_chunks()
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     except pa.ArrowInvalid as error:
-        raise _too_large(name) from error
-
-
-def _payload_column(column: Any) -> pa.Array:
-    payloads = _flat(column, "message")
-    if payloads.type not in {pa.binary(), pa.string()}:
-        try:
-            payloads = payloads.cast(pa.binary())
-        except pa.ArrowNotImplementedError as error:
-            raise MalformedError(
-                f"the message column must be binary or string, not {payloads.type}"
-            ) from error
-        except pa.ArrowInvalid as error:
-            raise _too_large("message") from error
-    if payloads.null_count:
-        raise MalformedError(
-            f"the message column has {payloads.null_count} null(s); filter or fill them first"
-        )
-    return payloads
-
-
-def _too_large(name: str) -> MalformedError:
-    return MalformedError(f"the {name} column has 2 GiB of data or more; hand it over in smaller batches")
+        raise too_large(name) from error
 
 
 def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:

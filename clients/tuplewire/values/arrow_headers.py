@@ -59,7 +59,7 @@ def encode_columns(
 
 
 def _encoded_keys(keys: pa.Array) -> pa.Array:
-    keys = _binary(keys, "key", "binary or string")
+    keys = binary_column(keys, "key")
     tagged = _joined(_lengths(keys, b"\x0a"), keys)
     return pc.if_else(keys.is_valid(), tagged, EMPTY)
 
@@ -83,8 +83,8 @@ def _names_and_values(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
             f"the headers column must be lists of structs of a name (string) and a value (binary), not {kind}"
         )
     names, values = elements.flatten()
-    names = _binary(names, "headers", "named by strings")
-    return headers, names, _binary(values, "headers", "of binary or string values")
+    names = binary_column(names, "headers", "named by strings")
+    return headers, names, binary_column(values, "headers", "of binary or string values")
 
 
 def _encoded_headers(headers: pa.Array) -> pa.Array:
@@ -113,13 +113,19 @@ def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(left, right, EMPTY)
 
 
-def _binary(column: pa.Array, name: str, wanted: str) -> pa.Array:
-    if column.type == pa.binary():
-        return column
-    kind = column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)):
-        raise MalformedError(f"the {name} column must be {wanted}, not {kind}")
-    return column.cast(pa.binary())
+def binary_column(column: pa.Array, name: str, wanted: str = "binary or string") -> pa.Array:
+    """Return bytes or strings of any layout as a column of bytes. Raises MalformedError for other values."""
+    try:
+        return column.cast(pa.binary())
+    except pa.ArrowNotImplementedError as error:
+        raise MalformedError(f"the {name} column must be {wanted}, not {column.type}") from error
+    except pa.ArrowInvalid as error:
+        raise too_large(name) from error
+
+
+def too_large(name: str) -> MalformedError:
+    """Return the error for a column that exceeds the limit of an Arrow array."""
+    return MalformedError(f"the {name} column has 2 GiB of data or more; hand it over in smaller batches")
 
 
 def decode_columns(encoded: pa.Array, *, headers: bool) -> tuple[pa.Array, pa.Array | None]:
