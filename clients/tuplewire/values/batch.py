@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
@@ -29,8 +29,6 @@ _MOST_SHOWN = 10
 """The number of messages of a batch that a notebook shows."""
 _Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
 """Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
-_Buckets: TypeAlias = "Mapping[tuple[int, int], tuple[list[bytes], list[bytes] | None]]"
-"""The payloads, and encoded keys and headers, by source and task."""
 
 
 class TaskMessageBatch(Sequence[TaskMessage]):
@@ -188,19 +186,16 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """The messages grouped by (source, task), in order within each group. No group is empty."""
         if self._groups is None:
             tasks, sources, payloads, headers = self._as_columns()
-            if headers is None and sources == sources[:1] * len(sources):  # nearly always, and faster
-                by_task: defaultdict[int, list[bytes]] = defaultdict(list)
-                for task, payload in zip(tasks, payloads, strict=True):
-                    by_task[task].append(payload)
-                buckets: _Buckets = {(sources[0], task): (bucket, None) for task, bucket in by_task.items()}
-            else:
-                buckets = _by_source_and_task(
-                    tasks, sources, payloads, _no_headers(len(payloads)) if headers is None else headers
+            alone = sources == sources[:1] * len(sources)  # one source: nearly always, and faster
+            places: Sequence[Any] = tasks if alone else list(zip(tasks, sources, strict=True))
+            encoded = {} if headers is None else _by_place(places, headers)
+            groups = []
+            for place, bucket in _by_place(places, payloads).items():
+                task, source = (place, sources[0]) if alone else place
+                groups.append(
+                    TaskGroup.joined(task, None if source < 0 else source, bucket, encoded.get(place))
                 )
-            self._groups = tuple(
-                TaskGroup.joined(task, None if source < 0 else source, *columns)
-                for (source, task), columns in buckets.items()
-            )
+            self._groups = tuple(groups)
         return self._groups
 
     @property
@@ -354,15 +349,11 @@ def _no_headers(count: int) -> list[bytes]:
     return [b""] * count
 
 
-def _by_source_and_task(
-    tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes]
-) -> _Buckets:
-    """Return the payloads and headers of each (source, task)."""
-    buckets: defaultdict[tuple[int, int], tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
-    for source, task, payload, encoded in zip(sources, tasks, payloads, headers, strict=True):
-        some, their_headers = buckets[source, task]
-        some.append(payload)
-        their_headers.append(encoded)
+def _by_place(places: Sequence[Any], values: list[bytes]) -> dict[Any, list[bytes]]:
+    """Return the values of each place in order."""
+    buckets: defaultdict[Any, list[bytes]] = defaultdict(list)
+    for place, value in zip(places, values, strict=True):
+        buckets[place].append(value)
     return buckets
 
 
