@@ -41,11 +41,6 @@ LocalitySource = Callable[[], Mapping[int, Locality]]
 LoadSource = Callable[[], Mapping[int, float]]
 
 
-def nothing() -> Mapping[int, Any]:
-    """Return no values: the default if localities or loads are not available."""
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class GroupingContext:
     """The inputs of a grouping. Source: Storm's `WorkerTopologyContext` and `LoadMapping`.
@@ -61,8 +56,8 @@ class GroupingContext:
 
     tasks: Sequence[int]
     source: int
-    locality: LocalitySource = nothing
-    loads: LoadSource = nothing
+    locality: LocalitySource = dict
+    loads: LoadSource = dict
 
 
 class Grouping(ABC):

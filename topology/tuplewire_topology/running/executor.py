@@ -16,7 +16,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
-from tuplewire.grouping.grouping import LoadSource, LocalitySource, nothing
+from tuplewire.grouping.grouping import LoadSource, LocalitySource
 from tuplewire.text.events import event_logger
 from tuplewire_topology.acking.acker import News, TupleTracker
 from tuplewire_topology.authoring.collector import Emitted, Outbox
@@ -71,8 +71,8 @@ class Surroundings:
     received: Callable[[str, Sequence[Tuple]], None] | None = None
     ready: Callable[[], bool] = lambda: True
     idle: IdleWatch = field(default_factory=IdleWatch)
-    locality: LocalitySource = nothing
-    loads: LoadSource = nothing
+    locality: LocalitySource = dict
+    loads: LoadSource = dict
     tracing: Tracing | None = None
     serialize: Callable[[Tuple], bytes] | None = None
     metrics: UserMetrics = field(default_factory=UserMetrics)

@@ -25,7 +25,6 @@ from tuplewire.grouping.grouping import (
     LocalOrShuffle,
     PartialKey,
     RingGrouping,
-    nothing,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
 from tuplewire_topology.authoring.description import KEYED, GroupingType, Input, Topology
@@ -83,8 +82,8 @@ class Outgoing:
         self,
         topology: Topology,
         task: int,
-        locality: LocalitySource = nothing,
-        loads: LoadSource = nothing,
+        locality: LocalitySource = dict,
+        loads: LoadSource = dict,
     ) -> None:
         source = topology.component_of(task)
         self._targets: dict[str, list[Target]] = {}
