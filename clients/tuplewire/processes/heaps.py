@@ -17,6 +17,8 @@ _KEPT_BYTES = 16 * 1024 * 1024
 _ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _LARGE_BYTES = 32 * 1024 * 1024
 """The largest threshold that glibc accepts."""
+_mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+"""glibc's function that sets an option; None with another C library."""
 
 
 def share_heaps() -> None:
@@ -45,17 +47,11 @@ def share_with_arrow() -> None:
     glibc.
     """
     arrow = sys.modules.get("pyarrow")
-    if arrow is not None and _mallopt() is not None and _ARROW_POOL not in os.environ:
+    if arrow is not None and _mallopt is not None and _ARROW_POOL not in os.environ:
         arrow.set_memory_pool(arrow.system_memory_pool())
 
 
 def _set(variable: str, option: int, value: int) -> None:
     """Set an option, unless the environment sets it."""
-    set_option = _mallopt()
-    if set_option is not None and variable not in os.environ:
-        set_option(option, value)
-
-
-def _mallopt() -> Callable[[int, int], int] | None:
-    """Return glibc's function that sets an option; None with another C library."""
-    return getattr(ctypes.CDLL(None), "mallopt", None)
+    if _mallopt is not None and variable not in os.environ:
+        _mallopt(option, value)
