@@ -8,10 +8,8 @@ Design: docs/design/traces.md.
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -90,14 +88,5 @@ def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGr
     """
     if MARK in group.header_data or max(group.message_sizes(), default=0) + len(entry) > max_message_bytes:
         return group
-    encoded = group.encoded_headers()
-    if encoded is None:
-        lengths = array("I", [len(entry)]).tobytes() * len(group)
-        return replace(group, header_lengths=lengths, header_data=entry * len(group))
-    return with_headers(group, [each + entry for each in encoded])
-
-
-def with_headers(group: TaskGroup, headers: Sequence[bytes]) -> TaskGroup:
-    """Return the group with these encoded headers, one for each message, instead of its own."""
-    lengths = array("I", map(len, headers)).tobytes()
-    return replace(group, header_lengths=lengths, header_data=b"".join(headers))
+    headers = group.encoded_headers() or [b""] * len(group)
+    return group.with_headers([each + entry for each in headers])

@@ -18,7 +18,7 @@ from typing import Self
 from tuplewire.errors import MalformedError
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.headers import decode_headers, encode_headers
-from tuplewire.values.message import Headers, ReadHeaders, TaskMessage
+from tuplewire.values.message import ReadHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
 """The header with the number of rejections of a redelivered message, in decimal digits."""
@@ -49,7 +49,7 @@ def headers_of(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
 def again(group: TaskGroup, count: int) -> TaskGroup:
     """Return a single message as it is redelivered after `count` rejections."""
     key, headers = headers_of(group)
-    return _with_headers(group, key, [*_others(headers), (REJECTED, str(count).encode())])
+    return group.with_headers([encode_headers(key, [*_others(headers), (REJECTED, str(count).encode())])])
 
 
 def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros: int) -> TaskGroup:
@@ -59,17 +59,12 @@ def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros
     source = "" if group.source is None else str(group.source)
     facts = {REASON: reason, SOURCE: source, TASK: str(group.task), COUNT: str(count), TIME: time}
     told = ((name, value.encode(errors="replace")) for name, value in facts.items() if value)
-    return replace(_with_headers(group, key, (*_others(headers), *told)), task=task)
+    return replace(group.with_headers([encode_headers(key, (*_others(headers), *told))]), task=task)
 
 
 def _others(headers: ReadHeaders) -> list[tuple[str, bytes | None]]:
     # The sender's headers, without the facts about earlier rejections.
     return [each for each in headers if each[0] != REJECTED and not each[0].startswith(DEAD)]
-
-
-def _with_headers(group: TaskGroup, key: bytes | None, headers: Headers) -> TaskGroup:
-    encoded = encode_headers(key, headers)
-    return replace(group, header_lengths=len(encoded).to_bytes(4, "little"), header_data=encoded)
 
 
 @dataclass(frozen=True, slots=True)

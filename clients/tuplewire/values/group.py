@@ -278,6 +278,11 @@ class TaskGroup:
 
     # All copies use replace(), so a field that is added later is never lost in a copy.
 
+    def with_headers(self, headers: Sequence[bytes]) -> TaskGroup:
+        """Return the same messages with these encoded keys and headers, one for each message."""
+        lengths = array("I", map(len, headers)).tobytes()
+        return replace(self, header_lengths=lengths, header_data=b"".join(headers))
+
     def as_new(self) -> TaskGroup:
         """Return the same messages without the fields that only workers set, for sending them again.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tuplewire.tracing.context import MARK, TraceParent, context_of, entry_for, traceparent_of, with_headers
+from tuplewire.tracing.context import MARK, TraceParent, context_of, entry_for, traceparent_of
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology.authoring.description import Component, ComponentKind
 from tuplewire_topology.authoring.tuples import Tuple
@@ -68,7 +68,7 @@ def with_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
     """Return the messages of these tuples, with their contexts as headers."""
     entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
     # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
-    return with_headers(group, entries) if any(entries) and len(group) == len(entries) else group
+    return group.with_headers(entries) if any(entries) and len(group) == len(entries) else group
 
 
 def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
