@@ -17,14 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedError
-from tuplewire.values.arrow_headers import (
-    HEADERS,
-    KEY,
-    binary_column,
-    decode_columns,
-    encode_columns,
-    too_large,
-)
+from tuplewire.values.arrow_headers import HEADERS, KEY, binary_column, decode_columns, flat_column
 from tuplewire.values.group import TaskGroup, check_task
 
 if TYPE_CHECKING:
@@ -47,13 +40,13 @@ def groups_from_arrow(
         tasks: One id, or integers of any width. May be chunked, sliced or dictionary-encoded.
         payloads: Binary or strings of any layout. May be chunked, sliced or dictionary-encoded.
         source: The sending task; None if the sender is not a task.
-        encoded: Keys and headers; see encoded_from_arrow().
+        encoded: Keys and headers; see encode_columns().
 
     Raises:
         MalformedError: A column has nulls, a wrong type, another length, or 2 GiB or more.
         InvalidTaskError: An id is outside 0 to 2^31-1.
     """
-    payloads = binary_column(_flat(payloads, "message"), "message")
+    payloads = binary_column(payloads, "message")
     if payloads.null_count:
         raise MalformedError(
             f"the message column has {payloads.null_count} null(s); filter or fill them first"
@@ -78,7 +71,7 @@ def runs_by_task(tasks: Any, count: int, what: str) -> tuple[pa.Array, list[tupl
     Rows to one task stay in order. Raises the errors of groups_from_arrow(), which call the `count` other
     values `what`.
     """
-    tasks = _flat(tasks, "task")
+    tasks = flat_column(tasks, "task")
     if len(tasks) != count:
         raise MalformedError(f"{len(tasks)} tasks and {count} {what}: the columns differ in length")
     if not count:
@@ -96,12 +89,6 @@ def runs_by_task(tasks: Any, count: int, what: str) -> tuple[pa.Array, list[tupl
     ends = runs.run_ends.to_pylist()
     starts = [0, *ends[:-1]]
     return order, list(zip(runs.values.to_pylist(), starts, map(sub, ends, starts), strict=True))
-
-
-def encoded_from_arrow(keys: pa.Array | None, headers: pa.Array | None, count: int) -> pa.Array | None:
-    """Return the encoded keys and headers of `count` messages; see encode_columns()."""
-    key = None if keys is None else _flat(keys, "key")
-    return encode_columns(key, None if headers is None else _flat(headers, "headers"), count)
 
 
 def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
@@ -177,21 +164,6 @@ def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataT
     there = b"".join(bytes([value is not None]) * count for value, count in zip(values, counts, strict=True))
     valid = pa.Array.from_buffers(pa.uint8(), rows, [None, pa.py_buffer(there)]).cast(pa.bool_())
     return pa.Array.from_buffers(kind, rows, [valid.buffers()[1], column.buffers()[1]])
-
-
-def _flat(column: Any, name: str) -> pa.Array:
-    """Return a column as one array without a dictionary."""
-    if not isinstance(column, pa.Array | pa.ChunkedArray):
-        raise MalformedError(
-            f"the {name} column is a {type(column).__name__}, not an Arrow array; "
-            "for Python values use TaskMessageBatch.from_columns"
-        )
-    try:
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    except pa.ArrowInvalid as error:
-        raise too_large(name) from error
 
 
 def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:

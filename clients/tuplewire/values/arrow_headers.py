@@ -42,9 +42,10 @@ def encode_columns(
         MalformedError: A column has another type or length, or a header has no name.
     """
     parts = []
-    for column, name, encode in ((keys, "key", _encoded_keys), (headers, "headers", _encoded_headers)):
-        if column is None:
+    for values, name, encode in ((keys, "key", _encoded_keys), (headers, "headers", _encoded_headers)):
+        if values is None:
             continue
+        column = flat_column(values, name)
         if len(column) != count:
             raise MalformedError(f"{len(column)} {name} and {count} payloads: the columns differ in length")
         if column.null_count < count:
@@ -113,18 +114,33 @@ def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(left, right, EMPTY)
 
 
-def binary_column(column: pa.Array, name: str, wanted: str = "binary or string") -> pa.Array:
-    """Return bytes or strings of any layout as a column of bytes. Raises MalformedError for other values."""
+def binary_column(column: Any, name: str, wanted: str = "binary or string") -> pa.Array:
+    """Return bytes or strings of any layout as one array of bytes. Raises MalformedError for other values."""
+    column = flat_column(column, name)
     try:
         return column.cast(pa.binary())
     except pa.ArrowNotImplementedError as error:
         raise MalformedError(f"the {name} column must be {wanted}, not {column.type}") from error
     except pa.ArrowInvalid as error:
-        raise too_large(name) from error
+        raise _too_large(name) from error
 
 
-def too_large(name: str) -> MalformedError:
-    """Return the error for a column that exceeds the limit of an Arrow array."""
+def flat_column(column: Any, name: str) -> pa.Array:
+    """Return a column as one array without a dictionary. Raises MalformedError if it is no Arrow column."""
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        raise MalformedError(
+            f"the {name} column is a {type(column).__name__}, not an Arrow array; "
+            "for Python values use TaskMessageBatch.from_columns"
+        )
+    try:
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    except pa.ArrowInvalid as error:
+        raise _too_large(name) from error
+
+
+def _too_large(name: str) -> MalformedError:
     return MalformedError(f"the {name} column has 2 GiB of data or more; hand it over in smaller batches")
 
 

@@ -122,9 +122,10 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             headers: Lists of structs of name and value, as from Spark's Kafka source; null for a message
                 without headers.
         """
-        from tuplewire.values.arrow import encoded_from_arrow, groups_from_arrow
+        from tuplewire.values.arrow import groups_from_arrow
+        from tuplewire.values.arrow_headers import encode_columns
 
-        encoded = encoded_from_arrow(keys, headers, len(payloads))
+        encoded = encode_columns(keys, headers, len(payloads))
         return cls.from_groups(groups_from_arrow(tasks, payloads, source, encoded))
 
     def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
