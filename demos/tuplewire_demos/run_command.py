@@ -10,13 +10,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.settings import ENVIRONMENT_PREFIX
+from tuplewire.settings.settings import settings_of
 from tuplewire_service.command.parsers import EXIT_CODES, positive_number
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
@@ -112,8 +111,8 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
     """Run a job; return EXIT_OK if its findings are ok. Removes credentials: its workers require none."""
     from tuplewire_demos.report import Progress
 
-    for each in fields(Credentials):
-        os.environ.pop(ENVIRONMENT_PREFIX + each.name.upper(), None)
+    for each in settings_of(Credentials).values():
+        os.environ.pop(each.variable, None)
     if not arguments.verbose:  # a run reports its own errors
         logging.getLogger("tuplewire").setLevel(logging.ERROR)
     with Progress() as progress:
