@@ -23,28 +23,20 @@ class LogRate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._logged: dict[Hashable, float] = {}
-        self._since: dict[Hashable, int] = {}
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+        """The time of the last line of each kind, and the number of events since then."""
         self._minute = -math.inf
         self._lines = 0
 
     def due(self, kind: Hashable, count: int = 1) -> int:
         """Return the number of events since the last line of this kind; 0 if no line may be written now."""
         now = self._clock()
-        total = self._since.pop(kind, 0) + count
-        if now - self._logged.get(kind, -math.inf) < self.quiet_seconds or not self._has_room(now):
-            # Peers choose the kinds, so the memory for them is bounded.
-            if len(self._since) >= _MOST_KINDS:
-                del self._since[next(iter(self._since))]
-            self._since[kind] = total  # for the next line of this kind
-            return 0
-        self._logged.pop(kind, None)
-        if len(self._logged) >= _MOST_KINDS:
-            oldest = next(iter(self._logged))
-            del self._logged[oldest]
-            self._since.pop(oldest, None)
-        self._logged[kind] = now
-        return total
+        logged, since = self._kinds.pop(kind, (-math.inf, 0))
+        due = now - logged >= self.quiet_seconds and self._has_room(now)
+        if len(self._kinds) >= _MOST_KINDS:  # peers choose the kinds, so the memory for them is bounded
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = (now, 0) if due else (logged, since + count)
+        return since + count if due else 0
 
     def _has_room(self, now: float) -> bool:
         if now - self._minute >= self.quiet_seconds:
