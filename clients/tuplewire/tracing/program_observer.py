@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, Status, StatusCode
 
 from tuplewire.observer import Groups, Observer, Sending
 from tuplewire.session.consume import Arrived
 from tuplewire.tracing.context import MARK, TraceParent, count_contexts, entry_of, traceparent_of, with_entry
-from tuplewire.tracing.spans import Attributes, Processing, Tracing, fail
+from tuplewire.tracing.spans import Attributes, Processing, Tracing
 
 _MOST_NAMED = 3
 
@@ -71,5 +71,6 @@ class ProgramObserver(Observer):
 
 def _end(span: Span, error: BaseException | None) -> None:
     if error is not None:
-        fail(span, error)
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
     span.end()

@@ -10,8 +10,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -19,7 +19,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from tuplewire.tracing.context import TraceParent, entry_of, ids_of, traceparent_of
@@ -142,18 +142,9 @@ class Tracing:
         """Return the current span's context as encoded headers; None without a sampled span."""
         return entry_of(trace.get_current_span())
 
-    @contextmanager
-    def around(self, span: Span) -> Iterator[None]:
+    def around(self, span: Span) -> AbstractContextManager[Span]:
         """Make a span the current one in a block, record an error in it, and end it."""
-        token = contexts.attach(trace.set_span_in_context(span))
-        try:
-            yield
-        except BaseException as error:
-            fail(span, error)
-            raise
-        finally:
-            contexts.detach(token)
-            span.end()
+        return trace.use_span(span, end_on_exit=True)
 
     def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
         """Send the finished spans, in at most `seconds`; other providers send them automatically."""
@@ -162,12 +153,6 @@ class Tracing:
             sending = threading.Thread(target=self._provider.force_flush, name="flush spans", daemon=True)
             sending.start()
             sending.join(seconds)
-
-
-def fail(span: Span, error: BaseException) -> None:
-    """Record in a span that its operation failed."""
-    span.record_exception(error)
-    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
 
 def _span_context(traceparent: TraceParent) -> SpanContext:
