@@ -60,11 +60,7 @@ def _write_items(values: Sequence[Any], out: _Out, depth: int) -> None:
     size = len(values)
     out.append(_BYTE[0x90 | size] if size < 16 else _header(size, 0, 0xDC))
     for value in values:
-        write = _WRITERS.get(type(value))
-        if write is None:
-            _write_other(value, out, depth)
-        else:
-            write(value, out, depth)
+        _WRITERS.get(type(value), _write_other)(value, out, depth)
 
 
 def _check_depth(depth: int) -> None:
@@ -132,11 +128,7 @@ def _write_dict(value: dict[Any, Any], out: _Out, depth: int) -> None:
         if kind not in KEY_TYPES or (kind is int and not -(2**63) <= key < 2**64):
             raise TypeError(f"a key of a dict is {_describe(key)}; it may be {_KEY_NAMES}")
         _WRITERS[kind](key, out, depth)
-        write = _WRITERS.get(type(item))
-        if write is None:
-            _write_other(item, out, depth + 1)
-        else:
-            write(item, out, depth + 1)
+        _WRITERS.get(type(item), _write_other)(item, out, depth + 1)
 
 
 def _write_extension(code: int, content: bytes, out: _Out) -> None:
