@@ -110,9 +110,9 @@ def local_session(
             # spark-submit starts a JVM only to compose the command line of the real one.
             "SPARK_LAUNCHER_OPTS": _JVM,
         }
-        for log in map(logging.getLogger, _PY4J_LOGS):
-            log.addFilter(_is_no_interrupt)
-            stack.callback(log.removeFilter, _is_no_interrupt)
+        for logger in map(logging.getLogger, _PY4J_LOGS):
+            logger.addFilter(_is_no_interrupt)
+            stack.callback(logger.removeFilter, _is_no_interrupt)
         stack.callback(_end_jvm)
         # In the main thread, PySpark would handle Ctrl-C: it would cancel all jobs in the middle of another
         # request. In this thread it does not, and Ctrl-C takes effect when the JVM has started.

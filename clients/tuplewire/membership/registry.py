@@ -24,7 +24,7 @@ Event: TypeAlias = tuple[str, dict[str, Any]]
 
 
 Report: TypeAlias = tuple[control_pb2.GetStatusResponse, control_pb2.Assignment | None]
-"""A worker's status, and its assignment if another program may have issued it; see Registry.may_be_foreign()."""
+"""A worker's status, and its assignment if may_be_foreign() of the registry is true."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Registry:
     # --- answers of a poll -----------------------------------------------------------------------
 
     def may_be_foreign(self, address: str, version: int) -> bool:
-        """Return True if another program may have given a worker this version, so look() needs its content."""
+        """Return True if another program may have issued this version; look() then needs its content."""
         member = self._members.get(address)
         return version >= max(self.version, 1) and (member is None or version != member.acknowledged)
 
@@ -133,9 +133,9 @@ class Registry:
             self._heard(address, wanted.get(address), status, now)
             if theirs is None or theirs.topology != self.topology or theirs in self._issued:
                 continue
-            member = self._members.get(address)
-            if not self._take_switch(theirs) and member is not None and member.acknowledged:
-                self._give_way(member, theirs.version)  # the worker had this program's version before
+            known = self._members.get(address)
+            if not self._take_switch(theirs) and known is not None and known.acknowledged:
+                self._give_way(known, theirs.version)  # the worker had this program's version before
             if theirs.version > self._beyond:
                 foreign = theirs
                 self._beyond = theirs.version

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
@@ -333,14 +332,18 @@ class Settings:
         return found
 
 
-@cache
+_DECLARED: dict[type, Mapping[str, Setting]] = {}
+
+
 def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by name."""
-    declared = {each.name: each.metadata["setting"] for each in fields(settings) if "setting" in each.metadata}
-    return {
-        name: replace(each, name=name, key=each.key or settings.PREFIX + name)
-        for name, each in declared.items()
-    }
+    if settings not in _DECLARED:
+        _DECLARED[settings] = {
+            each.name: replace(declared, name=each.name, key=declared.key or settings.PREFIX + each.name)
+            for each in fields(settings)
+            if (declared := each.metadata.get("setting"))
+        }
+    return _DECLARED[settings]
 
 
 def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:
