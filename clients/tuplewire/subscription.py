@@ -127,7 +127,7 @@ class BaseSubscription(Live):
             processed()
 
     def _messages_of(self, arrived: Arrived, bounds: Bounds) -> Iterator[TaskMessage]:
-        """Yield the messages of a batch within the bounds, except those that are redelivered."""
+        """Yield the messages of a batch within the bounds, except messages that will be redelivered."""
         self._seen = 0
         batch = self._batch_of(arrived)[: bounds.left]
         given = 0
