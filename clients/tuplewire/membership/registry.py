@@ -95,7 +95,7 @@ class Registry:
     _moved: set[int] = field(default_factory=set)
     """Tasks that have moved since the last time no task was moving; they do not move for balance."""
     _issued: deque[control_pb2.Assignment] = field(default_factory=lambda: deque(maxlen=10))
-    """The last assignments of this registry, and assignments of other programs that only switched the spouts."""
+    """The last assignments of this registry, and assignments of others that only switched the spouts."""
     _beyond: int = 0
     """The highest version that another program has issued."""
 

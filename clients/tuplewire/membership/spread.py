@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,14 +15,9 @@ def fill(tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str]
     """
     placed = {task: held[task] for task in tasks if task in held}
     counts = Counter(placed.values())
-    heap = [(counts[worker], index, worker) for index, worker in enumerate(workers)]
-    heapq.heapify(heap)
-    for task in sorted(task for task in tasks if task not in placed):
-        if not heap:
-            break
-        count, index, worker = heap[0]
-        placed[task] = worker
-        heapq.heapreplace(heap, (count + 1, index, worker))
+    for task in sorted(task for task in tasks if workers and task not in placed):
+        placed[task] = min(workers, key=counts.__getitem__)
+        counts[placed[task]] += 1
     return placed
 
 
