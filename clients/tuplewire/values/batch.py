@@ -168,14 +168,11 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         if self._columns is None:
             tasks, sources = array("i"), array("i")
             payloads: list[bytes] = []
-            headers: list[bytes] | None = None
+            headers: list[bytes] | None = [] if any(group.header_lengths for group in self.groups) else None
             for group in self.groups:
                 count = len(group)
-                if (encoded := group.encoded_headers()) is not None:
-                    headers = _no_headers(len(payloads)) if headers is None else headers
-                    headers.extend(encoded)
-                elif headers is not None:
-                    headers.extend(_no_headers(count))
+                if headers is not None:
+                    headers.extend(group.encoded_headers() or _no_headers(count))
                 tasks.extend(array("i", [group.task]) * count)
                 sources.extend(array("i", [_NO_SOURCE if group.source is None else group.source]) * count)
                 payloads.extend(group.payloads())
