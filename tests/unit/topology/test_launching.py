@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -124,69 +123,46 @@ def test_no_such_program(tmp_path: Path) -> None:
 # --- again ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("restarts", "code"), [(3, 0), (0, 1)])
-def test_no_restart(tmp_path: Path, restarts: int, code: int) -> None:
-    """A process that has ended with 0 is not started again, and no process is where that is not wanted."""
-    errors: list[TuplewireError] = []
+def supervised(
+    tmp_path: Path, program: str, restarts: int, failing: int = 0
+) -> tuple[Supervisor, list[Child], list[TuplewireError]]:
+    """Supervise a program; so many of its restarts raise. Also return its processes, and what is reported."""
     starts: list[Child] = []
+    errors: list[TuplewireError] = []
+    failures = iter(range(failing))
 
     def start() -> Child:
-        starts.append(Child(python(f"raise SystemExit({code})", tmp_path / "log")))
+        if starts and next(failures, None) is not None:
+            raise LaunchError("not this time")
+        starts.append(Child(python(program, tmp_path / "log")))
         return starts[-1]
 
     supervisor = Supervisor(start, restarts, errors.append)
     supervisor.watch()
-    eventually(lambda: errors, SECONDS)
-    assert len(starts) == 1
-    assert f"it ended with code {code}" in str(errors[0])
-    assert supervisor.stop(time.monotonic() + SECONDS) == code
+    return supervisor, starts, errors
 
 
-def test_a_supervisor_starts_again_and_gives_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("restarts", "status", "failing", "runs", "told"),
+    [
+        (3, "0", 0, 1, "it ended with code 0"),
+        (0, "1", 0, 1, "it ended with code 1"),
+        (1, "'broken'", 0, 2, "it ended with code 1\nthe last lines of it:\nbroken"),
+        (2, "3", 2, 1, "not this time"),
+    ],
+    ids=["0 is no failure", "no restarts", "gives up", "a start that fails counts"],
+)
+def test_restarts(tmp_path: Path, restarts: int, status: str, failing: int, runs: int, told: str) -> None:
     """A process that fails is started again so often, and then whoever watches is told its last words."""
-    errors: list[TuplewireError] = []
-    starts: list[Child] = []
-
-    def start() -> Child:
-        starts.append(Child(python("raise SystemExit('broken')", tmp_path / "log")))
-        return starts[-1]
-
-    supervisor = Supervisor(start, 1, errors.append)
-    supervisor.watch()
+    supervisor, starts, errors = supervised(tmp_path, f"raise SystemExit({status})", restarts, failing)
     eventually(lambda: errors, SECONDS)
-    assert len(starts) == 2
-    assert "it ended with code 1\nthe last lines of it:\nbroken" in str(errors[0])
-    assert supervisor.stop(time.monotonic() + SECONDS) == 1
-
-
-def test_a_start_that_fails_counts(tmp_path: Path) -> None:
-    """A restart that raises is one of the number, and the last error is told."""
-    errors: list[TuplewireError] = []
-    children: list[Child] = []
-
-    def start() -> Child:
-        if children:
-            raise LaunchError("not this time")
-        children.append(Child(python("raise SystemExit(3)", tmp_path / "log")))
-        return children[-1]
-
-    supervisor = Supervisor(start, 2, errors.append)
-    supervisor.watch()
-    eventually(lambda: errors, SECONDS)
-    assert str(errors[0]) == "not this time"
-    assert supervisor.stop(time.monotonic() + SECONDS) == 3
+    assert len(starts) == runs
+    assert told in str(errors[0])
+    assert supervisor.stop(time.monotonic() + SECONDS) == {"0": 0, "3": 3}.get(status, 1)
 
 
 def test_an_end_that_is_wanted_is_no_failure(tmp_path: Path) -> None:
     """A process that is stopped is not started again, and nobody is told of an error."""
-    errors: list[TuplewireError] = []
-    starts = threading.Semaphore(1)
-
-    def start() -> Child:
-        assert starts.acquire(blocking=False)
-        return Child(python("import time; time.sleep(1000)", tmp_path / "log"))
-
-    supervisor = Supervisor(start, 5, errors.append)
-    supervisor.watch()
+    supervisor, starts, errors = supervised(tmp_path, "import time; time.sleep(1000)", 5)
     assert supervisor.stop(time.monotonic() + SECONDS) == -15
-    assert not errors
+    assert (len(starts), errors) == (1, [])
