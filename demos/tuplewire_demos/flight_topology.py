@@ -139,7 +139,7 @@ def _result(carrier: str, routes: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
     flights, departed, minutes, late = (
         sum(route[name] for route in routes) for name in ("flights", "departed", "minutes", "late")
     )
-    # Among equally busy routes, the first by name, like the groupBy of flight_check.py.
+    # Among equally busy routes, the first by name, like the groupBy in flights.py.
     busiest = min(routes, key=lambda route: (-route["flights"], route["route"]))
     mean, share = (minutes / departed, late / departed) if departed else (None, None)
     return carrier, flights, mean, share, busiest["route"], busiest["flights"]

@@ -10,15 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tuplewire_demos.file_spout import LINES, SKIPPED, skipped_lines
-from tuplewire_demos.flight_check import differences, expected
 from tuplewire_demos.flight_input import read_header
 from tuplewire_demos.flight_lines import FLIGHTS, FlightReader
 from tuplewire_demos.flight_topology import DELAYS, LATE_MINUTES, SCHEMA, flights_topology
 from tuplewire_demos.input import InputError
-from tuplewire_demos.report import Findings, Progress, write_executors
+from tuplewire_demos.report import Findings, Progress, differences_of, write_executors
 from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark
 from tuplewire_service.command.terminal import write_table, write_text
 
@@ -28,6 +27,28 @@ if TYPE_CHECKING:
 
 TOPOLOGY = "flights"
 _PENDING = 100
+_EXPECTED = """
+SELECT
+    carrier,
+    sum(flights) AS flights,
+    try_divide(sum(minutes), sum(departed)) AS mean_delay,
+    try_divide(sum(late), sum(departed)) AS late_share,
+    min_by(route, struct(-flights, route)) AS busiest_route,
+    max(flights) AS route_flights
+FROM (
+    SELECT
+        carrier,
+        concat_ws('-', origin, dest) AS route,
+        count(*) AS flights,
+        count(dep_delay) AS departed,
+        sum(dep_delay) AS minutes,
+        count_if(dep_delay > {late}) AS late
+    FROM {flights}
+    GROUP BY 1, 2
+)
+GROUP BY carrier
+"""
+"""The query for the same result by Spark's own groupBy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +121,21 @@ def _lines(spark: SparkSession, path: Path) -> DataFrame:
     """Return the lines of a file as a column `value` of bytes, which may be invalid UTF-8."""
     name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))  # Spark uses the name as a pattern
     return spark.read.text(f"file:{name}").selectExpr("CAST(value AS binary) AS value")
+
+
+def expected(flights: DataFrame) -> DataFrame:
+    """Return the result of Spark's own groupBy for the same flights, as rows of SCHEMA."""
+    return flights.sparkSession.sql(_EXPECTED, flights=flights, late=LATE_MINUTES)
+
+
+def differences(rows: Sequence[Row], wanted: Sequence[Row]) -> list[str]:
+    """Return the differences of two results as text."""
+    return differences_of(_values(rows), _values(wanted), "Spark")
+
+
+def _values(rows: Sequence[Row]) -> dict[str, Any]:
+    values = {f"{row['carrier']}: {name}": value for row in rows for name, value in row.asDict().items()}
+    return {**values, "the number of rows": len(rows)}
 
 
 def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) -> None:

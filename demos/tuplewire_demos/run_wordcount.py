@@ -6,20 +6,24 @@ Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/topo
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire_demos.file_spout import SKIPPED, skipped_lines
-from tuplewire_demos.report import Progress, differences_of, settled
+from tuplewire_demos.file_spout import SKIPPED, numbered_lines, skipped_lines
+from tuplewire_demos.input import InputError
+from tuplewire_demos.report import Findings, Progress, differences_of, settled, write_executors
 from tuplewire_demos.words import COUNTS, wordcount_topology
-from tuplewire_demos.words_result import WordCounts, expected_counts, write_csv, write_words
+from tuplewire_service.command.terminal import write_table, write_text
 from tuplewire_topology.clusters.cluster import cluster_of
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
@@ -33,6 +37,15 @@ is interrupted more often, and all other threads wait for it. A run then takes a
 _FOREVER = 10.0**9
 _PENDING = 5000
 _SHOW_SECONDS = 0.25
+_SHOWN_WORDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts(Findings):
+    """The results of a finished run."""
+
+    counts: Mapping[str, int]
+    seconds: float
 
 
 def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
@@ -124,3 +137,39 @@ def _account(arguments: argparse.Namespace, result: WordCounts, progress: Progre
         write_csv(arguments.output, result.counts)
         print(f"All {len(result.counts):,} words are in {arguments.output} (CSV)")
     return result
+
+
+def expected_counts(path: Path) -> Counter[str]:
+    """Count a file's words with collections.Counter, except in lines that are not UTF-8."""
+    counts: Counter[str] = Counter()
+    for _, line in numbered_lines(path):
+        with suppress(UnicodeDecodeError):
+            counts.update(line.decode().split())
+    return counts
+
+
+def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
+    """Write the most frequent words and the account; with `verbose`, also the executors' statistics."""
+    common = sorted(result.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_SHOWN_WORDS]
+    write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
+    if len(result.counts) > len(common):
+        stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
+    words = sum(result.counts.values())
+    rate = words / max(result.seconds, 0.001)
+    lines = ["", *result.lines("collections.Counter on the same lines")]
+    lines.append(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s")
+    write_text(stream, "".join(f"{line}\n" for line in lines))
+    if verbose:
+        write_executors(stream, result.executors)
+
+
+def write_csv(directory: Path, counts: Mapping[str, int]) -> None:
+    """Write all words to a new directory, as CSV with a header. Raises InputError if this fails."""
+    try:
+        directory.mkdir(parents=True)
+        with (directory / "counts.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("word", "count"))
+            writer.writerows(sorted(counts.items()))
+    except OSError as error:
+        raise InputError(f"cannot write the output {directory}: {error.strerror}") from error

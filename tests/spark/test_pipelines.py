@@ -15,7 +15,7 @@ from helpers import eventually
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_demos import flight_check, flight_input, flights
+from tuplewire_demos import flight_input, flights
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Progress
 
@@ -178,8 +178,8 @@ def test_differences_are_named(spark: SparkSession) -> None:
     theirs = spark.createDataFrame(
         [("A", 2, 2.0), ("B", 2, 1.0 + 1e-8), ("D", 1, 1.0)], "carrier string, n int, mean double"
     )
-    assert flight_check.differences(ours.collect(), ours.collect()) == []
-    assert flight_check.differences(ours.collect(), theirs.collect()) == [
+    assert flights.differences(ours.collect(), ours.collect()) == []
+    assert flights.differences(ours.collect(), theirs.collect()) == [
         "A: n is 1, Spark has 2",
         "B: mean is 1.0, Spark has 1.00000001",
         "C: carrier is C, Spark has None",
@@ -189,9 +189,7 @@ def test_differences_are_named(spark: SparkSession) -> None:
         "D: mean is None, Spark has 1.0",
         "D: n is None, Spark has 1",
     ]
-    assert flight_check.differences(ours.collect() * 2, ours.collect()) == [
-        "the number of rows is 6, Spark has 3"
-    ]
+    assert flights.differences(ours.collect() * 2, ours.collect()) == ["the number of rows is 6, Spark has 3"]
 
 
 # --- the command ------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tuplewire_demos import words
 from tuplewire_demos.file_spout import skipped_lines
+from tuplewire_demos.run_wordcount import expected_counts
 from tuplewire_demos.words import Lines, pieces_of, wordcount_topology
-from tuplewire_demos.words_result import expected_counts
 from tuplewire_topology import SpoutOutputCollector, TopologyContext
 from tuplewire_topology.authoring.collector import Outbox
 from tuplewire_topology.authoring.description import Topology

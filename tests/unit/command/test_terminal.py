@@ -18,7 +18,7 @@ from helpers import eventually
 from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
-from tuplewire_demos.words_result import WordCounts, write_words
+from tuplewire_demos.run_wordcount import WordCounts, write_words
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.command.terminal import counted, write_table, write_text
 from tuplewire_topology.spark.running import ProgressLine, TopologyProgress
