@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ class DistributedTopology(RunningTopology):
     ) -> None:
         super().__init__(name, conf, Captured())
         self.exit_codes: list[int] = []
-        self._failed = False
         self._settings = LaunchSettings.from_conf(conf)
         self._assignment = control_pb2.Assignment(topology=name, inactive=True)
         self._workers: list[WorkerProcess] = []
@@ -174,23 +173,13 @@ class DistributedTopology(RunningTopology):
     def _obey(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
         if self.restarts and coordinator.exact:
             coordinator.forget_counts()
-        with self._noting_failure():
-            return self._workers[rank].obey(order)
-
-    @contextlib.contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except TuplewireError:
-            self._failed = True
-            raise
+        return self._workers[rank].obey(order)
 
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
         """See RunningTopology. Only the tuples of `collect` are recorded."""
         super().finish(timeout)
-        with self._noting_failure():
-            for worker in self._workers:
-                worker.collect(self.captured)
+        for worker in self._workers:
+            worker.collect(self.captured)
         return self.captured
 
     def worker_of(self, task: int) -> int:
@@ -234,14 +223,17 @@ class DistributedTopology(RunningTopology):
         Each process drains before it closes its connections. A failed topology ends immediately, and a
         process that does not end is killed. Idempotent.
         """
-        deadline = time.monotonic() + timeout
-        if timeout and not self._failed:
+        workers, seconds = self._workers, 0.0
+        if workers and timeout:
+            deadline = time.monotonic() + timeout
             with contextlib.suppress(TuplewireError, TimeoutError):  # the processes end in any case
+                for worker in workers:
+                    worker.check()
                 self.deactivate()
                 self.wait(timeout)
-        workers, self._workers = self._workers, []
+                seconds = max(0.0, deadline - time.monotonic())
+        self._workers = []
         if workers:
-            seconds = 0.0 if self._failed else max(0.0, deadline - time.monotonic())
             with ThreadPoolExecutor(len(workers)) as pool:
                 self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))
         shutil.rmtree(self._temporary, ignore_errors=True)
