@@ -174,7 +174,7 @@ def _hint(value: Any) -> str:
             return f"which would arrive as a plain {base.__name__}: convert it first"
     if isinstance(value, bytearray | memoryview):
         return "which has no form in a message: convert it to bytes first"
-    return "which has no form in a message: convert it, or plug in a TupleSerializer of your own"
+    return "which has no form in a message: convert it first"
 
 
 _FIXED_EXTENSION = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}

@@ -31,7 +31,7 @@ from tuplewire_topology.coordination.termination import ProcessFailedError, Term
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.timer import SimulatedTimer
-from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_topology.serial.serializer import TupleSerializer
 
 SECONDS = 60.0
 COUNT = 3000
@@ -311,7 +311,7 @@ def test_foreign_message_ids_are_refused() -> None:
     topology = topology_of(fates, Look(fates))
     foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))
     with several(topology, "grpc") as workers:
-        payload = MessagePackTupleSerializer(topology).serialize(foreign)
+        payload = TupleSerializer(topology).serialize(foreign)
         workers[1].transfer.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)
         assert workers[1].transfer.malformed == 1
         eventually(lambda: len(fates.acked) == COUNT, SECONDS)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers.hosted import hosted
@@ -27,7 +28,7 @@ from tuplewire_topology import (
 from tuplewire_topology.coordination.mail import Mail, MailKind, Post
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_topology.serial.serializer import TupleSerializer
 
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 200
 EXPECTED = Counter(word for line in LINES for word in line.split())
@@ -127,7 +128,7 @@ def test_bytes_are_counted_for_each_pair(transport: str) -> None:
         told = {each.component: each.received_bytes for each in there.statistics()}
     assert sizes.keys() == {(2, 4), (3, 1)}
     assert sum(sum(each.values()) for each in told.values()) == sum(sizes.values())
-    serialize = MessagePackTupleSerializer(topology).serialize
+    serialize = TupleSerializer(topology).serialize
     source = topology.source(2, "default")
     # Tasks 3 and 4 get the lines in turn, from the spout's own place in the ring.
     sent = [Tuple([line], source, ((2, number),)) for number, line in enumerate(LINES)]
@@ -139,7 +140,7 @@ def test_foreign_and_malformed_messages() -> None:
     """Bytes that are no tuple are counted and dropped, a task that is not here is refused; others go on."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
-    serializer = MessagePackTupleSerializer(topology)
+    serializer = TupleSerializer(topology)
     good = serializer.serialize(Tuple(["word"], topology.source(3, "default")))
     with hosted(topology, [1], transport="grpc") as (here,), Client(here.peer[1], topology="t") as client:
         worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
@@ -221,7 +222,7 @@ def test_a_lost_subscription_fails_the_worker() -> None:
         worker.start()
         with Client(address, topology="t") as other:
             word = Tuple(["word"], topology.source(3, "default"))
-            other.send(1, MessagePackTupleSerializer(topology).serialize(word))
+            other.send(1, TupleSerializer(topology).serialize(word))
             eventually(lambda: counts["word"], SECONDS, "the subscription is in force")
             with other.recv([1]):
                 eventually(lambda: worker.failure, SECONDS)
@@ -229,16 +230,10 @@ def test_a_lost_subscription_fails_the_worker() -> None:
         worker.close()
 
 
-def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
+def test_a_tuple_for_several_tasks_is_serialized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuple for several tasks of another worker is serialized once."""
-
-    class Counting(MessagePackTupleSerializer):
-        calls = 0
-
-        def serialize(self, message: Tuple) -> bytes:
-            Counting.calls += 1
-            return super().serialize(message)
-
+    serialized = Mock(wraps=TupleSerializer.serialize)
+    monkeypatch.setattr(TupleSerializer, "serialize", lambda *each: serialized(*each))
     counts: Counter[str] = Counter()
     builder = TopologyBuilder()
 
@@ -249,13 +244,13 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
     builder.set_bolt("count", Count(counts), 3).all_grouping("words")
     topology = builder.create_topology()
     with hosted(topology, [4], [1, 2, 3]) as (first, second):
-        spout = ExecutorWorker(topology, [4], link=first.link, topology_id="t", serializer=Counting(topology))
+        spout = ExecutorWorker(topology, [4], link=first.link, topology_id="t")
         bolts = ExecutorWorker(topology, [1, 2, 3], link=second.link, topology_id="t")
         for worker in (bolts, spout):
             worker.start()
         spout.activate()
         eventually(lambda: sum(counts.values()) == 3 * len(LINES), SECONDS)
-        assert Counting.calls == len(LINES)
+        assert serialized.call_count == len(LINES)
         for worker in (spout, bolts):
             worker.close()
 

@@ -17,7 +17,7 @@ from tuplewire.errors import MalformedTupleError
 from tuplewire.packing.packing import pack_values
 from tuplewire_topology.authoring.description import Component, ComponentKind, Topology
 from tuplewire_topology.authoring.tuples import Stream, Tuple
-from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_topology.serial.serializer import TupleSerializer
 
 TOPOLOGY = Topology(
     [
@@ -27,7 +27,7 @@ TOPOLOGY = Topology(
         Component("many", ComponentKind.SPOUT, (Stream("x", name="ä:b"),), n_tasks=500),
     ]
 )
-SERIALIZER = MessagePackTupleSerializer(TOPOLOGY)
+SERIALIZER = TupleSerializer(TOPOLOGY)
 
 
 def has_surrogate(value: Any) -> bool:

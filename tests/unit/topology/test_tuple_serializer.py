@@ -22,7 +22,7 @@ from tuplewire.packing import packing
 from tuplewire.packing.packing import MAX_DEPTH
 from tuplewire_topology.authoring.description import Component, ComponentKind, Topology
 from tuplewire_topology.authoring.tuples import Stream, Tuple, tick
-from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_topology.serial.serializer import TupleSerializer
 
 TOPOLOGY = Topology(
     [
@@ -32,7 +32,7 @@ TOPOLOGY = Topology(
         Component("other", ComponentKind.SPOUT, (Stream("value"),)),
     ]
 )
-SERIALIZER = MessagePackTupleSerializer(TOPOLOGY)
+SERIALIZER = TupleSerializer(TOPOLOGY)
 ONE = TOPOLOGY.source(1, "default")  # of "other", with one field
 TWO = TOPOLOGY.source(2, "default")  # of "split", with two
 HEAD = SERIALIZER.serialize(Tuple([None], ONE))[:-1]
@@ -311,11 +311,11 @@ def test_numpy_is_loaded_for_numpy_values_only() -> None:
     program = (
         "import sys\n"
         "from tuplewire_topology.authoring.description import Component, ComponentKind, Topology\n"
-        "from tuplewire_topology.serial.serializer import MessagePackTupleSerializer\n"
+        "from tuplewire_topology.serial.serializer import TupleSerializer\n"
         "from tuplewire_topology.authoring.tuples import Stream\n"
         "from tuplewire_topology.authoring.tuples import Tuple\n"
         "topology = Topology([Component('other', ComponentKind.SPOUT, (Stream('value'),))])\n"
-        "serializer = MessagePackTupleSerializer(topology)\n"
+        "serializer = TupleSerializer(topology)\n"
         "payload = serializer.serialize(Tuple([None], topology.source(1, 'default')))\n"
         "assert serializer.deserialize(payload).values == (None,)\n"
         "assert 'numpy' not in sys.modules\n"
@@ -329,7 +329,7 @@ def test_numpy_is_loaded_for_numpy_values_only() -> None:
 
 def test_serves_several_threads() -> None:
     """One serializer is used by many threads at once, from its first tuple on."""
-    serializer = MessagePackTupleSerializer(TOPOLOGY)
+    serializer = TupleSerializer(TOPOLOGY)
 
     def work(number: int) -> bool:
         sent = Tuple(
@@ -399,9 +399,9 @@ def test_neighbours_are_told_apart() -> None:
         for message_id in ids
         for _ in range(2)
     ]
-    serializer = MessagePackTupleSerializer(TOPOLOGY)
+    serializer = TupleSerializer(TOPOLOGY)
     payloads = list(map(serializer.serialize, tuples))
-    assert payloads == [MessagePackTupleSerializer(TOPOLOGY).serialize(each) for each in tuples]
+    assert payloads == [TupleSerializer(TOPOLOGY).serialize(each) for each in tuples]
     read = list(map(serializer.deserialize, payloads))
     assert [(each.values, each.source.key, each.message_id) for each in read] == [
         (each.values, each.source.key, each.message_id) for each in tuples
@@ -410,7 +410,7 @@ def test_neighbours_are_told_apart() -> None:
 
 def test_what_follows_a_known_beginning_is_checked() -> None:
     """A tuple that begins as the one before did is refused where it ends early, or late."""
-    serializer = MessagePackTupleSerializer(TOPOLOGY)
+    serializer = TupleSerializer(TOPOLOGY)
     payload = serializer.serialize(Tuple(["text"], ONE, ((5, 1),)))
     serializer.deserialize(payload)
     for damaged, problem in ((payload[:-1], "field 'value'"), (payload + b"\0", "its end: 1 byte")):

@@ -39,7 +39,7 @@ from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.statistics import ExecutorStatistics, from_statistics
-from tuplewire_topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_topology.serial.serializer import TupleSerializer
 
 logger = event_logger(__name__)
 
@@ -88,7 +88,7 @@ class TopologyProgram(Program):
         self._told = threading.Event()
         self._told.set()  # without calls, no cluster requests its failure
         self._executors: ExecutorWorker | None = None
-        self._serializer = MessagePackTupleSerializer(self._topology)
+        self._serializer = TupleSerializer(self._topology)
         self._missing: frozenset[int] = frozenset()
         host.attach(self, self._topology.tasks, partial(outbound_tasks, self._topology))
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)

@@ -35,7 +35,7 @@ from tuplewire_topology.running.spout_executor import SpoutExecutor
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.running.timer import Cancel, SystemTimer, Ticks, Timer
 from tuplewire_topology.running.tuple_transfer import Transfer
-from tuplewire_topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer
+from tuplewire_topology.serial.serializer import TupleSerializer
 
 _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
@@ -65,7 +65,6 @@ class ExecutorWorker:
         link: Link | None = None,
         timer: Timer | None = None,
         acker: Acker | None = None,
-        serializer: TupleSerializer | None = None,
         error: Callable[[TaskError], None] = lambda _: None,
         dead_letter: Callable[[DeadLetter], object] = lambda _: False,
         emitted: Callable[[Sequence[Emitted]], None] | None = None,
@@ -92,7 +91,7 @@ class ExecutorWorker:
         spans = tracing.active()
         self.transfer = Transfer(
             self._queues,
-            serializer or MessagePackTupleSerializer(topology),
+            TupleSerializer(topology),
             link,
             self.idle,
             always_serialize=self.settings.always_serialize,

@@ -7,7 +7,6 @@ Thread-safe. Design: docs/design/topologies.md.
 from __future__ import annotations
 
 import reprlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,23 +17,8 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.tuples import UNANCHORED, MessageId, Tuple, TupleSource
 
 
-class TupleSerializer(ABC):
-    """The interface of serializers. All threads of a worker share one: it must be thread-safe."""
-
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-
-    @abstractmethod
-    def serialize(self, message: Tuple) -> bytes:
-        """Return a tuple as bytes. Raises UnsupportedValueError, naming the field, for other types."""
-
-    @abstractmethod
-    def deserialize(self, payload: bytes) -> Tuple:
-        """Parse untrusted bytes. Raises MalformedTupleError, and no other error, if they are invalid."""
-
-
-class MessagePackTupleSerializer(TupleSerializer):
-    """The default: a MessagePack array of source, message id and values, readable in other languages.
+class TupleSerializer:
+    """The form of tuples: a MessagePack array of source, message id and values, readable in other languages.
 
     The source is "task:component:stream", the message id a flat array of its pairs, and the values an array.
     A value may be None, bool, int, float, str, bytes, list, tuple, dict, Decimal, UUID, datetime, date, time,
@@ -43,7 +27,7 @@ class MessagePackTupleSerializer(TupleSerializer):
     """
 
     def __init__(self, topology: Topology) -> None:
-        super().__init__(topology)
+        self.topology = topology
         self._heads: dict[str, bytes] = {}
         # The last values, which neighbours often share. Each tuple is replaced as a whole, for other threads.
         self._written: tuple[MessageId, bytes] = (UNANCHORED, _NO_ID)
@@ -52,6 +36,7 @@ class MessagePackTupleSerializer(TupleSerializer):
         self._sources: dict[str, TupleSource] = {}
 
     def serialize(self, message: Tuple) -> bytes:
+        """Return a tuple as bytes. Raises UnsupportedValueError, naming the field, for other types."""
         key = message.source.key
         try:
             head = self._heads.get(key)
@@ -69,6 +54,7 @@ class MessagePackTupleSerializer(TupleSerializer):
             ) from error
 
     def deserialize(self, payload: bytes) -> Tuple:
+        """Parse untrusted bytes. Raises MalformedTupleError, and no other error, if they are invalid."""
         where = "its source"
         try:
             known = self._read
