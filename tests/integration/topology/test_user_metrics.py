@@ -15,6 +15,7 @@ from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
+from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 120.0
@@ -85,10 +86,11 @@ def test_a_status_reads_no_gauge() -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Gauged()).shuffle_grouping("s")
-    worker = ExecutorWorker(builder.create_topology())
+    topology = builder.create_topology()
+    worker = ExecutorWorker(topology)
     worker.start()
     try:
-        assert all(not each.metrics for each in worker.statistics(registered=False))
+        component_statuses(topology, worker.executors)
         assert Gauged.reads == 0
         assert [each.value for executor in worker.statistics() for each in executor.metrics] == [1]
     finally:

@@ -10,7 +10,6 @@ from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat, to_bea
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.receive_queue import QueueStatistics
 from tuplewire_topology.running.statistics import (
-    AtWork,
     Counts,
     ExecutorStatistics,
     Latency,
@@ -38,8 +37,7 @@ def test_reports_and_statistics_travel() -> None:
         complete=Latency(),
         sending_seconds=1.5,
     )
-    working = AtWork(9.5, 10.5, {("a", "default"): 11})
-    statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8, working)
+    statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8)
     assert to_statistics(from_statistics(statistics)) == replace(statistics, metrics=[])
     samples = [
         UserSample(3, "n", "counter", 2.5),

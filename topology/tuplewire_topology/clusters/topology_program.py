@@ -125,9 +125,8 @@ class TopologyProgram(Program):
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the topology and its local executors to the worker's status."""
-        executors = self._executors
-        statistics = [] if executors is None else executors.statistics(registered=False)
-        status.components.extend(component_statuses(self._topology, statistics))
+        executors = [] if self._executors is None else self._executors.executors
+        status.components.extend(component_statuses(self._topology, executors))
 
     def stop_input(self) -> None:
         """Ignore later assignments, and stop the spouts; tuples in flight are still processed."""

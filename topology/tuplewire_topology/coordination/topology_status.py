@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.executor import Executor
+from tuplewire_topology.running.statistics import Counts
 
 
 def component_statuses(
-    topology: Topology, executors: Iterable[ExecutorStatistics], first_task: int = 0
+    topology: Topology, executors: Iterable[Executor[Any]], first_task: int = 0
 ) -> list[pb.ComponentStatus]:
     """Return all components of a topology with their executors in this process.
 
     `first_task` is the offset of the topology's task ids in the worker.
     """
-    by_component: defaultdict[str, list[ExecutorStatistics]] = defaultdict(list)
+    by_component: defaultdict[str, list[tuple[Executor[Any], Counts]]] = defaultdict(list)
     for each in executors:
-        by_component[each.component].append(each)
+        by_component[each.component.id].append((each, each.at_work()))
     statuses = []
     for name, component in topology.components.items():
         here, tasks = by_component[name], topology.tasks_of(name)
@@ -34,28 +36,29 @@ def component_statuses(
                     stream=source.stream,
                     grouping=source.grouping,
                     executed=sum(
-                        each.at_work.executed_by.get((source.component, source.stream), 0) for each in here
+                        counts.executed_by.get((source.component, source.stream), 0) for _, counts in here
                     ),
                 )
                 for source in component.inputs
             ],
-            executors=[_executor(each, first_task) for each in here],
+            executors=[_executor(*each, first_task) for each in here],
         )
         statuses.append(status)
     return statuses
 
 
-def _executor(executor: ExecutorStatistics, first_task: int) -> pb.ExecutorStatus:
+def _executor(executor: Executor[Any], counts: Counts, first_task: int) -> pb.ExecutorStatus:
+    queue = executor.queue.statistics()
     return pb.ExecutorStatus(
         first_task=first_task + executor.tasks[0],
         tasks=len(executor.tasks),
-        emitted=executor.counts.emitted,
-        executed=sum(executor.at_work.executed_by.values()),
-        failed=executor.counts.failed,
-        errors=executor.counts.errors,
-        busy_seconds=executor.at_work.busy_seconds,
-        sending_seconds=executor.at_work.sending_seconds,
-        queued_tuples=executor.queue.population,
-        queue_capacity=executor.queue.capacity,
+        emitted=counts.emitted,
+        executed=counts.executed,
+        failed=counts.failed,
+        errors=counts.errors,
+        busy_seconds=counts.execute.seconds,
+        sending_seconds=counts.sending_seconds,
+        queued_tuples=queue.population,
+        queue_capacity=queue.capacity,
         pending=executor.pending,
     )

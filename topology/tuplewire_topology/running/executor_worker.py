@@ -392,7 +392,6 @@ class ExecutorWorker:
         if self._link is not None:
             self._link.abort()
 
-    def statistics(self, *, registered: bool = True) -> Sequence[ExecutorStatistics]:
+    def statistics(self) -> Sequence[ExecutorStatistics]:
         """Return a snapshot of every executor; see Executor.statistics."""
-        found = [executor.statistics(registered=registered) for executor in self.executors]
-        return self.transfer.with_sizes(found, self._surroundings.topology)
+        return [each.statistics(self.transfer.received_bytes(each.tasks)) for each in self.executors]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -158,18 +158,6 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class AtWork:
-    """Totals that include the column in progress. They may decrease slightly when the column ends.
-
-    `busy_seconds` is the time in a bolt's execute().
-    """
-
-    busy_seconds: float = 0.0
-    sending_seconds: float = 0.0
-    executed_by: Mapping[StreamId, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
     """A snapshot of an executor.
 
@@ -185,7 +173,6 @@ class ExecutorStatistics:
     counts: Counts
     queue: QueueStatistics
     pending: int
-    at_work: AtWork
     metrics: Sequence[UserSample] = ()
     left_out: int = 0
     received_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -233,10 +220,13 @@ class Tally:
             _count(self.acked, self.just_acked)
             self.just_acked = []
 
-    def at_work(self, pulse: Pulse) -> AtWork:
-        """Return the totals with the column in progress; `pulse` must be of the same thread."""
-        busy, executed, column = self.execute_seconds, _by_stream(self.executed), self.column
-        sending, since = self.sending_seconds, self.sends_since
+    def at_work(self, pulse: Pulse) -> Counts:
+        """Return the totals with the column in progress; `pulse` must be of the same thread.
+
+        They may decrease slightly when the column ends.
+        """
+        counts, column, since = self.snapshot(), self.column, self.sends_since
+        busy, sending, executed = counts.execute.seconds, counts.sending_seconds, Counter(counts.executed_by)
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:
             sending += max(0.0, now - since)
@@ -244,7 +234,8 @@ class Tally:
             busy += max(0.0, now - column.began - max(0.0, sending - column.sending_seconds))
             done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter() counts a call
             executed[column.source.component, column.source.stream.name] += done
-        return AtWork(busy, sending, executed)
+        execute = Latency(executed.total(), busy)
+        return replace(counts, executed_by=executed, execute=execute, sending_seconds=sending)
 
     def snapshot(self) -> Counts:
         """Return the current totals."""
@@ -316,11 +307,6 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
         [counts.errors, counts.sending_seconds],
         list(astuple(statistics.queue)),
         statistics.pending,
-        [
-            statistics.at_work.busy_seconds,
-            statistics.at_work.sending_seconds,
-            [[*source, count] for source, count in statistics.at_work.executed_by.items()],
-        ],
         [list(each) for each in statistics.metrics],
         [statistics.left_out, dict(statistics.received_bytes)],
     ]
@@ -328,15 +314,13 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
 
 def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
     """Return the snapshot that was passed to from_statistics()."""
-    component, tasks, own, sources, latencies, others, queue, pending, at_work, metrics, more = values
+    component, tasks, own, sources, latencies, others, queue, pending, metrics, more = values
     by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
     counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)
-    busy, sending, executed = at_work
-    working = AtWork(busy, sending, {(source, stream): count for source, stream, count in executed})
     samples = [
         UserSample(task, name, kind, value, tuple(bounds), tuple(each))
         for task, name, kind, value, bounds, each in metrics
     ]
     return ExecutorStatistics(
-        component, range(*tasks), counts, QueueStatistics(*queue), pending, working, samples, *more
+        component, range(*tasks), counts, QueueStatistics(*queue), pending, samples, *more
     )

@@ -7,22 +7,21 @@ Thread-safe. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology.acking.acker_tasks import check_id
-from tuplewire_topology.authoring.description import ACKER_COMPONENT, Topology
+from tuplewire_topology.authoring.description import ACKER_COMPONENT
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
 from tuplewire_topology.running.executor import Undeliverable
 from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.link import Done, Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
-from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.running.tuple_observer import take_contexts, with_contexts
 from tuplewire_topology.serial.serializer import TupleSerializer
 
@@ -163,18 +162,11 @@ class Transfer:
         )
         self.idle.taken(1, lost=True)  # its sender has counted it, and the sums must be equal at the end
 
-    def with_sizes(
-        self, executors: Sequence[ExecutorStatistics], topology: Topology
-    ) -> Sequence[ExecutorStatistics]:
-        """Return statistics with received bytes. Source: `topology.serialized.message.size.metrics`."""
-        if not self.size_metrics:
-            return executors
-        sizes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    def received_bytes(self, tasks: range) -> Mapping[str, int]:
+        """Return the bytes received for tasks, by component. Source: see TopologySettings.size_metrics."""
+        sizes: Counter[str] = Counter()
         with self._lock:
-            received = dict(self._sizes)
-        for (source, task), size in received.items():
-            sizes[task]["" if source is None else topology.component_of(source).id] += size
-        return [
-            replace(each, received_bytes=sum((sizes[task] for task in each.tasks), Counter()))
-            for each in executors
-        ]
+            for (source, task), size in self._sizes.items():
+                if task in tasks:
+                    sizes["" if source is None else self.serializer.topology.component_of(source).id] += size
+        return sizes

@@ -187,14 +187,14 @@ class _TopologyMember:
         """Return a report of the executors, or None before they exist. Thread-safe."""
         if self._worker is None:
             return None
-        plan, statistics = self._plan, self._worker.statistics()
+        plan, worker = self._plan, self._worker
         return control_pb2.ReportProgramRequest(
             topology=plan.topology,
             receiver_id=plan.places[self._rank].worker_id,
             program=f"{self._submitted.run}-{self._rank}",
             assignment_version=plan.version,
-            components=component_statuses(self._submitted.topology, statistics, plan.first_task),
-            metrics=metric_families(statistics, self._worker.heartbeat.executors),
+            components=component_statuses(self._submitted.topology, worker.executors, plan.first_task),
+            metrics=metric_families(worker.statistics(), worker.heartbeat.executors),
         )
 
     def _push_assignment(self) -> None:
