@@ -150,12 +150,14 @@ def several(
 
 def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
     """Ask each worker again and again until they are over; TimeoutError, and what one has failed by."""
-    processes = {f"process-{number}": worker for number, worker in enumerate(workers)}
-    termination = Termination(processes)
+    termination = Termination(len(workers))
     deadline = time.monotonic() + SECONDS
     while not termination.over:
-        for name, worker in processes.items():
-            termination.take(name, termination.wave, worker.report())
+        for rank, worker in enumerate(workers):
+            report = worker.report()
+            if report.failure is not None:
+                raise ProcessFailedError(f"process-{rank}", report.failure)
+            termination.take(rank, termination.wave, report)
         if time.monotonic() > deadline:
             raise TimeoutError(f"not over: {[worker.report() for worker in workers]}")
         threading.Event().wait(0.005)

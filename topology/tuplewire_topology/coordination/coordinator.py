@@ -13,7 +13,7 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.mail import Mail, MailKind
-from tuplewire_topology.coordination.termination import ProcessFailedError, Termination, to_report
+from tuplewire_topology.coordination.termination import Termination, to_report
 from tuplewire_topology.running.idle import ProcessReport
 
 _FIRST_PAUSE_SECONDS = 0.005
@@ -83,11 +83,11 @@ class Coordinator:
         self._active = True
         self._told_active = opened
         self._switched = False
-        self._failure: ProcessFailedError | None = None
+        self._failed = False
         self._counts: dict[int, tuple[int, int, int]] = {}
 
     def _asking(self) -> Termination:
-        return Termination(map(_name, range(self._ranks)), exact=self.exact)
+        return Termination(self._ranks, exact=self.exact)
 
     @property
     def over(self) -> bool:
@@ -116,10 +116,8 @@ class Coordinator:
     def take_report(self, rank: int, wave: int, report: ProcessReport, now: float) -> None:
         """Apply a worker's report for a wave."""
         before = self._termination.wave
-        try:
-            self._termination.take(_name(rank), wave, report)
-        except ProcessFailedError as error:
-            self._failure = self._failure or error
+        self._failed |= report.failure is not None
+        self._termination.take(rank, wave, report)
         if self._termination.wave > before:
             self._heard = now
             self._ask_at = now + max(self._next_pause(), self._quiet)
@@ -149,7 +147,7 @@ class Coordinator:
         orders: list[Order] = []
         if self.over:
             return orders
-        if self._failure is not None:
+        if self._failed:
             self._phase = _Phase.OVER
             return [Order(MailKind.ABORT)]
         if self._phase is _Phase.OPENING and len(self._ready) == self._ranks:
@@ -157,12 +155,10 @@ class Coordinator:
         if self._phase is not _Phase.OPENING:
             orders += self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
-            missing = self._termination.missing()
-            if self._phase is _Phase.OPENING:
-                missing = [_name(rank) for rank in range(self._ranks) if rank not in self._ready]
-            raise SilentError(
-                f"{', '.join(missing)} has not answered for {SILENCE_SECONDS:g} s; see its executor's log"
-            )
+            opening = self._phase is _Phase.OPENING
+            missing = set(range(self._ranks)) - self._ready if opening else self._termination.missing
+            names = ", ".join(f"PySpark task {rank}" for rank in sorted(missing))
+            raise SilentError(f"{names} has not answered for {SILENCE_SECONDS:g} s; see its executor's log")
         return orders
 
     def _go_on(self, now: float) -> list[Order]:
@@ -209,7 +205,3 @@ class Coordinator:
         if self._phase is _Phase.RUNNING and self._asked < self._termination.wave and not self._is_paused:
             return max(0.0, self._ask_at - now)
         return _PROGRESS_SECONDS
-
-
-def _name(rank: int) -> str:
-    return f"PySpark task {rank}"

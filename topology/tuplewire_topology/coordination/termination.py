@@ -9,11 +9,11 @@ four-counter method of F. Mattern, "Algorithms for distributed termination detec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.errors import TuplewireError
 from tuplewire_topology.running.idle import Failure, ProcessReport
 
 
@@ -30,7 +30,8 @@ class ProcessFailedError(TuplewireError):
 class Termination:
     """Collects the reports of all processes, and decides when the topology has finished. Not thread-safe.
 
-    Requests must have the number `wave`. Only the first report of each process with this number counts.
+    Processes have the numbers, or ranks, from 0. Requests must have the number `wave`. Only the first report
+    of each process with this number counts. `missing` has the processes without one.
 
     A restarted process loses its counters. Then use a new object with exact=False: the topology has finished
     if all processes are at rest in two waves with equal counts. This is right if a process is at rest only
@@ -38,30 +39,22 @@ class Termination:
     about tuples without acking.
     """
 
-    def __init__(self, processes: Iterable[str], *, exact: bool = True) -> None:
+    def __init__(self, ranks: int, *, exact: bool = True) -> None:
         self.wave = 1
-        self.over = False
+        self.over = not ranks
         self.exact = exact
-        self._processes = frozenset(processes)
-        if not self._processes:
-            raise ConfigError("a topology that is to end needs at least one process; name them")
-        self._reports: dict[str, ProcessReport] = {}
-        self._before: dict[str, ProcessReport] | None = None
+        self._ranks = ranks
+        self.missing = set(range(ranks))
+        self._reports: dict[int, ProcessReport] = {}
+        self._before: dict[int, ProcessReport] | None = None
         """The reports of the previous wave, if all processes were at rest."""
 
-    def take(self, process: str, wave: int, report: ProcessReport) -> bool:
-        """Apply a report that a process made for a request. Return True if the topology has finished.
-
-        Raises ProcessFailedError if the report has a failure, and ConfigError for an unknown process.
-        """
-        if process not in self._processes:
-            known = ", ".join(map(repr, sorted(self._processes)))
-            raise ConfigError(f"{process!r} is no process of this topology; they are {known}")
-        if report.failure is not None:
-            raise ProcessFailedError(process, report.failure)
-        if wave == self.wave and not self.over:
-            self._reports.setdefault(process, report)  # a repeated request may give a second report
-            if len(self._reports) == len(self._processes):
+    def take(self, rank: int, wave: int, report: ProcessReport) -> bool:
+        """Apply a report that a process made for a request. Return True if the topology has finished."""
+        if wave == self.wave and rank in self.missing:  # a repeated request may give a second report
+            self.missing.remove(rank)
+            self._reports[rank] = report
+            if not self.missing:
                 self._close_wave()
         return self.over
 
@@ -69,10 +62,6 @@ class Termination:
     def at_rest(self) -> bool:
         """True if all processes were at rest in the previous wave."""
         return self._before is not None
-
-    def missing(self) -> list[str]:
-        """Return the processes without a report in this wave."""
-        return sorted(self._processes - self._reports.keys())
 
     def _close_wave(self) -> None:
         reports, self._reports = self._reports, {}
@@ -85,6 +74,8 @@ class Termination:
                 self.over = self._before == reports  # sums do not match after a restart
         self._before = reports if at_rest else None
         self.wave += 1
+        if not self.over:
+            self.missing = set(range(self._ranks))
 
 
 def from_report(report: ProcessReport) -> list[Any]:
