@@ -34,7 +34,6 @@ from tuplewire_topology.clusters.running_topology import (
 )
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
-from tuplewire_topology.coordination.members import obey
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorBeat
 from tuplewire_topology.running.idle import ProcessReport
@@ -164,7 +163,7 @@ class LocalTopology(RunningTopology):
         if worker.dead:
             report: ProcessReport | None = ProcessReport(at_rest=True, sent=0, taken=0)
         else:
-            report = obey(worker, order)
+            report = order.execute(worker)
         # A topology that is paused for a change is at rest for this change only, not for other callers.
         if report is not None and self._changes > changes:
             return replace(report, at_rest=False)

@@ -10,19 +10,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tuplewire.errors import TopologyError
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.coordination.members import run_to_end
+from tuplewire_topology.coordination.mail import MailKind
 from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
 WAIT_SECONDS = 60.0
 KILL_SECONDS = 10.0
+_TO_WORKERS = frozenset({MailKind.ASK, MailKind.TICK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,24 @@ class RunningTopology(ABC):
         self._wait(timeout)
 
     def _wait(self, timeout: float, levels: Sequence[Sequence[str]] = (), changes: int = 0) -> None:
-        ranks, now = self.n_workers, time.monotonic()
-        coordinator = Coordinator(ranks, now, levels, opened=True, exact=self._exact)
-        if not run_to_end(coordinator, ranks, partial(self._obey, coordinator, changes), timeout):
-            raise TimeoutError(
-                f"topology {self.name!r} has not finished after {timeout:g} s{self._unfinished()}"
-            )
+        now = time.monotonic()
+        deadline = now + timeout
+        coordinator = Coordinator(self.n_workers, now, levels, opened=True, exact=self._exact)
+        while True:
+            for order in coordinator.orders(time.monotonic()):
+                for rank in range(self.n_workers) if order.kind in _TO_WORKERS else ():
+                    report = self._obey(coordinator, changes, rank, order)
+                    if report is not None:
+                        coordinator.take_report(rank, order.values[0], report, time.monotonic())
+            if coordinator.over:
+                return
+            now = time.monotonic()
+            seconds = coordinator.wait_seconds(now)
+            if seconds and now >= deadline:
+                raise TimeoutError(
+                    f"topology {self.name!r} has not finished after {timeout:g} s{self._unfinished()}"
+                )
+            time.sleep(min(seconds, max(0.0, deadline - now)))
 
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
         """Wait until the topology has finished, send the final ticks, wait, and return the recorded tuples.

@@ -30,7 +30,6 @@ from tuplewire_topology.clusters.reference import load_topology
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.coordination.mail import MailKind
-from tuplewire_topology.coordination.members import obey
 from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
@@ -261,7 +260,7 @@ class TopologyProgram(Program):
                     self._parts = _parts(self._captured)
                 return next(self._parts, None)
             case MailKind.ASK | MailKind.TICK if (executors := self._step()) is not None:
-                report = obey(executors, Order(MailKind(kind), tuple(values)))
+                report = Order(MailKind(kind), tuple(values)).execute(executors)
                 return report and from_report(report)
             case _:
                 raise MalformedError(f"{kind!r} is unknown, or not possible before the first assignment")

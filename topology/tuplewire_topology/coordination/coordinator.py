@@ -1,6 +1,6 @@
 """The coordinator of a topology, as pure state: reports and control messages in, orders out.
 
-Used by clusters (members.py calls their workers) and by the first PySpark task, which sends mail. Owns the
+Used by clusters, which call their workers, and by the first PySpark task, which sends mail. Owns the
 topology's phase and its termination detection. Not thread-safe. Design: docs/design/acking.md.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.mail import Mail, MailKind
 from tuplewire_topology.coordination.termination import Termination, to_report
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import ProcessReport
 
 _FIRST_PAUSE_SECONDS = 0.005
@@ -35,6 +36,22 @@ class Order:
 
     kind: MailKind
     values: tuple[Any, ...] = ()
+
+    def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
+        """Execute the order in a worker of this process. Raises its failure if the order requests a report."""
+        match self.kind:
+            case MailKind.ACTIVATE:
+                worker.activate()
+            case MailKind.DEACTIVATE:
+                worker.deactivate()
+            case MailKind.TICK:
+                worker.tick(self.values)
+            case MailKind.ASK:
+                (wave,) = self.values
+                report = worker.report(anew=wave == 1)
+                worker.check()
+                return report
+        return None
 
 
 class _Phase(Enum):

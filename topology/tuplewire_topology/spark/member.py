@@ -25,7 +25,6 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.coordination.mail import TO_COORDINATOR, Mail, Mailbox, MailKind, Post
-from tuplewire_topology.coordination.members import obey
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
 from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
@@ -314,7 +313,7 @@ class _TopologyMember:
                 (output_wanted,) = mail.values
                 if not output_wanted:  # a cancelled job: bolts must not wait until Spark reads their output
                     self._inbox.discard()
-            obey(self._worker, Order(mail.kind, mail.values))
+            Order(mail.kind, mail.values).execute(self._worker)
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
         self._given_up.dead_letters += sum(run.source.component == LETTERS for run in runs)
