@@ -160,7 +160,7 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
         worker.start()
         assert notes.seen == ["heartbeat", "executors", "receive"]
-        worker.activate()
+        worker.switch(active=True)
         queue = worker.bolts[0].queue
         eventually(lambda: queue.statistics().arrived == COUNT, SECONDS, "all are in the queue or executed")
         assert arrived == []
@@ -197,10 +197,10 @@ def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=here.link)
         here.host.attach(worker, topology.tasks)
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         queue = worker.bolts[0].queue
         eventually(lambda: queue.statistics().arrived == COUNT, SECONDS)
-        worker.deactivate()
+        worker.switch(active=False)
         draining = threading.Thread(target=here.close, args=(SECONDS,))
         draining.start()
         eventually(lambda: here.worker.state is WorkerState.DRAINING, SECONDS)

@@ -144,7 +144,7 @@ def several(
             stack.callback(worker.close)
             worker.start()
         for worker in workers:
-            worker.activate()
+            worker.switch(active=True)
         yield workers
 
 
@@ -266,7 +266,7 @@ def test_it_is_over_when_spouts_are_inactive() -> None:
     with several(topology_of(fates, Look(fates), 10**6), "grpc", conf) as workers:
         eventually(lambda: fates.acked, SECONDS)
         for worker in workers:
-            worker.deactivate()
+            worker.switch(active=False)
         ask_until_over(workers)
         assert sorted(fates.acked) == sorted(fates.seen)
         assert set(fates.seen.values()) == {2}
@@ -300,7 +300,7 @@ def test_messages_without_destination_do_not_hold_up_the_end() -> None:
     with worker_links("local", topology, ([3], [])) as (link, other):
         worker = ExecutorWorker(topology, [3], topology_id="t", link=link)
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         ask_until_over([worker])
         assert worker.report().taken == COUNT
         worker.close()

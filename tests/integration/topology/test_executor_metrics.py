@@ -215,7 +215,7 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
 
     assert ready() == (503, "not ready: starting\n")
     worker.start()
-    worker.activate()
+    worker.switch(active=True)
     assert ready()[0] == 200
     assert samples(registry)["executor_stuck b 1-1"] == 0
     feeder.feed([1])

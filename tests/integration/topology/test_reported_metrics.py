@@ -111,7 +111,7 @@ def test_executors_beside_a_worker(worker: Running, executors: ExecutorWorker) -
         lines = 'tuplewire_user_lines_left{component="lines",task="1"}'
         eventually(lambda: lines in told(worker), SECONDS, "the first report")
         assert told(worker)[lines] == len(LINES)
-        executors.activate()
+        executors.switch(active=True)
         eventually(lambda: told(worker)[lines] == 0, SECONDS, "all lines are emitted")
         executors.close(SECONDS)
     check(told(worker))

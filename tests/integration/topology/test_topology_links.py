@@ -100,7 +100,7 @@ def two_workers(topology: Topology, transport: str, **more: Any) -> Iterator[lis
             stack.callback(worker.close)
             worker.start()
         for worker in workers:
-            worker.activate()
+            worker.switch(active=True)
         yield workers
 
 
@@ -165,7 +165,7 @@ def test_no_destination_is_counted() -> None:
     with hosted(topology, [2]) as (here,):
         worker = ExecutorWorker(topology, [2], topology_id="t", link=here.link)
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         assert wait_idle(worker, SECONDS)
         eventually(lambda: here.link.lost() == len(LINES), SECONDS)
         assert here.status().refused_messages == {"UNKNOWN_TASK": len(LINES)}
@@ -188,7 +188,7 @@ def test_words_are_counted_over_clients() -> None:
         ]
         for worker in workers:
             worker.start()
-        workers[0].activate()
+        workers[0].switch(active=True)
         eventually(lambda: counts == EXPECTED, SECONDS)
         for worker in workers:
             worker.close()
@@ -204,7 +204,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
         client = Client(processes.endpoints[0].unix_address, topology="t")
         worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=Link(client))
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         assert wait_idle(worker, SECONDS)
         with pytest.raises(RefusedMessagesError, match="task 3"):
             worker.close()
@@ -248,7 +248,7 @@ def test_a_tuple_for_several_tasks_is_serialized_once(monkeypatch: pytest.Monkey
         bolts = ExecutorWorker(topology, [1, 2, 3], link=second.link, topology_id="t")
         for worker in (bolts, spout):
             worker.start()
-        spout.activate()
+        spout.switch(active=True)
         eventually(lambda: sum(counts.values()) == 3 * len(LINES), SECONDS)
         assert serialized.call_count == len(LINES)
         for worker in (spout, bolts):

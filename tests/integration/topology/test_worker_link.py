@@ -269,7 +269,7 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     worker = ExecutorWorker(topology, [4], topology_id="t", link=here.link)
     worker.start()
     eventually(lambda: here.link.not_connected == "no connection to second", SECONDS)
-    worker.activate()
+    worker.switch(active=True)
     feeder.feed([1])
     assert not wait_idle(worker, 0.2)
     assert taker.came == []
@@ -327,7 +327,7 @@ def test_an_executor_moves_while_tuples_flow() -> None:
         ]
         for worker in workers:
             worker.start()
-        workers[0].activate()
+        workers[0].switch(active=True)
         eventually(lambda: len(seen) > 200, SECONDS)
         workers[0].remove(range(1, 2), SECONDS)
         assign(2, {here: [4], there: [1, 2, 3]})

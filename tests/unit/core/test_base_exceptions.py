@@ -138,7 +138,7 @@ def test_it_ends_the_topology(component: str, place: str, error: BaseException) 
     worker = worker_of(Raises(place, error))
     with contextlib.suppress(TaskError):
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         wait_idle(worker, SECONDS)
     worker.close(SECONDS)
     with pytest.raises(TaskError, match=f"task . of '{component}': {type(error).__name__}") as raised:

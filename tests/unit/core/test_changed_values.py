@@ -67,7 +67,7 @@ def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
     worker = ExecutorWorker(builder.create_topology(), conf=STRICT)
     try:
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         wait_idle(worker, SECONDS)
     finally:
         worker.close(SECONDS)

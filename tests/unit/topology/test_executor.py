@@ -121,7 +121,7 @@ def running(
     worker = ExecutorWorker(topology, conf=conf, **more)
     try:
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         yield worker
     finally:
         worker.close()
@@ -205,7 +205,7 @@ def test_max_spout_pending() -> None:
     held.seen.clear()
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 5}) as worker:
         eventually(lambda: len(held.seen) >= 5, SECONDS)
-        worker.deactivate()
+        worker.switch(active=False)
         assert wait_idle(worker, SECONDS)
         assert [message[0] for _, message in held.seen] == [0, 1, 2, 3, 4]
 

@@ -88,7 +88,7 @@ def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
     worker = ExecutorWorker(topology, conf=conf, **settings)
     try:
         worker.start()
-        worker.activate()
+        worker.switch(active=True)
         yield worker
     finally:
         worker.close()

@@ -202,7 +202,7 @@ def test_a_row_that_always_fails_is_given_up(
         dead_letter=take_none,
     )
     worker.start()
-    worker.activate()
+    worker.switch(active=True)
     assert worker.wait_idle(20)
     worker.close()
     assert Counter(seen) == {number: 1 if number % 2 else 4 for number in range(20)}

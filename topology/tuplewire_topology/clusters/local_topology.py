@@ -153,10 +153,7 @@ class LocalTopology(RunningTopology):
         with self._changing:
             self._active = active
             for worker in self._workers:
-                if active:
-                    worker.activate()
-                else:
-                    worker.deactivate()
+                worker.switch(active=active)
 
     def _obey(self, _: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
         worker = self._workers[rank]

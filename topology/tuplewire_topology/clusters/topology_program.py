@@ -133,7 +133,7 @@ class TopologyProgram(Program):
         if self._thread.ident is not None:
             self._thread.join(_END_SECONDS)
         if self._executors is not None:
-            self._executors.deactivate()
+            self._executors.switch(active=False)
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of the executors."""
@@ -199,10 +199,7 @@ class TopologyProgram(Program):
             self._executors.start(_OPEN_SECONDS)
         else:
             self._executors.follow(wanted, _OPEN_SECONDS)
-        if assignment.active:
-            self._executors.activate()
-        else:
-            self._executors.deactivate()
+        self._executors.switch(active=assignment.active)
         self._version = assignment.version
         logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})
 

@@ -40,10 +40,8 @@ class Order:
     def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
         """Execute the order in a worker of this process. Raises its failure if the order requests a report."""
         match self.kind:
-            case MailKind.ACTIVATE:
-                worker.activate()
-            case MailKind.DEACTIVATE:
-                worker.deactivate()
+            case MailKind.ACTIVATE | MailKind.DEACTIVATE:
+                worker.switch(active=self.kind is MailKind.ACTIVATE)
             case MailKind.TICK:
                 worker.tick(self.values)
             case MailKind.ASK:

@@ -164,7 +164,7 @@ class ExecutorWorker:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self, timeout: float = _OPEN_SECONDS) -> None:
-        """Open all tasks, then receive tuples; spouts wait for activate(). Raises TaskError, TimeoutError."""
+        """Open all tasks, then receive tuples; spouts wait for switch(). Raises TaskError, TimeoutError."""
         self._heartbeats.beat()
         self._hooks.start()
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
@@ -190,15 +190,10 @@ class ExecutorWorker:
         if self._link is not None:  # after all tasks are open, because the queues fill from now on
             self._link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
 
-    def activate(self) -> None:
-        """Start to request tuples from the spouts, once the link is connected."""
+    def switch(self, *, active: bool) -> None:
+        """Request tuples from the spouts, once the link is connected, or stop; tuples in flight continue."""
         for spout in self.spouts:
-            spout.activate()
-
-    def deactivate(self) -> None:
-        """Stop requesting tuples from the spouts; tuples in flight are still processed."""
-        for spout in self.spouts:
-            spout.deactivate()
+            spout.switch(active=active)
 
     def tick(self, bolts: Iterable[str]) -> None:
         """Send the final tick to the tasks of these bolts, at the end of the topology."""
@@ -251,7 +246,7 @@ class ExecutorWorker:
                 return
             self._closed = True
         deadline = time.monotonic() + timeout
-        self.deactivate()
+        self.switch(active=False)
         self.wait_idle(timeout)
         self._end_timer()
         for executor in self.executors:
@@ -296,7 +291,7 @@ class ExecutorWorker:
     def pause(self) -> None:
         """Deactivate the spouts, and hold ticks back, until all tuples in flight are processed."""
         self.idle.paused = True
-        self.deactivate()
+        self.switch(active=False)
 
     def resume(self) -> None:
         """Send the ticks that were held back, once per task; spouts do not change."""

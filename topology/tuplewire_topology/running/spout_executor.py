@@ -75,14 +75,9 @@ class SpoutExecutor(Executor[SpoutTask]):
         """The number of tuples in flight that have a message ID."""
         return sum(len(task.pending) for task in list(self._tasks.values()))
 
-    def activate(self) -> None:
-        """Start to request tuples from the spouts. Thread-safe."""
-        self._wanted = True
-        self.queue.wake()
-
-    def deactivate(self) -> None:
-        """Stop requesting tuples from the spouts. Thread-safe."""
-        self._wanted = False
+    def switch(self, *, active: bool) -> None:
+        """Start or stop to request tuples from the spouts. Thread-safe."""
+        self._wanted = active
         self.queue.wake()
 
     def finished(self, epoch: int = 0) -> bool:
@@ -111,7 +106,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         super()._turn()
         # Only the start waits for the connections to other workers; the end does not.
         if self._active != self._wanted and (self._active or self._surroundings.ready()):
-            self._switch()
+            self._change()
         if self._active and not self._stopping:
             self._round()
 
@@ -122,7 +117,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             return self.settings.spout_wait_seconds
         return _READY_SECONDS if self._wanted and not self._active else None
 
-    def _switch(self) -> None:
+    def _change(self) -> None:
         wanted = self._wanted
         for task in self._tasks.values():
             self.pulse.enter(task.id, Doing.ACTIVATE if wanted else Doing.DEACTIVATE)
