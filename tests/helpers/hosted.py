@@ -10,7 +10,7 @@ from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.process.embedded_worker import EmbeddedWorker
 from tuplewire_topology import Topology
-from tuplewire_topology.clusters.local_worker import link_to
+from tuplewire_topology.running.link import Link
 
 TOPOLOGY = "t"
 
@@ -20,7 +20,7 @@ class Hosted(EmbeddedWorker):
 
     def __init__(self, name: str, topology: Topology, conf: Mapping[str, Any]) -> None:
         super().__init__(name, TOPOLOGY, conf)
-        self.link = link_to(self, topology, conf)
+        self.link = Link.to(self.host, topology, conf)
         self.worker = self._worker
 
     def status(self) -> GetStatusResponse:

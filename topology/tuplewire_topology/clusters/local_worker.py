@@ -5,6 +5,7 @@ Used by local_topology.py. Owns both. Not thread-safe, like ExecutorWorker. Desi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,19 +14,11 @@ from typing import Any
 from tuplewire.connection.loop import messaging_loop
 from tuplewire_service.process.embedded_worker import EmbeddedWorker
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
-
-
-def link_to(hosted: EmbeddedWorker, topology: Topology, conf: Mapping[str, Any]) -> Link:
-    """Return a link from executors to their embedded worker."""
-    settings = TopologySettings.from_conf(conf)
-    client = hosted.host.client(len(topology.tasks), settings.receive_queue_tuples)
-    return Link(client, spouts=topology.spout_tasks, worker=hosted.host)
 
 
 class LocalWorker(ExecutorWorker):
@@ -44,13 +37,12 @@ class LocalWorker(ExecutorWorker):
     ) -> None:
         self.dead = False
         self.hosted = hosted
-        self.link: Link | None = None
         if hosted is None:
             super().__init__(topology, tasks, conf=conf, **settings)
             return
         try:
-            self.link = link_to(hosted, topology, conf)
-            super().__init__(topology, tasks, link=self.link, port=hosted.port, conf=conf, **settings)
+            link = Link.to(hosted.host, topology, conf)
+            super().__init__(topology, tasks, link=link, port=hosted.port, conf=conf, **settings)
             hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
         except BaseException:
             hosted.abort()
@@ -66,13 +58,15 @@ class LocalWorker(ExecutorWorker):
         return replace(report, at_rest=report.at_rest and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
-        """End like a killed process; see ExecutorWorker.kill."""
+        """End like a killed process: send nothing more.
+
+        Returns the executors that are still in user code after `timeout` seconds; they end after that call.
+        """
         self.dead = True
-        left = super().kill(0.0)  # no wait yet: executors may wait for the link, which ends below
-        if self.hosted is not None and self.link is not None:
-            self.link.abort()
+        self.abandon()
+        if self.hosted is not None:
             self.hosted.abort()
-        return [executor for executor in left if not executor.join(timeout)]
+        return self._still_running(time.monotonic() + timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """End cleanly; see ExecutorWorker.close."""

@@ -72,9 +72,8 @@ class TopologyProgram(Program):
     def __init__(self, host: Host, flags: ProgramFlags) -> None:
         """Load the topology, and attach to the worker. Raises ConfigError for invalid settings."""
         self._conf = dict(flags.conf)
-        settings = TopologySettings.from_conf(self._conf)
-        self._receive_queue_tuples = settings.receive_queue_tuples
-        self._topology = with_ackers(load_topology(flags.program), settings.ackers)
+        ackers = TopologySettings.from_conf(self._conf).ackers
+        self._topology = with_ackers(load_topology(flags.program), ackers)
         self._host = host
         self._state_file = flags.state_file
         self._captured: Captured | None = None
@@ -184,13 +183,12 @@ class TopologyProgram(Program):
         wanted = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
         self._warn_of_missing(wanted, assignment.owner_of)
         if self._executors is None:
-            client = self._host.client(len(self._topology.tasks), self._receive_queue_tuples)
             self._executors = ExecutorWorker(
                 self._topology,
                 wanted,
                 topology_id=self._host.topology,
                 conf=self._conf,
-                link=Link(client, spouts=self._topology.spout_tasks, worker=self._host),
+                link=Link.to(self._host, self._topology, self._conf),
                 emitted=None if self._captured is None else self._captured.add,
                 dead_letter=self._bury,
                 state_file=None if self._state_file is None else Path(self._state_file),

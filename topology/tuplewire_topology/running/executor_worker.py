@@ -77,7 +77,7 @@ class ExecutorWorker:
         self.tasks = frozenset(topology.tasks if tasks is None else tasks)
         self.idle = IdleWatch()
         self.failure: TuplewireError | None = None
-        self._link = link
+        self.link = link
         self._host = None if link is None else link.worker
         self._lock = threading.Lock()
         self._closed = False
@@ -187,8 +187,8 @@ class ExecutorWorker:
             period = self.settings.message_timeout_seconds / PARTS
             if self._has_ackers and period and not isinstance(executor, BoltExecutor):  # ackers and spouts
                 self._recurring.append(self._timer.every(period, executor.rotate))
-        if self._link is not None:  # after all tasks are open, because the queues fill from now on
-            self._link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
+        if self.link is not None:  # after all tasks are open, because the queues fill from now on
+            self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
 
     def switch(self, *, active: bool) -> None:
         """Request tuples from the spouts, once the link is connected, or stop; tuples in flight continue."""
@@ -227,7 +227,7 @@ class ExecutorWorker:
         if anew:
             self._epoch = self.new_epoch()
         at_rest, sent, taken = self.idle.traffic(lambda: self.finished(self._epoch))
-        lost = 0 if self._link is None else self._link.lost()
+        lost = 0 if self.link is None else self.link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + lost, failure)
 
@@ -253,8 +253,8 @@ class ExecutorWorker:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
         stuck = self._still_running(deadline)
-        if self._link is not None:
-            self._link.close(max(1.0, deadline - time.monotonic()))
+        if self.link is not None:
+            self.link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.shutdown()
         self._heartbeats.beat()
@@ -271,17 +271,14 @@ class ExecutorWorker:
         for cancel in self._recurring:
             cancel()
 
-    def kill(self, timeout: float) -> list[Executor[Any]]:
-        """End like a killed process: send nothing more. The caller closes the link.
-
-        Returns the executors that are still in user code after `timeout` seconds; they end after that call.
-        """
+    def abandon(self) -> None:
+        """End like a killed process: send nothing more. Does not wait for calls of user code."""
         with self._lock:
             self._closed = True
         self._end_timer()
         for executor in self.executors:
             executor.abandon()
-        return self._still_running(time.monotonic() + timeout)
+        self.disconnect()
 
     def _still_running(self, deadline: float) -> list[Executor[Any]]:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
@@ -322,8 +319,8 @@ class ExecutorWorker:
         if not executor.join(timeout):
             raise TimeoutError(f"{executor} did not end within {timeout} s")
         self.executors = [each for each in self.executors if each is not executor]
-        if self._link is not None:
-            self._link.leave(tasks)
+        if self.link is not None:
+            self.link.leave(tasks)
         self.tasks -= frozenset(tasks)
         self._surroundings.metrics.forget(tasks)
         self.check()
@@ -363,7 +360,7 @@ class ExecutorWorker:
             return f"failed: {self.failure}"
         if self._closed or not self._started:
             return "stopped" if self._closed else "starting"
-        return "" if self._link is None else self._link.not_connected
+        return "" if self.link is None else self.link.not_connected
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
@@ -380,12 +377,12 @@ class ExecutorWorker:
         """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
         if self.failure is not None:  # its tuples are never processed
             return False
-        return not self.idle.empty or (self._link is not None and self._link.pending > 0)
+        return not self.idle.empty or (self.link is not None and self.link.pending > 0)
 
     def disconnect(self) -> None:
         """Close the link, which ends executors that wait for free space. See AttachedProgram."""
-        if self._link is not None:
-            self._link.abort()
+        if self.link is not None:
+            self.link.abort()
 
     def statistics(self) -> Sequence[ExecutorStatistics]:
         """Return a snapshot of every executor; see Executor.statistics."""

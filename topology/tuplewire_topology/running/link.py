@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from tuplewire.client import Client
 from tuplewire.errors import (
@@ -25,6 +25,8 @@ from tuplewire.errors import (
 from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
+from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.authoring.topology_settings import TopologySettings
 
 logger = event_logger(__name__)
 
@@ -53,6 +55,9 @@ class HostWorker(Protocol):
 
     def dropped(self) -> int:
         """Return the number of messages that the worker has dropped."""
+
+    def client(self, tasks: int, prefetch_messages: int) -> Client:
+        """Return a new client of the worker, with memory for the messages of `tasks` tasks."""
 
 
 class Link:
@@ -89,6 +94,13 @@ class Link:
         self._first_task = first_task
         self._closed = False
         self._subscriptions: dict[range, Callable[[], None]] = {}
+
+    @classmethod
+    def to(cls, worker: HostWorker, topology: Topology, conf: Mapping[str, Any]) -> Self:
+        """Return a link to the worker in this process."""
+        settings = TopologySettings.from_conf(conf)
+        client = worker.client(len(topology.tasks), settings.receive_queue_tuples)
+        return cls(client, spouts=topology.spout_tasks, worker=worker)
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
         """Start to deliver the messages of these tasks, a range for each executor.
