@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from tuplewire_topology.acking.acker import Acker
-from tuplewire_topology.authoring.tuples import ACK_STREAM, AddressedTuples
+from collections.abc import Sequence
+
+from tuplewire_topology.acking.acker import Acker, News, Root
+from tuplewire_topology.authoring.tuples import (
+    ACK_STREAM,
+    AddressedTuples,
+    MessageId,
+    Stream,
+    Tuple,
+    TupleSource,
+)
 
 A, B = (7, "a"), (8, "b")
+SOURCE = TupleSource("bolt", 9, Stream())
 
 
 class Told:
@@ -19,50 +29,63 @@ class Told:
         """Take a column for a spout's task."""
         self.fates += [(column.task, fate[0], fate.source_stream == ACK_STREAM) for fate in column.tuples]
 
+    def update(
+        self,
+        began: Sequence[Root] = (),
+        copies: Sequence[Root] = (),
+        acked: Sequence[MessageId] = (),
+        failed: Sequence[MessageId] = (),
+    ) -> None:
+        """Tell the acker what a task has done; each of `copies` is a tuple with this root alone."""
+        column = AddressedTuples(9, [Tuple([], SOURCE, (root,)) for root in copies])
+        task = began[0][0] if began else 9
+        self.acker.tell(News(task, [key for _, key in began], [column], [], acked, failed))
+
 
 def test_a_tree_is_over_when_its_last_copy_is() -> None:
     """What a bolt emits counts before what it acks, so that a tree ends only with its leaves."""
     told = Told()
-    told.acker.update(began=[A], copies={A: 1})
-    told.acker.update(copies={A: 2}, acked=[(A,)])
-    told.acker.update(acked=[(A,)])
+    told.update(began=[A], copies=[A])
+    told.update(copies=[A, A], acked=[(A,)])
+    told.update(acked=[(A,)])
     assert (told.fates, len(told.acker)) == ([], 1)
-    told.acker.update(acked=[(A,)])
+    told.update(acked=[(A,)])
     assert (told.fates, len(told.acker)) == ([(7, "a", True)], 0)
 
 
 def test_nobody_subscribes() -> None:
     """A tuple that goes to no task is processed at once."""
     told = Told()
-    told.acker.update(began=[A])
+    told.update(began=[A])
     assert told.fates == [(7, "a", True)]
 
 
 def test_failure_is_told_once_nothing_is_on_the_way() -> None:
     """A spout that sends a failed tuple again meets no rest of the first attempt."""
     told = Told()
-    told.acker.update(began=[A], copies={A: 2})
-    told.acker.update(failed=[(A,)])
+    told.update(began=[A], copies=[A, A])
+    told.update(failed=[(A,)])
     assert told.fates == []
-    told.acker.update(acked=[(A,)])
+    told.update(acked=[(A,)])
     assert told.fates == [(7, "a", False)]
 
 
 def test_several_roots() -> None:
     """A tuple that descends from two holds both trees up."""
     told = Told()
-    told.acker.update(began=[A, B], copies={A: 1, B: 1})
-    told.acker.update(copies={A: 1, B: 1}, acked=[(A,), (B,)])
+    told.update(began=[A], copies=[A])
+    told.update(began=[B], copies=[B])
+    told.update(copies=[A, B], acked=[(A,), (B,)])
     assert told.fates == []
-    told.acker.update(acked=[(A, B)])
+    told.update(acked=[(A, B)])
     assert sorted(told.fates) == [(7, "a", True), (8, "b", True)]
 
 
 def test_what_is_over_stays_over() -> None:
     """A bolt that emits anchored to what it has acked, or acks what nobody knows, changes nothing."""
     told = Told()
-    told.acker.update(began=[A], copies={A: 1})
-    told.acker.update(acked=[(A,)])
-    told.acker.update(copies={A: 1})
-    told.acker.update(acked=[(A,)], failed=[(B,)])
+    told.update(began=[A], copies=[A])
+    told.update(acked=[(A,)])
+    told.update(copies=[A])
+    told.update(acked=[(A,)], failed=[(B,)])
     assert told.fates == [(7, "a", True)]

@@ -74,43 +74,6 @@ class Acker:
         """Return the number of pending trees."""
         return len(self._trees)
 
-    def update(
-        self,
-        began: Iterable[Root] = (),
-        copies: Mapping[Root, int] | None = None,
-        acked: Iterable[MessageId] = (),
-        failed: Iterable[MessageId] = (),
-    ) -> None:
-        """Apply the changes of an executor, before any of the copies is in flight.
-
-        `began` are roots that a spout emitted, and `copies` the number of new copies by root. `acked` and
-        `failed` are the ids of processed copies. Roots of finished trees are ignored.
-        """
-        finished: dict[int, list[tuple[Any, bool]]] = {}
-        # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
-        acked_copies, failed_copies = Counter(_flat(acked)), Counter(_flat(failed))
-        with self._lock:
-            trees = self._trees
-            touched: dict[Root, None] = {}
-            for root in began:
-                trees.setdefault(root, _Tree())  # a message id that is still pending shares its tree
-                touched[root] = None  # a tree without subscribers ends below
-            for root, count in (copies or {}).items():
-                if root in trees:
-                    trees[root].copies += count
-            for done, fails in ((acked_copies, False), (failed_copies, True)):
-                for root, count in done.items():
-                    if root in trees:
-                        tree = trees[root]
-                        tree.copies -= count
-                        tree.failed |= fails
-                        touched[root] = None
-            for root in touched:
-                if root in trees and trees[root].copies <= 0:
-                    tree = trees.pop(root)
-                    finished.setdefault(root[0], []).append((root[1], not tree.failed))
-        self._tell_all(finished)
-
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
         """Return (key, message id) of each tuple with an id, before the tuples are sent.
 
@@ -127,12 +90,40 @@ class Acker:
         """Prepare tuples that a bolt emitted, before they are sent. Does nothing here."""
 
     def tell(self, news: News) -> list[AddressedTuples]:
-        """Report changes, before the columns are sent. Return further tuples to send: none here."""
+        """Report changes, before the columns are sent. Return further tuples to send: none here.
+
+        Roots of finished trees are ignored.
+        """
         tuples = chain(news.lost, *(column.tuples for column in news.columns))
         copies = Counter(_flat(map(_message_id, tuples)))
         failed = [*news.failed, *(message.message_id for message in news.lost)]
-        if news.began or copies or news.acked or failed:
-            self.update([(news.task, key) for key in news.began], copies, news.acked, failed)
+        if not (news.began or copies or news.acked or failed):
+            return []
+        finished: dict[int, list[tuple[Any, bool]]] = {}
+        # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
+        acked_copies, failed_copies = Counter(_flat(news.acked)), Counter(_flat(failed))
+        with self._lock:
+            trees = self._trees
+            touched: dict[Root, None] = {}
+            for key in news.began:
+                root = news.task, key
+                trees.setdefault(root, _Tree())  # a message id that is still pending shares its tree
+                touched[root] = None  # a tree without subscribers ends below
+            for root, count in copies.items():
+                if root in trees:
+                    trees[root].copies += count
+            for done, fails in ((acked_copies, False), (failed_copies, True)):
+                for root, count in done.items():
+                    if root in trees:
+                        tree = trees[root]
+                        tree.copies -= count
+                        tree.failed |= fails
+                        touched[root] = None
+            for root in touched:
+                if root in trees and trees[root].copies <= 0:
+                    tree = trees.pop(root)
+                    finished.setdefault(root[0], []).append((root[1], not tree.failed))
+        self._tell_all(finished)
         return []
 
     def lose(self, left: Mapping[Root, int], gone: Collection[int] = ()) -> None:
