@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.hosted import hosted
+from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -307,13 +308,13 @@ def test_messages_without_destination_do_not_hold_up_the_end() -> None:
         other.close(0.0)
 
 
-def test_foreign_message_ids_are_refused() -> None:
-    """A tuple whose message id no executor has given is counted as malformed, and ends nothing."""
+def test_foreign_message_ids_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """A tuple whose message id no executor has given is logged as malformed, and ends nothing."""
     fates = Fates()
     topology = topology_of(fates, Look(fates))
     foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))
     with several(topology, "grpc") as workers:
         payload = TupleSerializer(topology).serialize(foreign)
         workers[1].transfer.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)
-        assert workers[1].transfer.malformed == 1
+        assert len(logged(caplog, "tuple.malformed")) == 1
         eventually(lambda: len(fates.acked) == COUNT, SECONDS)

@@ -37,7 +37,6 @@ class Transfer:
         always_serialize: Serialize also within the process.
         ackers: The acker tasks that may appear in message IDs, if the topology has acker tasks.
         size_metrics: Count received bytes for each pair of tasks.
-        malformed: Number of received messages that were not tuples. They are logged and skipped.
     """
 
     queues: Mapping[int, ReceiveQueue]
@@ -48,7 +47,6 @@ class Transfer:
     ackers: range | None = field(kw_only=True)
     size_metrics: bool = field(kw_only=True)
     traced: bool = field(kw_only=True)
-    malformed: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
 
@@ -155,8 +153,6 @@ class Transfer:
         return tuples
 
     def _malformed(self, group: TaskGroup, error: MalformedTupleError) -> None:
-        with self._lock:
-            self.malformed += 1
         logger.warning(
             "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
         )
