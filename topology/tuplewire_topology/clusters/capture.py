@@ -75,27 +75,22 @@ class FixedTupleSpout(Spout):
     """Emits given tuples on the stream "default" in its first task, and again if they fail."""
 
     def __init__(self, tuples: Sequence[Sequence[Any]]) -> None:
-        self._left = deque(enumerate(tuples))
-        self._on_the_way: dict[int, Sequence[Any]] = {}
+        self._tuples = tuples
+        self._left = deque(range(len(tuples)))
 
     def next_tuple(self) -> None:
         """Emit the next tuple."""
-        number, values = self._left.popleft()
-        self._on_the_way[number] = values
-        self.collector.emit(values, message_id=number)
+        number = self._left.popleft()
+        self.collector.emit(self._tuples[number], message_id=number)
 
     @property
     def exhausted(self) -> bool:
         """True if all tuples have been emitted."""
         return self.context.task_index > 0 or not self._left
 
-    def ack(self, message_id: Any) -> None:
-        """Remove a processed tuple."""
-        del self._on_the_way[message_id]
-
     def fail(self, message_id: Any) -> None:
         """Emit a failed tuple again."""
-        self._left.append((message_id, self._on_the_way[message_id]))
+        self._left.append(message_id)
 
 
 def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any]]]) -> Topology:
