@@ -206,7 +206,7 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
     worker = ExecutorWorker(builder.create_topology(), conf=conf)
     registry = CollectorRegistry()
     registry.register(
-        ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeat.executors))
+        ProgramCollector(lambda: metric_families(worker.statistics(), worker.beats))
     )
     admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.not_ready)
 

@@ -190,7 +190,7 @@ class LocalTopology(RunningTopology):
 
     def beats(self) -> list[ExecutorBeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
-        return [beat for worker in self._living() for beat in worker.heartbeat.executors]
+        return [beat for worker in self._living() for beat in worker.beats]
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of all executors, for a ProgramCollector in a registry of prometheus_client."""

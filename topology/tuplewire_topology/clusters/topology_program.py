@@ -119,7 +119,7 @@ class TopologyProgram(Program):
 
     def beats(self) -> Sequence[ExecutorBeat]:
         """Return the activity of executors at the last heartbeat; empty before the first assignment."""
-        return [] if self._executors is None else self._executors.heartbeat.executors
+        return [] if self._executors is None else self._executors.beats
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the topology and its local executors to the worker's status."""

@@ -27,7 +27,7 @@ from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire_topology.running.executor import Executor, Surroundings
-from tuplewire_topology.running.heartbeat import Heartbeats, WorkerHeartbeat
+from tuplewire_topology.running.heartbeat import ExecutorBeat, Heartbeats
 from tuplewire_topology.running.idle import Failure, IdleWatch, ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
@@ -363,8 +363,8 @@ class ExecutorWorker:
         return "" if self.link is None else self.link.not_connected
 
     @property
-    def heartbeat(self) -> WorkerHeartbeat:
-        """The last heartbeat: the activity of the worker and its executors."""
+    def beats(self) -> Sequence[ExecutorBeat]:
+        """The activity of every executor at the last heartbeat."""
         return self._heartbeats.last
 
     @property

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,30 +51,19 @@ class ExecutorBeat:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerHeartbeat:
-    """The state of a worker at `time`, in seconds since 1970. `not_ready` is empty if it is ready."""
-
-    time: float
-    topology_id: str
-    process_id: int
-    uptime_seconds: float
-    not_ready: str
-    executors: Sequence[ExecutorBeat]
-
-
 @dataclass(slots=True, eq=False)
 class Heartbeats:
     """The heartbeats of a worker. Call beat() every worker.heartbeat.frequency.secs.
 
     `problem` returns a reason why the worker is not ready, other than a stuck call, or an empty string.
+    `last` has the activity of each executor.
     """
 
     topology_id: str
     executors: Callable[[], Sequence[Executor[Any]]]
     problem: Callable[[], str]
     file: Path | None
-    last: WorkerHeartbeat = field(init=False)
+    last: Sequence[ExecutorBeat] = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _watches: dict[Executor[Any], CallWatch] = field(default_factory=dict)
     _stuck: frozenset[Executor[Any]] = frozenset()
@@ -86,8 +75,16 @@ class Heartbeats:
         """Check every executor, log newly stuck ones, and replace the file. A failed write is only logged."""
         self.last = self._take()
         if self.file is not None:
+            state = {
+                "time": time.time(),
+                "topology_id": self.topology_id,
+                "process_id": os.getpid(),
+                "uptime_seconds": time.monotonic() - self._began,
+                "not_ready": self.not_ready,
+                "executors": list(map(asdict, self.last)),
+            }
             try:
-                text = json.dumps(asdict(self.last), default=list)  # tasks are a range
+                text = json.dumps(state, default=list)  # tasks are a range
                 write_atomically(self.file, text)  # readers see a whole file
             except OSError as error:
                 logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
@@ -100,9 +97,9 @@ class Heartbeats:
     @property
     def not_ready(self) -> str:
         """The current reason why the worker is not ready, with the calls that were stuck at the last beat."""
-        return _joined(self.problem(), self.last.executors)
+        return "; ".join(filter(None, [self.problem(), *(str(beat) for beat in self.last if beat.stuck)]))
 
-    def _take(self) -> WorkerHeartbeat:
+    def _take(self) -> Sequence[ExecutorBeat]:
         watches = self._watches  # the new dict drops executors that were removed
         self._watches = {each: watches.get(each) or CallWatch(each.pulse) for each in self.executors()}
         beats = {each: _beat(each, watch.look()) for each, watch in self._watches.items()}
@@ -112,18 +109,7 @@ class Heartbeats:
         for each in self._stuck & beats.keys() - stuck:  # removed executors have not recovered
             logger.info("executor.moves_again", extra={"component": each.component.id})
         self._stuck = stuck
-        return WorkerHeartbeat(
-            time.time(),
-            self.topology_id,
-            os.getpid(),
-            time.monotonic() - self._began,
-            _joined(self.problem(), beats.values()),
-            tuple(beats.values()),
-        )
-
-
-def _joined(reason: str, beats: Iterable[ExecutorBeat]) -> str:
-    return "; ".join(filter(None, [reason, *(str(beat) for beat in beats if beat.stuck)]))
+        return tuple(beats.values())
 
 
 def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorBeat:
