@@ -33,11 +33,11 @@ from tuplewire_topology.coordination.mail import MailKind
 from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat
+from tuplewire_topology.running.heartbeat import from_beat
 from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
-from tuplewire_topology.running.statistics import ExecutorStatistics, from_statistics
+from tuplewire_topology.running.statistics import from_statistics
 from tuplewire_topology.serial.serializer import TupleSerializer
 
 logger = event_logger(__name__)
@@ -113,14 +113,6 @@ class TopologyProgram(Program):
         self._port = int(address.rpartition(":")[2])
         self._thread.start()
 
-    def statistics(self) -> Sequence[ExecutorStatistics]:
-        """Return a snapshot of every executor; empty before the first assignment."""
-        return [] if self._executors is None else self._executors.statistics()
-
-    def beats(self) -> Sequence[ExecutorBeat]:
-        """Return the activity of executors at the last heartbeat; empty before the first assignment."""
-        return [] if self._executors is None else self._executors.beats
-
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the topology and its local executors to the worker's status."""
         executors = [] if self._executors is None else self._executors.executors
@@ -135,8 +127,9 @@ class TopologyProgram(Program):
             self._executors.switch(active=False)
 
     def metrics(self) -> list[pb.MetricFamily]:
-        """Return the metrics of the executors."""
-        return metric_families(self.statistics(), self.beats())
+        """Return the metrics of the executors; empty before the first assignment."""
+        executors = self._executors
+        return [] if executors is None else metric_families(executors.statistics(), executors.beats)
 
     def close(self, timeout: float) -> bool:
         """End the executors; log, and return False, if one does not end within `timeout` seconds."""
@@ -248,7 +241,9 @@ class TopologyProgram(Program):
                 self._captured = Captured(values) if values else None
                 self._told.clear()
             case CallKind.STATISTICS:
-                return [list(map(from_statistics, self.statistics())), list(map(from_beat, self.beats()))]
+                if (executors := self._executors) is None:
+                    return [[], []]
+                return [list(map(from_statistics, executors.statistics())), list(map(from_beat, executors.beats))]
             case CallKind.ROWS:
                 (first,) = values
                 if first and self._captured is not None:
