@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from tuplewire.errors import ClosedError
 from tuplewire_topology.authoring.tuples import AddressedTuples
 
-_WINDOW_SECONDS = 10
+_SAMPLES = 11
+_SAMPLE_SECONDS = 0.9
+"""The least time between samples. A worker takes one each second, and its timer may be early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class QueueStatistics:
     Attributes:
         population: Tuples in the queue.
         arrived: Tuples so far.
-        arrival_rate: Tuples per second, over the last ten seconds.
+        arrival_rate: Tuples per second, over the last ten seconds. Source: Storm's `RateTracker`.
     """
 
     population: int
@@ -49,33 +51,6 @@ class QueueStatistics:
         return self.population / self.arrival_rate if self.arrival_rate else 0.0
 
 
-class RateTracker:
-    """The rate over the last ten full seconds, or since the start. Source: Storm's `RateTracker`."""
-
-    def __init__(self, now: float) -> None:
-        self._started = now
-        self._second = int(now)
-        self._buckets = deque([0] * (_WINDOW_SECONDS + 1), _WINDOW_SECONDS + 1)  # last: current second
-
-    def count(self, amount: int, now: float) -> None:
-        """Count `amount` at the monotonic time `now`, in seconds."""
-        self._turn(now)
-        self._buckets[-1] += amount
-
-    def rate(self, now: float) -> float:
-        """Return the average per second."""
-        self._turn(now)
-        full_seconds = min(self._second - self._started, float(_WINDOW_SECONDS))
-        if full_seconds < 1:  # just started: use all counts
-            return sum(self._buckets) / max(now - self._started, 1.0)
-        return (sum(self._buckets) - self._buckets[-1]) / full_seconds
-
-    def _turn(self, now: float) -> None:
-        passed = int(now) - self._second
-        self._buckets.extend([0] * min(passed, _WINDOW_SECONDS + 1))
-        self._second += passed
-
-
 class ReceiveQueue:
     """A queue for `capacity` tuples, with any number of publishers and one consumer. Thread-safe."""
 
@@ -88,7 +63,7 @@ class ReceiveQueue:
         self._columns: deque[AddressedTuples] = deque()
         self._population = 0  # in tuples
         self._arrived = 0
-        self._rate = RateTracker(clock())
+        self._samples = deque([(clock(), 0)], _SAMPLES)  # the time, and the tuples so far
         self._awake = False
         self._closed = False
         self._waiting = 0  # publishers that wait for free space
@@ -124,7 +99,6 @@ class ReceiveQueue:
         self._columns.append(column)
         self._population += count
         self._arrived += count
-        self._rate.count(count, self._clock())
         self._filled.notify()
 
     def consume(self, limit: int, timeout: float | None = None) -> list[AddressedTuples]:
@@ -167,7 +141,11 @@ class ReceiveQueue:
             return self._closed
 
     def statistics(self) -> QueueStatistics:
-        """Return a snapshot."""
+        """Return a snapshot. Call this about once a second: the arrival rate is of the last ten samples."""
         with self._lock:
-            rate = self._rate.rate(self._clock())
+            now = self._clock()
+            if now - self._samples[-1][0] >= _SAMPLE_SECONDS:
+                self._samples.append((now, self._arrived))
+            (began, before), (ended, arrived) = self._samples[0], self._samples[-1]
+            rate = (arrived - before) / (ended - began) if ended > began else float(self._arrived)
             return QueueStatistics(self._population, self.capacity, self._arrived, rate)
