@@ -206,10 +206,10 @@ class ExecutorWorker:
 
     def new_epoch(self) -> int:
         """Start a wait: check exhausted spouts again, and return the epoch for finished()."""
-        epoch = self.idle.new_epoch()
+        self.idle.epoch += 1
         for spout in self.spouts:
             spout.queue.wake()
-        return epoch
+        return self.idle.epoch
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until the worker is idle or has failed; return False after `timeout` seconds."""

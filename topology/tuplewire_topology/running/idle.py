@@ -20,7 +20,7 @@ class IdleWatch:
 
     Attributes:
         moved: Notified of each relevant change, and held by each of them.
-        epoch: Number of waits that were started.
+        epoch: Number of waits that were started. Each wait needs another round of the spouts.
         paused: Set this, on any thread, to reject ticks and other input from outside.
     """
 
@@ -36,11 +36,6 @@ class IdleWatch:
     def empty(self) -> bool:
         """True if there are no tuples now."""
         return not self._present
-
-    def new_epoch(self) -> int:
-        """Start a wait: return the epoch in which spouts must be called again."""
-        self.epoch += 1
-        return self.epoch
 
     def sent(self, tuples: int) -> None:
         """Count tuples, before they can be executed."""

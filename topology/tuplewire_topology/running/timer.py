@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
@@ -24,18 +23,18 @@ Cancel = Callable[[], None]
 """Stops future calls of an action. A call may still be running."""
 
 
-class Timer(ABC):
-    """Calls actions periodically, in order of time, and then of addition. Thread-safe."""
+class Timer:
+    """Calls actions periodically, in order of time, and then of addition. Thread-safe.
 
-    def __init__(self) -> None:
+    `now` returns the time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._changed = threading.Condition()
         self._heap: list[tuple[float, int, float, Action]] = []
         self._order = count()  # identifies an action, and orders equal times
         self._closed = False
-
-    @abstractmethod
-    def _now(self) -> float:
-        """Return the time in seconds."""
 
     def every(self, period: float, action: Action) -> Cancel:
         """Call an action every `period` seconds (above 0), first after one period. It must not block."""
@@ -50,13 +49,13 @@ class Timer(ABC):
             self._heap = [entry for entry in self._heap if entry[1] != order]
             heapq.heapify(self._heap)
 
-    def _pop(self, now: float) -> Action | None:
-        """Return the next action due by now, and schedule it one period after its due time."""
+    def _pop(self, now: float) -> tuple[float, Action] | None:
+        """Return the next action due by now, with its due time, and schedule it one period later."""
         if not self._heap or self._heap[0][0] > now:
             return None
         due, order, period, action = self._heap[0]
         heapq.heapreplace(self._heap, (due + period, order, period, action))
-        return action
+        return due, action
 
     def close(self) -> None:
         """Stop all calls. Idempotent."""
@@ -72,13 +71,10 @@ class SystemTimer(Timer):
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        super().__init__()
+        super().__init__(time.monotonic)
         self._failed = failed
         self._thread = threading.Thread(target=self._main, name="timer", daemon=True)
         self._thread.start()
-
-    def _now(self) -> float:
-        return time.monotonic()
 
     def _main(self) -> None:
         try:
@@ -94,8 +90,8 @@ class SystemTimer(Timer):
             while not self._closed:
                 now = self._now()
                 due: dict[Action, None] = {}  # an ordered set: an action may be due several times
-                while (action := self._pop(now)) is not None:
-                    due[action] = None
+                while (popped := self._pop(now)) is not None:
+                    due[popped[1]] = None
                 if due:
                     return list(due)
                 self._changed.wait(self._heap[0][0] - now if self._heap else None)
@@ -112,26 +108,19 @@ class SimulatedTimer(Timer):
     """A timer for tests, which advances only by advance(). Source: Storm's `Time.SimulatedTime`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda: self._time)
         self._time = 0.0
-
-    def _now(self) -> float:
-        return self._time
 
     def advance(self, seconds: float) -> None:
         """Advance the time, and call the actions that are due, in order of time, on this thread."""
-        with self._changed:
-            end = self._time + seconds
-        while (action := self._next(end)) is not None:
-            action()
-
-    def _next(self, end: float) -> Action | None:
-        with self._changed:
-            if self._closed or not self._heap or self._heap[0][0] > end:
-                self._time = max(self._time, end)
-                return None
-            self._time = self._heap[0][0]
-            return self._pop(self._time)
+        end = self._time + seconds
+        while True:
+            with self._changed:
+                due = None if self._closed else self._pop(end)
+                self._time = end if due is None else due[0]
+            if due is None:
+                return
+            due[1]()
 
 
 class Ticks:
