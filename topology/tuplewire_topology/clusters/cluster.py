@@ -38,6 +38,11 @@ class _Cluster(Generic[_Running]):
         if name in self._running:
             raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
 
+    def _activated(self, name: str, running: _Running) -> _Running:
+        self._running[name] = running
+        running.activate()  # after the registration, so that shutdown() ends it if this fails
+        return running
+
     def topology(self, name: str) -> _Running:
         """Return a running topology; TopologyError if there is none with this name."""
         if name not in self._running:
@@ -102,10 +107,7 @@ class LocalCluster(_Cluster[LocalTopology]):
         """
         self._check_free(name)
         timer = SimulatedTimer() if self._simulated_time else None
-        running = LocalTopology(name, conf, topology, timer, collect)
-        running.start()
-        self._running[name] = running
-        return running
+        return self._activated(name, LocalTopology(name, conf, topology, timer, collect))
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
         """Advance the simulated time, and wait after each increment until all topologies are idle.
@@ -151,9 +153,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
         Raises ConfigError for a used name or an invalid setting, else LaunchError or ProcessFailedError.
         """
         self._check_free(name)
-        running = self._running[name] = DistributedTopology(name, conf, topology, collect)
-        running.activate()  # after the registration, so that shutdown() ends it if this fails
-        return running
+        return self._activated(name, DistributedTopology(name, conf, topology, collect))
 
 
 def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:

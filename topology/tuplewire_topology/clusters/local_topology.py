@@ -47,7 +47,7 @@ _REMEMBERED = 1000
 
 
 class LocalTopology(RunningTopology):
-    """A running topology. Created by LocalCluster.submit.
+    """A running topology. Created by LocalCluster.submit, with open tasks and inactive spouts.
 
     `captured` has the emitted and received tuples; with `collect`, only tuples emitted by these components.
     `errors` and `dead_letters` have the last thousand of each. `timer` is set if time is simulated.
@@ -85,6 +85,8 @@ class LocalTopology(RunningTopology):
             for number, portion in enumerate(portions):
                 self._workers.append(self._make_worker(number, portion))
             self._assign()
+            for worker in self._workers:
+                worker.start()
         except BaseException:
             self.close(0.0)
             raise
@@ -138,16 +140,6 @@ class LocalTopology(RunningTopology):
                 raise
 
     # --- life -------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Open every task, then activate the spouts; TaskError if a task cannot be opened."""
-        try:
-            for worker in self._workers:
-                worker.start()
-        except BaseException:
-            self.close(0.0)
-            raise
-        self.activate()
 
     def _switch(self, *, active: bool) -> None:
         with self._changing:
