@@ -39,6 +39,8 @@ from tuplewire_topology.serial.serializer import TupleSerializer
 
 _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
+_IDLE_SECONDS = 0.005
+"""The interval of checks for an idle worker."""
 
 
 class ExecutorWorker:
@@ -213,11 +215,12 @@ class ExecutorWorker:
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until the worker is idle or has failed; return False after `timeout` seconds."""
-        with self.idle.moved:
-            epoch = self.new_epoch()
-            return self.idle.moved.wait_for(
-                lambda: self.failure is not None or (self.idle.empty and self.finished(epoch)), timeout
-            )
+        deadline, epoch = time.monotonic() + timeout, self.new_epoch()
+        while self.failure is None and not self.idle.traffic(lambda: self.finished(epoch))[0]:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_IDLE_SECONDS)
+        return True
 
     def report(self, *, anew: bool = False) -> ProcessReport:
         """Return the state of this process, for the detection of the topology's end.
@@ -332,7 +335,6 @@ class ExecutorWorker:
                 self.failure = error
         for executor in self.executors:
             executor.stop()
-        self.idle.changed()
 
     def _timer_failed(self, error: BaseException) -> None:
         failed = TuplewireError(f"the timer of a worker has a defect: {error!r}")

@@ -19,13 +19,12 @@ class IdleWatch:
     A worker is idle if there are none, and every spout is inactive or exhausted.
 
     Attributes:
-        moved: Notified of each relevant change, and held by each of them.
         epoch: Number of waits that were started. Each wait needs another round of the spouts.
         paused: Set this, on any thread, to reject ticks and other input from outside.
     """
 
     def __init__(self) -> None:
-        self.moved = threading.Condition()
+        self._lock = threading.RLock()
         self._present = 0
         self.epoch = 0
         self._handed = 0
@@ -39,32 +38,30 @@ class IdleWatch:
 
     def sent(self, tuples: int) -> None:
         """Count tuples, before they can be executed."""
-        with self.moved:
+        with self._lock:
             self._present += tuples
 
     def executed(self, tuples: int) -> None:
         """Subtract executed tuples, after the tuples that they caused were counted."""
-        with self.moved:
+        with self._lock:
             self._present -= tuples
-            if not self._present:  # waits depend only on 0
-                self.moved.notify_all()
 
     def enter(self) -> bool:
         """Count one input from outside, such as a tick; while paused, return False and count nothing."""
-        with self.moved:
+        with self._lock:
             if not self.paused:
-                self.sent(1)  # re-enters the condition, which has an RLock
+                self.sent(1)
                 return True
             return False
 
     def handed(self, tuples: int) -> None:
         """Count tuples for other processes, before they are sent."""
-        with self.moved:
+        with self._lock:
             self._handed += tuples
 
     def taken(self, tuples: int, *, lost: bool = False) -> None:
         """Count tuples from other processes; `lost` ones are received, but not executed."""
-        with self.moved:
+        with self._lock:
             self._taken += tuples
             if not lost:
                 self._present += tuples
@@ -74,13 +71,8 @@ class IdleWatch:
 
         `finished` returns True if every spout is inactive or exhausted.
         """
-        with self.moved:
+        with self._lock:
             return self._present == 0 and finished(), self._handed, self._taken
-
-    def changed(self) -> None:
-        """Notify waiting threads that a spout has become inactive or exhausted, or that something failed."""
-        with self.moved:
-            self.moved.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

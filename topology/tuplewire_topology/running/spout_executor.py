@@ -124,7 +124,6 @@ class SpoutExecutor(Executor[SpoutTask]):
             self._always(task.id, task.spout.activate if wanted else task.spout.deactivate)
         self._finished_in = _BUSY
         self._active = wanted
-        self._surroundings.idle.changed()
 
     def _take(self, column: AddressedTuples) -> None:
         """Pass outcomes to the spout."""
@@ -190,9 +189,7 @@ class SpoutExecutor(Executor[SpoutTask]):
                 self._finished_in = _BUSY  # before the send, after which the tuples may be processed any time
                 self._send(task)
         finished = not self._emitted and all(map(self._done, self._tasks.values()))
-        before, self._finished_in = self._finished_in, epoch if finished else _BUSY
-        if self._finished_in != before:
-            self._surroundings.idle.changed()
+        self._finished_in = epoch if finished else _BUSY
 
     def _done(self, task: SpoutTask) -> bool:
         """Return True if a task is exhausted, and no pending tuple can time out and be emitted again."""
