@@ -96,8 +96,8 @@ class Coordinator:
         self._told = now
         self._stop: bool | None = None
         self._active = True
-        self._told_active = opened
-        self._switched = False
+        self._switched: tuple[bool, bool | None] = (opened, None)
+        """The state of the spouts in the last order: True if active, and the value of the stop."""
         self._failed = False
         self._counts: dict[int, tuple[int, int, int]] = {}
 
@@ -178,9 +178,6 @@ class Coordinator:
 
     def _go_on(self, now: float) -> list[Order]:
         orders = self._switch()
-        if self._stop is not None and not self._switched:
-            self._switched = True
-            orders.append(Order(MailKind.DEACTIVATE, (self._stop,)))
         if self._termination.over and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
@@ -206,10 +203,11 @@ class Coordinator:
         return not self._active and self._stop is None
 
     def _switch(self) -> list[Order]:
-        if self._stop is not None or self._told_active == self._active:
+        active = self._active and self._stop is None
+        if self._switched == (active, self._stop):
             return []
-        self._told_active = self._active
-        return [Order(MailKind.ACTIVATE) if self._active else Order(MailKind.DEACTIVATE, (True,))]
+        self._switched = (active, self._stop)
+        return [Order(MailKind.ACTIVATE) if active else Order(MailKind.DEACTIVATE, (self._stop is not False,))]
 
     def _progress(self) -> Order:
         counts = self._counts.values()
