@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tuplewire_topology.authoring.user_metrics import UserSample
-from tuplewire_topology.coordination.termination import from_report, to_report
-from tuplewire_topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
+from tuplewire_topology.running.heartbeat import ExecutorBeat
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.receive_queue import QueueStatistics
-from tuplewire_topology.running.statistics import (
-    Counts,
-    ExecutorStatistics,
-    Latency,
-    from_statistics,
-    to_statistics,
-)
+from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Latency
+from tuplewire_topology.serial.snapshots import from_values, to_values
 
 
 def test_reports_and_statistics_travel() -> None:
@@ -24,7 +18,7 @@ def test_reports_and_statistics_travel() -> None:
         ProcessReport(at_rest=True, sent=1, taken=2),
         ProcessReport(at_rest=False, sent=1, taken=2, failure=Failure("why", "where")),
     ):
-        assert to_report(from_report(report)) == report
+        assert from_values(ProcessReport, to_values(report)) == report
     counts = Counts(
         emitted_by={"default": 1},
         transferred_by={"default": 2, "other": 3},
@@ -38,12 +32,12 @@ def test_reports_and_statistics_travel() -> None:
         sending_seconds=1.5,
     )
     statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8)
-    assert to_statistics(from_statistics(statistics)) == replace(statistics, metrics=[])
+    assert from_values(ExecutorStatistics, to_values(statistics)) == replace(statistics, metrics=[])
     samples = [
         UserSample(3, "n", "counter", 2.5),
         UserSample(4, "h", "histogram", 1.5, (1.0, 2.0), (0, 1, 2)),
     ]
     statistics = replace(statistics, metrics=samples, left_out=2, received_bytes={"a": 9})
-    assert to_statistics(from_statistics(statistics)) == statistics
+    assert from_values(ExecutorStatistics, to_values(statistics)) == statistics
     beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
-    assert to_beat(from_beat(beat)) == beat
+    assert from_values(ExecutorBeat, to_values(beat)) == beat

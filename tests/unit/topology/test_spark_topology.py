@@ -21,9 +21,9 @@ from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
 from tuplewire_topology.coordination.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind
-from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
+from tuplewire_topology.serial.snapshots import to_values
 from tuplewire_topology.spark import rows
 from tuplewire_topology.spark.letters import as_output
 from tuplewire_topology.spark.member import Submitted
@@ -42,7 +42,7 @@ def mail(rank: int, kind: MailKind, *values: object) -> Mail:
 
 def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> Mail:
     """Return what a PySpark task says in a wave."""
-    return mail(rank, MailKind.REPORT, wave, from_report(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
+    return mail(rank, MailKind.REPORT, wave, to_values(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
 
 
 class Conversation:
@@ -142,7 +142,7 @@ def test_failure_aborts() -> None:
     """The report of a failure ends everything, also before all are ready."""
     talk = Conversation()
     failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
-    assert talk.tell(mail(1, MailKind.REPORT, 0, from_report(failed), 0, 0, 0)) == [Order(MailKind.ABORT)]
+    assert talk.tell(mail(1, MailKind.REPORT, 0, to_values(failed), 0, 0, 0)) == [Order(MailKind.ABORT)]
     assert talk.tell(mail(0, MailKind.READY)) == []
 
 

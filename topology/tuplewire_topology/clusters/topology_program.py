@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Container, Iterator, Sequence
-from dataclasses import astuple
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -30,15 +29,13 @@ from tuplewire_topology.clusters.reference import load_topology
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.coordination.mail import MailKind
-from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.heartbeat import from_beat
 from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
-from tuplewire_topology.running.statistics import from_statistics
 from tuplewire_topology.serial.serializer import TupleSerializer
+from tuplewire_topology.serial.snapshots import to_values
 
 logger = event_logger(__name__)
 
@@ -233,7 +230,7 @@ class TopologyProgram(Program):
             raise
         except BaseException as error:  # noqa: BLE001 - the caller reports it
             self._told.set()
-            return pack_values([list(astuple(Failure.of(error))), None])
+            return pack_values([to_values(Failure.of(error)), None])
 
     def _answer(self, kind: str, values: Sequence[Any]) -> Any:
         match kind:
@@ -243,15 +240,14 @@ class TopologyProgram(Program):
             case CallKind.STATISTICS:
                 if (executors := self._executors) is None:
                     return [[], []]
-                return [list(map(from_statistics, executors.statistics())), list(map(from_beat, executors.beats))]
+                return to_values([executors.statistics(), executors.beats])
             case CallKind.ROWS:
                 (first,) = values
                 if first and self._captured is not None:
                     self._parts = _parts(self._captured)
                 return next(self._parts, None)
             case MailKind.ASK | MailKind.TICK if (executors := self._step()) is not None:
-                report = Order(MailKind(kind), tuple(values)).execute(executors)
-                return report and from_report(report)
+                return to_values(Order(MailKind(kind), tuple(values)).execute(executors))
             case _:
                 raise MalformedError(f"{kind!r} is unknown, or not possible before the first assignment")
         return None

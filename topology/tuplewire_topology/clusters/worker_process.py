@@ -28,10 +28,11 @@ from tuplewire_topology.clusters.launch_settings import LaunchSettings
 from tuplewire_topology.clusters.topology_program import CallKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.mail import MailKind
-from tuplewire_topology.coordination.termination import ProcessFailedError, to_report
-from tuplewire_topology.running.heartbeat import ExecutorBeat, to_beat
+from tuplewire_topology.coordination.termination import ProcessFailedError
+from tuplewire_topology.running.heartbeat import ExecutorBeat
 from tuplewire_topology.running.idle import Failure, ProcessReport
-from tuplewire_topology.running.statistics import ExecutorStatistics, to_statistics
+from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.serial.snapshots import from_values
 
 _ANSWER_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
@@ -172,7 +173,9 @@ class WorkerProcess:
             report = None
         if order.kind is not MailKind.ASK:
             return None
-        return ProcessReport(at_rest=False, sent=0, taken=0) if report is None else to_report(report)
+        if report is None:
+            return ProcessReport(at_rest=False, sent=0, taken=0)
+        return from_values(ProcessReport, report)
 
     def check(self) -> None:
         """Raise the failure of the process, if it is not restarted."""
@@ -184,7 +187,10 @@ class WorkerProcess:
     def statistics(self) -> tuple[list[ExecutorStatistics], list[ExecutorBeat]]:
         """Return snapshots of its executors, and their activity at the last heartbeat."""
         statistics, beats = self._call(CallKind.STATISTICS)
-        return list(map(to_statistics, statistics)), list(map(to_beat, beats))
+        return (
+            [from_values(ExecutorStatistics, each) for each in statistics],
+            [from_values(ExecutorBeat, each) for each in beats],
+        )
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of its worker, in messages."""

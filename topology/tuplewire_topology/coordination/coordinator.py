@@ -13,9 +13,10 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.mail import Mail, MailKind
-from tuplewire_topology.coordination.termination import Termination, to_report
+from tuplewire_topology.coordination.termination import Termination
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import ProcessReport
+from tuplewire_topology.serial.snapshots import from_values
 
 _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_SECONDS = 0.1
@@ -118,7 +119,7 @@ class Coordinator:
             case MailKind.REPORT:
                 wave, report, *counts = mail.values
                 self._counts[mail.rank] = (counts[0], counts[1], counts[2])
-                self.take_report(mail.rank, wave, to_report(report), now)
+                self.take_report(mail.rank, wave, from_values(ProcessReport, report), now)
             case MailKind.STOP:
                 (output_wanted,) = mail.values
                 self._stop = bool(output_wanted) and self._stop is not False  # unwanted output stays unwanted

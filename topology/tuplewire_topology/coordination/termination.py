@@ -9,10 +9,6 @@ four-counter method of F. Mattern, "Algorithms for distributed termination detec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple
-from typing import Any
-
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.running.idle import Failure, ProcessReport
 
@@ -76,14 +72,3 @@ class Termination:
         self.wave += 1
         if not self.over:
             self.missing = set(range(self._ranks))
-
-
-def from_report(report: ProcessReport) -> list[Any]:
-    """Return the fields of a report, for a control message."""
-    return list(astuple(report))
-
-
-def to_report(values: Sequence[Any]) -> ProcessReport:
-    """Return the report with the fields of from_report()."""
-    at_rest, sent, taken, failure = values
-    return ProcessReport(at_rest, sent, taken, failure and Failure(*failure))

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +138,3 @@ def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
             "stack": stack,
         },
     )
-
-
-def from_beat(beat: ExecutorBeat) -> list[Any]:
-    """Return a beat as values for a message; to_beat() is the inverse."""
-    component, tasks, *others = astuple(beat)
-    return [component, [tasks.start, tasks.stop], *others]
-
-
-def to_beat(values: Sequence[Any]) -> ExecutorBeat:
-    """Return the beat that was passed to from_beat()."""
-    component, tasks, *others = values
-    return ExecutorBeat(component, range(*tasks), *others)

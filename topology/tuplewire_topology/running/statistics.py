@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tuplewire_topology.authoring.tuples import Tuple, TupleSource
 from tuplewire_topology.authoring.user_metrics import UserSample
@@ -290,37 +290,3 @@ def _by_stream(counts: Counter[TupleSource]) -> Counter[StreamId]:
     for source, count in list(counts.items()):  # a copy: the executor's thread may add a key
         streams[source.component, source.stream.name] += count
     return streams
-
-
-def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
-    """Return a snapshot as values for a message; to_statistics() is the inverse."""
-    counts = statistics.counts
-    return [
-        statistics.component,
-        [statistics.tasks.start, statistics.tasks.stop],
-        [dict(counts.emitted_by), dict(counts.transferred_by)],
-        [
-            [[*source, count] for source, count in each.items()]
-            for each in (counts.executed_by, counts.acked_by, counts.failed_by)
-        ],
-        [list(astuple(each)) for each in (counts.execute, counts.process, counts.complete)],
-        [counts.errors, counts.sending_seconds],
-        list(astuple(statistics.queue)),
-        statistics.pending,
-        [list(each) for each in statistics.metrics],
-        [statistics.left_out, dict(statistics.received_bytes)],
-    ]
-
-
-def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
-    """Return the snapshot that was passed to from_statistics()."""
-    component, tasks, own, sources, latencies, others, queue, pending, metrics, more = values
-    by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
-    counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)
-    samples = [
-        UserSample(task, name, kind, value, tuple(bounds), tuple(each))
-        for task, name, kind, value, bounds, each in metrics
-    ]
-    return ExecutorStatistics(
-        component, range(*tasks), counts, QueueStatistics(*queue), pending, samples, *more
-    )

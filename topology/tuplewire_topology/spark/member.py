@@ -26,11 +26,11 @@ from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_metrics import metric_families
 from tuplewire_topology.coordination.mail import TO_COORDINATOR, Mail, Mailbox, MailKind, Post
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
-from tuplewire_topology.coordination.termination import from_report
 from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
+from tuplewire_topology.serial.snapshots import to_values
 from tuplewire_topology.spark.letters import LETTERS, as_output
 from tuplewire_topology.spark.nearest import RunKey, RunToken, nearest_worker
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
@@ -276,7 +276,7 @@ class _TopologyMember:
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
         counts = emitted, executed, self._given_up.dead_letters
-        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, from_report(report), *counts)
+        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, to_values(report), *counts)
 
     # --- orders and output --------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ from tuplewire_topology.authoring.topology_settings import ErrorPolicy, Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Tuple
 from tuplewire_topology.coordination.termination import ProcessFailedError
 from tuplewire_topology.running.idle import Failure
-from tuplewire_topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
+from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.serial.snapshots import from_values, to_values
 from tuplewire_topology.spark.letters import LETTERS, letters_schema, row_letter
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
     given_up = GivenUp()
     for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
         statistics, (rows, examples, errors, letters) = json.loads(row[REPORT])
-        executors += map(to_statistics, statistics)
+        executors += [from_values(ExecutorStatistics, each) for each in statistics]
         given_up.rows += rows
         given_up.examples += examples
         given_up.errors += errors
@@ -304,7 +305,7 @@ class Writer:
     def report(self, statistics: Sequence[ExecutorStatistics], given_up: GivenUp) -> pa.RecordBatch:
         """Return a PySpark task's last row, with its executors' statistics and its dropped rows."""
         return self._batch(
-            {REPORT: json.dumps([list(map(from_statistics, statistics)), dataclasses.astuple(given_up)])}, 1
+            {REPORT: json.dumps(to_values([statistics, given_up]))}, 1
         )
 
     def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
