@@ -88,7 +88,7 @@ class LocalCluster(_Cluster[LocalTopology]):
 
     def __init__(self, *, simulated_time: bool = False) -> None:
         super().__init__()
-        self._simulated_time = simulated_time
+        self._timer = SimulatedTimer() if simulated_time else None
 
     def submit(
         self,
@@ -106,22 +106,20 @@ class LocalCluster(_Cluster[LocalTopology]):
         Raises ConfigError for a used name or an invalid setting, and TaskError if a task cannot be opened.
         """
         self._check_free(name)
-        timer = SimulatedTimer() if self._simulated_time else None
-        return self._activated(name, LocalTopology(name, conf, topology, timer, collect))
+        return self._activated(name, LocalTopology(name, conf, topology, self._timer, collect))
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
         """Advance the simulated time, and wait after each increment until all topologies are idle.
 
         Raises ConfigError without simulated time. Source: Storm's `advanceClusterTime`.
         """
-        if not self._simulated_time:
+        if self._timer is None:
             raise ConfigError("this cluster uses the system clock; create it with simulated_time=True")
         left = seconds
         while left > 0:
+            self._timer.advance(min(increment, left))
             for running in self._running.values():
-                if running.timer is not None:
-                    running.timer.advance(min(increment, left))
-                    running.wait()
+                running.wait()
             left -= increment
 
 

@@ -50,7 +50,7 @@ class LocalTopology(RunningTopology):
     """A running topology. Created by LocalCluster.submit, with open tasks and inactive spouts.
 
     `captured` has the emitted and received tuples; with `collect`, only tuples emitted by these components.
-    `errors` and `dead_letters` have the last thousand of each. `timer` is set if time is simulated.
+    `errors` and `dead_letters` have the last thousand of each.
     """
 
     _exact = False  # a killed worker loses its counts; reports include all messages in flight instead
@@ -68,7 +68,7 @@ class LocalTopology(RunningTopology):
         self._collects_all = collect is None
         self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
         self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
-        self.timer = timer
+        self._timer = timer
         self._active = False
         self._changing = threading.RLock()
         self._changes = 0
@@ -107,7 +107,7 @@ class LocalTopology(RunningTopology):
             EmbeddedWorker(worker_id, self.name, self._conf) if self._several else None,
             topology_id=self.name,
             conf=self._conf,
-            timer=self.timer,
+            timer=self._timer,
             acker=self._acker,
             error=self.errors.append,
             dead_letter=self.dead_letters.append,
@@ -198,8 +198,6 @@ class LocalTopology(RunningTopology):
         with contextlib.suppress(TuplewireError, TimeoutError):  # the workers end in any case
             self._wait(timeout, changes=self._changes)
         with contextlib.ExitStack() as stack:
-            if self.timer is not None:
-                stack.callback(self.timer.close)
             for worker in self._workers:
                 rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
                 stack.callback(worker.close, rest)

@@ -33,7 +33,7 @@ from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.spout_executor import SpoutExecutor
 from tuplewire_topology.running.statistics import ExecutorStatistics
-from tuplewire_topology.running.timer import Cancel, SystemTimer, Ticks, Timer
+from tuplewire_topology.running.timer import Cancel, SimulatedTimer, SystemTimer, Ticks, Timer
 from tuplewire_topology.running.tuple_transfer import Transfer
 from tuplewire_topology.serial.serializer import TupleSerializer
 
@@ -65,7 +65,7 @@ class ExecutorWorker:
         topology_id: str = "topology",
         conf: Mapping[str, Any] | None = None,
         link: Link | None = None,
-        timer: Timer | None = None,
+        timer: SimulatedTimer | None = None,
         acker: Acker | None = None,
         error: Callable[[TaskError], None] = lambda _: None,
         dead_letter: Callable[[DeadLetter], object] = lambda _: False,
@@ -127,8 +127,7 @@ class ExecutorWorker:
         self.executors: list[Executor[Any]] = []
         for executor_tasks in self._executors_of(self.tasks):
             self._make(executor_tasks)
-        self._owns_timer = timer is None
-        self._timer = timer or SystemTimer(self._timer_failed)
+        self._timer: Timer = timer or SystemTimer(self._timer_failed)
         self._heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
         self._recurring: list[Cancel] = []
         self._ticks = Ticks(self._timer, self.idle, self.transfer.tell)
@@ -268,7 +267,7 @@ class ExecutorWorker:
             self._heartbeats.end()
 
     def _end_timer(self) -> None:
-        if self._owns_timer:
+        if isinstance(self._timer, SystemTimer):
             self._timer.close()
         self._ticks.close()
         for cancel in self._recurring:

@@ -34,7 +34,6 @@ class Timer:
         self._changed = threading.Condition()
         self._heap: list[tuple[float, int, float, Action]] = []
         self._order = count()  # identifies an action, and orders equal times
-        self._closed = False
 
     def every(self, period: float, action: Action) -> Cancel:
         """Call an action every `period` seconds (above 0), first after one period. It must not block."""
@@ -57,12 +56,6 @@ class Timer:
         heapq.heapreplace(self._heap, (due + period, order, period, action))
         return due, action
 
-    def close(self) -> None:
-        """Stop all calls. Idempotent."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-
 
 class SystemTimer(Timer):
     """A timer on the system clock, with its own thread. A late action is called once for all missed periods.
@@ -73,6 +66,7 @@ class SystemTimer(Timer):
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         super().__init__(time.monotonic)
         self._failed = failed
+        self._closed = False
         self._thread = threading.Thread(target=self._main, name="timer", daemon=True)
         self._thread.start()
 
@@ -98,8 +92,10 @@ class SystemTimer(Timer):
             return None
 
     def close(self) -> None:
-        """See Timer. Also waits for a running action, unless that action is the caller."""
-        super().close()
+        """Stop all calls, and wait for a running action, unless that action is the caller. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -116,7 +112,7 @@ class SimulatedTimer(Timer):
         end = self._time + seconds
         while True:
             with self._changed:
-                due = None if self._closed else self._pop(end)
+                due = self._pop(end)
                 self._time = end if due is None else due[0]
             if due is None:
                 return
