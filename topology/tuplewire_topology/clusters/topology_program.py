@@ -40,7 +40,6 @@ from tuplewire_topology.serial.snapshots import to_values
 logger = event_logger(__name__)
 
 _LOOK_SECONDS = 0.2
-_OPEN_SECONDS = 60.0
 _END_SECONDS = 1.0
 _FAILED_SECONDS = 1.0
 """The time that a worker has to forward messages of other workers after its program has failed."""
@@ -184,9 +183,9 @@ class TopologyProgram(Program):
                 state_file=None if self._state_file is None else Path(self._state_file),
                 port=self._port,
             )
-            self._executors.start(_OPEN_SECONDS)
+            self._executors.start()
         else:
-            self._executors.follow(wanted, _OPEN_SECONDS)
+            self._executors.follow(wanted)
         self._executors.switch(active=assignment.active)
         self._version = assignment.version
         logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})

@@ -164,22 +164,22 @@ class ExecutorWorker:
 
     # --- life -------------------------------------------------------------------------------------------
 
-    def start(self, timeout: float = _OPEN_SECONDS) -> None:
+    def start(self) -> None:
         """Open all tasks, then receive tuples; spouts wait for switch(). Raises TaskError, TimeoutError."""
         self._heartbeats.beat()
         self._hooks.start()
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
-        self._open(self.executors, timeout)
+        self._open(self.executors)
         self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
         self._started = True
 
-    def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+    def _open(self, executors: Sequence[Executor[Any]]) -> None:
+        deadline = time.monotonic() + _OPEN_SECONDS
         for executor in executors:  # all start before the first wait, so tasks open in parallel
             executor.start()
         for executor in executors:
             if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"{executor} has not been opened within {timeout} s")
+                raise TimeoutError(f"{executor} has not been opened within {_OPEN_SECONDS:g} s")
         self.check()
         for executor in executors:
             if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
@@ -297,19 +297,19 @@ class ExecutorWorker:
         self.idle.paused = False
         self._ticks.catch_up()
 
-    def follow(self, wanted: frozenset[int], timeout: float) -> None:
+    def follow(self, wanted: frozenset[int]) -> None:
         """Remove the executors of tasks that are not wanted, and add the missing ones."""
         for executor in self.executors:
             if wanted.isdisjoint(executor.tasks):
-                self.remove(executor.tasks, timeout)
+                self.remove(executor.tasks, _OPEN_SECONDS)
         for tasks in self._executors_of(wanted):
             if not self.tasks.issuperset(tasks):
-                self.add(tasks, timeout)
+                self.add(tasks)
 
-    def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
+    def add(self, tasks: range) -> None:
         """Add and start an executor. Raises the errors of start()."""
         self.tasks |= frozenset(tasks)
-        self._open([self._make(tasks)], timeout)
+        self._open([self._make(tasks)])
 
     def remove(self, tasks: range, timeout: float) -> None:
         """End an executor once it has emptied its queue; TimeoutError if it does not end in time."""

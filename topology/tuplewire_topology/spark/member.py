@@ -229,7 +229,7 @@ class _TopologyMember:
             dead_letter=self._bury,
             emitted=self._put_out,
         )
-        self._worker.start(START_SECONDS)
+        self._worker.start()
 
     def _put_out(self, runs: Sequence[Emitted]) -> None:
         wanted = list(filter(self._submitted.output.wants, runs))
