@@ -191,14 +191,11 @@ class Post:
                 self.failed(as_tuplewire(error))
 
     def _read(self, subscription: Subscription) -> None:
-        for batch in subscription:
-            subscription.acknowledge()
-            for group in batch.groups:
-                for payload in group.payloads():
-                    mail = Mail.from_bytes(payload)
-                    if mail.run == self.run:
-                        self.waits = False  # from now on, an unknown task is an error
-                        self.received(mail)
+        for message in subscription.messages():
+            mail = Mail.from_bytes(message.message)
+            if mail.run == self.run:
+                self.waits = False  # from now on, an unknown task is an error
+                self.received(mail)
 
     def send(self, mailbox: int, mail: Mail) -> None:
         """Send a control message to a task id."""
