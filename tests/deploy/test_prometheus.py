@@ -32,7 +32,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.metrics.program_families import exposed_names
 from tuplewire_service.testing import eventually
-from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.executor_reports import metric_families
 
 SECONDS = 60.0
 TASKS = {0: range(10), 1: range(10, 20), 2: range(20, 30), 3: range(30, 40)}

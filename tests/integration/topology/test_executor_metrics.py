@@ -26,7 +26,7 @@ from tuplewire_topology import (
 )
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import LocalCluster
-from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 30.0

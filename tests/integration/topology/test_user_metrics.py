@@ -15,7 +15,7 @@ from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
-from tuplewire_topology.coordination.topology_status import component_statuses
+from tuplewire_topology.coordination.executor_reports import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 120.0

@@ -33,7 +33,7 @@ from tuplewire_topology.clusters.running_topology import (
     TopologyStatus,
 )
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorBeat
 from tuplewire_topology.running.idle import ProcessReport

@@ -27,9 +27,8 @@ from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.reference import load_topology
 from tuplewire_topology.coordination.coordinator import Order
-from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
 from tuplewire_topology.coordination.mail import MailKind
-from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link

@@ -23,10 +23,9 @@ from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.coordination.executor_metrics import metric_families
+from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
 from tuplewire_topology.coordination.mail import TO_COORDINATOR, Mail, Mailbox, MailKind, Post
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
-from tuplewire_topology.coordination.topology_status import component_statuses
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
