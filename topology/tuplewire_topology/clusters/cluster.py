@@ -7,7 +7,7 @@ Design: docs/design/topologies.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from tuplewire.errors import ConfigError, TopologyError
@@ -34,12 +34,10 @@ class _Cluster(Generic[_Running]):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _check_free(self, name: str) -> None:
+    def _run(self, name: str, create: Callable[[], _Running]) -> _Running:
         if name in self._running:
             raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
-
-    def _activated(self, name: str, running: _Running) -> _Running:
-        self._running[name] = running
+        running = self._running[name] = create()
         running.activate()  # after the registration, so that shutdown() ends it if this fails
         return running
 
@@ -105,8 +103,7 @@ class LocalCluster(_Cluster[LocalTopology]):
 
         Raises ConfigError for a used name or an invalid setting, and TaskError if a task cannot be opened.
         """
-        self._check_free(name)
-        return self._activated(name, LocalTopology(name, conf, topology, self._timer, collect))
+        return self._run(name, lambda: LocalTopology(name, conf, topology, self._timer, collect))
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
         """Advance the simulated time, and wait after each increment until all topologies are idle.
@@ -150,8 +147,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
 
         Raises ConfigError for a used name or an invalid setting, else LaunchError or ProcessFailedError.
         """
-        self._check_free(name)
-        return self._activated(name, DistributedTopology(name, conf, topology, collect))
+        return self._run(name, lambda: DistributedTopology(name, conf, topology, collect))
 
 
 def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:
