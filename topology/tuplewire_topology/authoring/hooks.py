@@ -80,11 +80,6 @@ class WorkerHooks:
         self._context = context
         self._started: list[WorkerHook] = []
 
-    @property
-    def resources(self) -> Mapping[str, Any]:
-        """The resources that the hooks added to the context."""
-        return self._context.resources
-
     def start(self) -> None:
         """Start all hooks. Raises TopologyError if a hook fails."""
         for hook in deepcopy(self._context.topology.worker_hooks):  # workers share the topology

@@ -88,7 +88,8 @@ class ExecutorWorker:
         self._own_loads: dict[int, float] = {}
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
-        self._hooks = WorkerHooks(conf, WorkerContext(topology_id, topology, self.tasks))
+        hook_context = WorkerContext(topology_id, topology, self.tasks)
+        self._hooks = WorkerHooks(conf, hook_context)
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
         spans = tracing.active()
         self.transfer = Transfer(
@@ -107,7 +108,7 @@ class ExecutorWorker:
             topology=topology,
             conf=conf,
             context=lambda task: TopologyContext(
-                topology_id, topology, task, port, self.tasks, metrics, self._hooks.resources
+                topology_id, topology, task, port, self.tasks, metrics, hook_context.resources
             ),
             transfer=self.transfer.send,
             failed=self._failed,
