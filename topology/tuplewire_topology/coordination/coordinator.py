@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from tuplewire.errors import TuplewireError
@@ -39,7 +38,7 @@ class Order:
     values: tuple[Any, ...] = ()
 
     def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
-        """Execute the order in a worker of this process. Raises its failure if the order requests a report."""
+        """Execute the order in a worker of this process. Raises its failure if a report is requested."""
         match self.kind:
             case MailKind.ACTIVATE | MailKind.DEACTIVATE:
                 worker.switch(active=self.kind is MailKind.ACTIVATE)
@@ -53,19 +52,14 @@ class Order:
         return None
 
 
-class _Phase(Enum):
-    OPENING = auto()
-    RUNNING = auto()
-    OVER = auto()
-
-
 class Coordinator:
     """Controls a topology until it has finished. Not thread-safe. Times are monotonic, in seconds.
 
     Activates the spouts when all workers are ready, and requests reports in waves until the topology has
     finished (see Termination). Each level of bolts then gets its last tick and further waves, before the
     close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates spouts for
-    good, as if they were exhausted. A failure aborts all tasks immediately.
+    good, as if they were exhausted. A failure aborts all tasks immediately. `over` is True after the last
+    order.
     """
 
     def __init__(
@@ -84,8 +78,9 @@ class Coordinator:
         """
         self._ranks = ranks
         self._tick_levels = iter(tick_levels)
-        self._phase = _Phase.RUNNING if opened else _Phase.OPENING
-        self._ready: set[int] = set()
+        self._opening: set[int] = set() if opened else set(range(ranks))
+        """The ranks whose tasks are not open yet."""
+        self.over = False
         self.exact = exact
         self._quiet = 0.0
         self._termination = self._asking()
@@ -105,16 +100,11 @@ class Coordinator:
     def _asking(self) -> Termination:
         return Termination(self._ranks, exact=self.exact)
 
-    @property
-    def over(self) -> bool:
-        """True after the last order."""
-        return self._phase is _Phase.OVER
-
     def take(self, mail: Mail, now: float) -> None:
         """Apply a control message that was sent to the coordinator."""
         match mail.kind:
             case MailKind.READY:
-                self._ready.add(mail.rank)
+                self._opening.discard(mail.rank)
                 self._heard = now
             case MailKind.REPORT:
                 wave, report, *counts = mail.values
@@ -164,16 +154,13 @@ class Coordinator:
         if self.over:
             return orders
         if self._failed:
-            self._phase = _Phase.OVER
+            self.over = True
             return [Order(MailKind.ABORT)]
-        if self._phase is _Phase.OPENING and len(self._ready) == self._ranks:
-            self._phase = _Phase.RUNNING
-        if self._phase is not _Phase.OPENING:
+        if not self._opening:
             orders += self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
-            opening = self._phase is _Phase.OPENING
-            missing = set(range(self._ranks)) - self._ready if opening else self._termination.missing
-            names = ", ".join(f"PySpark task {rank}" for rank in sorted(missing))
+            missing = sorted(self._opening or self._termination.missing)
+            names = ", ".join(f"PySpark task {rank}" for rank in missing)
             raise SilentError(f"{names} has not answered for {SILENCE_SECONDS:g} s; see its executor's log")
         return orders
 
@@ -182,7 +169,7 @@ class Coordinator:
         if self._termination.over and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
-                self._phase = _Phase.OVER
+                self.over = True
                 return [*orders, self._progress(), Order(MailKind.CLOSE)]
             # The last ticks may emit tuples, so detect termination from the start.
             self._ask_anew()
@@ -208,7 +195,9 @@ class Coordinator:
         if self._switched == (active, self._stop):
             return []
         self._switched = (active, self._stop)
-        return [Order(MailKind.ACTIVATE) if active else Order(MailKind.DEACTIVATE, (self._stop is not False,))]
+        if active:
+            return [Order(MailKind.ACTIVATE)]
+        return [Order(MailKind.DEACTIVATE, (self._stop is not False,))]
 
     def _progress(self) -> Order:
         counts = self._counts.values()
@@ -216,6 +205,6 @@ class Coordinator:
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next order may be due without further messages."""
-        if self._phase is _Phase.RUNNING and self._asked < self._termination.wave and not self._is_paused:
+        if not (self._opening or self.over) and self._asked < self._termination.wave and not self._is_paused:
             return max(0.0, self._ask_at - now)
         return _PROGRESS_SECONDS
