@@ -8,7 +8,7 @@ Used by all parts of a topology. Owns no state. Not thread-safe: the emitting ex
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -40,24 +40,21 @@ class Stream:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "direct", direct)
 
-    def positions(self, fields: Iterable[str]) -> tuple[int, ...]:
+    def positions(self, fields: Sequence[str]) -> tuple[int, ...]:
         """Return the positions of fields in a tuple. Raises TopologyError for an undeclared field."""
-        found = []
         for field in fields:
             if field not in self.fields:
                 raise TopologyError(
                     f"stream {self.name!r} has no field {field!r}; "
                     f"it declares {', '.join(self.fields) or 'none'}"
                 )
-            found.append(self.fields.index(field))
-        return tuple(found)
+        return tuple(map(self.fields.index, fields))
 
 
-def check_name(name: object, what: str) -> str:
-    """Return a name. Raises TopologyError if it is not a string, or is empty."""
+def check_name(name: object, what: str) -> None:
+    """Raise TopologyError if a name is not a string, or is empty."""
     if not isinstance(name, str) or not name:
         raise TopologyError(f"{what} is text of at least one character, not {name!r}")
-    return name
 
 
 MessageId: TypeAlias = tuple[tuple[int, Any], ...]

@@ -73,11 +73,10 @@ class DistributedTopology(RunningTopology):
     def _launch(
         self, conf: dict[str, Any], topology: Topology | str, collect: Sequence[str], directory: Path
     ) -> None:
-        reference = topology
-        if isinstance(reference, Topology):
-            reference = save_topology(reference, directory / f"topology{SUFFIX}", self._settings.run_as)
         if isinstance(topology, str):
-            topology = load_topology(topology)
+            reference, topology = topology, load_topology(topology)
+        else:
+            reference = save_topology(topology, directory / f"topology{SUFFIX}", self._settings.run_as)
         for component in collect:
             topology.component(component)
         running = TopologySettings.from_conf(conf)
