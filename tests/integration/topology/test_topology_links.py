@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 from helpers.hosted import hosted
@@ -230,10 +230,8 @@ def test_a_lost_subscription_fails_the_worker() -> None:
         worker.close()
 
 
-def test_a_tuple_for_several_tasks_is_serialized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
     """A tuple for several tasks of another worker is serialized once."""
-    serialized = Mock(wraps=TupleSerializer.serialize)
-    monkeypatch.setattr(TupleSerializer, "serialize", lambda *each: serialized(*each))
     counts: Counter[str] = Counter()
     builder = TopologyBuilder()
 
@@ -243,14 +241,15 @@ def test_a_tuple_for_several_tasks_is_serialized_once(monkeypatch: pytest.Monkey
     builder.set_spout("words", Words())
     builder.set_bolt("count", Count(counts), 3).all_grouping("words")
     topology = builder.create_topology()
-    with hosted(topology, [4], [1, 2, 3]) as (first, second):
+    counted = patch.object(TupleSerializer, "serialize", autospec=True, side_effect=TupleSerializer.serialize)
+    with counted as serialize, hosted(topology, [4], [1, 2, 3]) as (first, second):
         spout = ExecutorWorker(topology, [4], link=first.link, topology_id="t")
         bolts = ExecutorWorker(topology, [1, 2, 3], link=second.link, topology_id="t")
         for worker in (bolts, spout):
             worker.start()
         spout.switch(active=True)
         eventually(lambda: sum(counts.values()) == 3 * len(LINES), SECONDS)
-        assert serialized.call_count == len(LINES)
+        assert serialize.call_count == len(LINES)
         for worker in (spout, bolts):
             worker.close()
 
