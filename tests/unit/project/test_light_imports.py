@@ -34,8 +34,7 @@ def test_import_is_light() -> None:
 def test_topology_is_light() -> None:
     """A topology is written, and its tuples are read, without gRPC and without numpy."""
     assert not {"grpc", "google.protobuf", "numpy"} & loaded_by(
-        "from tuplewire_topology.serial.serializer import TupleSerializer\n"
-        "import tuplewire_topology"
+        "from tuplewire_topology.serial.serializer import TupleSerializer\nimport tuplewire_topology"
     )
 
 

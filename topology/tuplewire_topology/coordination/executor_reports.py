@@ -208,7 +208,7 @@ def component_statuses(
     """
     by_component: defaultdict[str, list[tuple[Executor[Any], Counts]]] = defaultdict(list)
     for each in executors:
-        by_component[each.component.id].append((each, each.at_work()))
+        by_component[each.component.id].append((each, each.tally.at_work(each.pulse)))
     statuses = []
     for name, component in topology.components.items():
         here, tasks = by_component[name], topology.tasks_of(name)

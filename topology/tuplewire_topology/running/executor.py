@@ -29,7 +29,7 @@ from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.outgoing import Outgoing
 from tuplewire_topology.running.receive_queue import ReceiveQueue
-from tuplewire_topology.running.statistics import Counts, Doing, ExecutorLoad, ExecutorStatistics, Pulse, Tally
+from tuplewire_topology.running.statistics import Doing, ExecutorLoad, ExecutorStatistics, Pulse, Tally
 
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
@@ -164,7 +164,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def look_at_load(self) -> float:
         """Return the current load, 0 to 1; call this about once a second. See ExecutorLoad."""
-        counts, queue = self.at_work(), self.queue.statistics()
+        counts, queue = self.tally.at_work(self.pulse), self.queue.statistics()
         busy_seconds = counts.execute.seconds + counts.sending_seconds
         wait = self._load.look(queue.arrived, counts.executed, busy_seconds)
         return max(queue.fill, wait)  # a nearly full queue is a load even if tuples are fast
@@ -173,10 +173,6 @@ class Executor(ABC, Generic[TaskKind]):
     def pending(self) -> int:
         """The number of tuples of its spouts in flight; 0 for bolts."""
         return 0
-
-    def at_work(self) -> Counts:
-        """Return the totals, with the column in progress."""
-        return self.tally.at_work(self.pulse)
 
     def statistics(self, received_bytes: Mapping[str, int]) -> ExecutorStatistics:
         """Return a snapshot with the metrics of tasks, which may call gauges of the user."""

@@ -304,9 +304,7 @@ class Writer:
 
     def report(self, statistics: Sequence[ExecutorStatistics], given_up: GivenUp) -> pa.RecordBatch:
         """Return a PySpark task's last row, with its executors' statistics and its dropped rows."""
-        return self._batch(
-            {REPORT: json.dumps(to_values([statistics, given_up]))}, 1
-        )
+        return self._batch({REPORT: json.dumps(to_values([statistics, given_up]))}, 1)
 
     def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
         """Return an error as the row that fails the job."""
