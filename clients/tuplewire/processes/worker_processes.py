@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,12 @@ class Endpoint:
     process_id: int
     peer_address: str = ""
     """Its address for other workers, if it differs from `address`."""
+
+    def assigned(self, tasks: Iterable[int]) -> control_pb2.AssignedWorker:
+        """Return the worker with its tasks, for an assignment."""
+        return control_pb2.AssignedWorker(
+            worker_id=self.worker_id, address=self.address, peer_address=self.peer_address, tasks=tasks
+        )
 
 
 class WorkerProcesses:
@@ -150,15 +156,7 @@ class WorkerProcesses:
         UnreachableError if a worker is not ready in time.
         """
         self._version += 1
-        workers = (
-            control_pb2.AssignedWorker(
-                worker_id=each.worker_id,
-                address=each.address,
-                peer_address=each.peer_address,
-                tasks=tasks.get(index, ()),
-            )
-            for index, each in enumerate(self.endpoints)
-        )
+        workers = (each.assigned(tasks.get(index, ())) for index, each in enumerate(self.endpoints))
         assignment = control_pb2.Assignment(version=self._version, topology=self.topology, workers=workers)
         children = {each.address: child for each, child in zip(self.endpoints, self._children, strict=True)}
         with ControlClients(partial(ControlClient, credentials=self._credentials)) as clients:

@@ -119,13 +119,7 @@ class DistributedTopology(RunningTopology):
             worker.await_bound()
         self._assignment.version = 1
         for worker, tasks in zip(self._workers, portions, strict=True):
-            bound = worker.endpoint
-            self._assignment.workers.add(
-                worker_id=bound.worker_id,
-                address=bound.address,
-                peer_address=bound.peer_address,
-                tasks=tasks,
-            )
+            self._assignment.workers.append(worker.endpoint.assigned(tasks))
         self._each(lambda worker: worker.open(self._assignment))
 
     def _each(self, call: Callable[[WorkerProcess], None]) -> None:
