@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -127,14 +127,15 @@ class DistributedTopology(RunningTopology):
         with ThreadPoolExecutor(len(self._workers)) as pool:
             list(pool.map(call, self._workers))
 
-    def _assign(self, change: Callable[[control_pb2.Assignment], None]) -> None:
-        """Change the newest assignment, which may be an operator's, and send it to every worker."""
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[control_pb2.Assignment]:
+        """Yield a copy of the newest assignment, which may be an operator's; then send it to every worker."""
         known = filter(None, (worker.assignment() for worker in self._workers))
         newest = max([self._assignment, *known], key=lambda each: each.version)
         self._assignment = control_pb2.Assignment()
         self._assignment.CopyFrom(newest)
         self._assignment.version += 1
-        change(self._assignment)
+        yield self._assignment
         for worker in self._workers:
             worker.follow(self._assignment)
 
@@ -158,10 +159,8 @@ class DistributedTopology(RunningTopology):
         return sum(worker.starts - 1 for worker in self._workers)
 
     def _switch(self, *, active: bool) -> None:
-        def change(assignment: control_pb2.Assignment) -> None:
+        with self._changed() as assignment:
             assignment.inactive = not active
-
-        self._assign(change)
 
     def _obey(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
         if self.restarts and coordinator.exact:
@@ -191,7 +190,8 @@ class DistributedTopology(RunningTopology):
         self.deactivate()
         try:
             self.wait(timeout)  # no tuple is in flight afterwards, so none arrives at the old worker
-            self._assign(lambda assignment: _move(assignment, tasks, worker))
+            with self._changed() as assignment:
+                _move(assignment, tasks, worker)
             self.wait(timeout)  # until the tasks are open
         finally:
             self._switch(active=active)
