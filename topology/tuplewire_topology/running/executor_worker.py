@@ -97,9 +97,8 @@ class ExecutorWorker:
             TupleSerializer(topology),
             link,
             self.idle,
-            always_serialize=self.settings.always_serialize,
+            self.settings,
             ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
-            size_metrics=self.settings.size_metrics,
             traced=spans is not None,
         )
         if acker is None and link is None and not has_ackers:  # with a link, trees may span processes

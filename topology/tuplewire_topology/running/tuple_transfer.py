@@ -17,6 +17,7 @@ from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology.acking.acker_tasks import check_id
 from tuplewire_topology.authoring.description import ACKER_COMPONENT
+from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
 from tuplewire_topology.running.executor import Undeliverable
 from tuplewire_topology.running.idle import IdleWatch
@@ -34,18 +35,15 @@ class Transfer:
 
     Attributes:
         queues: The local queues by task; the owner adds and removes entries.
-        always_serialize: Serialize also within the process.
         ackers: The acker tasks that may appear in message IDs, if the topology has acker tasks.
-        size_metrics: Count received bytes for each pair of tasks.
     """
 
     queues: Mapping[int, ReceiveQueue]
     serializer: TupleSerializer
     link: Link | None
     idle: IdleWatch
-    always_serialize: bool = field(kw_only=True)
+    settings: TopologySettings
     ackers: range | None = field(kw_only=True)
-    size_metrics: bool = field(kw_only=True)
     traced: bool = field(kw_only=True)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
@@ -62,7 +60,7 @@ class Transfer:
             if queue is None:
                 remote += self._group(column, known, undeliverable)
                 continue
-            if self.always_serialize:
+            if self.settings.always_serialize:
                 payloads = self._payloads(column, known, undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
             self.idle.sent(len(column.tuples))
@@ -125,7 +123,7 @@ class Transfer:
         task has stopped. Source: Storm's `DeserializingConnectionCallback`.
         """
         for group in groups:
-            if self.size_metrics:
+            if self.settings.size_metrics:
                 with self._lock:
                     self._sizes[group.source, group.task] += len(group.data)
             if tuples := self._tuples(group):
