@@ -20,7 +20,6 @@ from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Bolt,
-    FailedError,
     Spout,
     Topology,
     TopologyBuilder,
@@ -177,21 +176,6 @@ def test_a_spout_hears_what_becomes_of_its_tuples(link: str) -> None:
         assert [each.counts.errors for worker in workers for each in worker.statistics()] == [0] * 6
 
 
-@pytest.mark.parametrize("link", LINKS)
-def test_what_fails_in_another_process_comes_again(link: str) -> None:
-    """A number that a bolt of the other worker fails comes again; it is over when all are processed."""
-    fates = Fates()
-
-    def first_time(number: int) -> None:
-        if fates.seen[number] <= 1 and number % 100 == 0:
-            raise FailedError("not yet")
-
-    with several(topology_of(fates, Look(fates, first_time)), link) as workers:
-        ask_until_over(workers)
-    assert sorted(fates.failed) == list(range(0, COUNT, 100))
-    assert sorted(fates.acked) == list(range(COUNT))
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_acker_tasks_in_one_process(workers: int) -> None:
     """A topology that has acker tasks is followed by them in a LocalCluster, too."""
@@ -215,7 +199,7 @@ def test_max_spout_pending_between_processes() -> None:
         (spout,) = workers[0].spouts
         eventually(lambda: fates.seen, SECONDS)
         eventually(lambda: spout.pending == 10, SECONDS)
-        assert spout.statistics().counts.emitted == 10
+        assert spout.tally.snapshot().emitted == 10
         held.set()
         ask_until_over(workers)
     assert sorted(fates.acked) == list(range(COUNT))
@@ -258,19 +242,6 @@ def test_nobody_follows_without_ackers() -> None:
         ask_until_over(workers)
         assert fates.seen == Counter(dict.fromkeys(range(COUNT), 2))
         assert len(fates.acked) == COUNT
-
-
-def test_it_is_over_when_spouts_are_inactive() -> None:
-    """Spouts that have more are over once they are asked no longer and nothing is on the way."""
-    fates = Fates()
-    conf = {"topology.max.spout.pending": 200}
-    with several(topology_of(fates, Look(fates), 10**6), "grpc", conf) as workers:
-        eventually(lambda: fates.acked, SECONDS)
-        for worker in workers:
-            worker.switch(active=False)
-        ask_until_over(workers)
-        assert sorted(fates.acked) == sorted(fates.seen)
-        assert set(fates.seen.values()) == {2}
 
 
 def test_an_error_reaches_whoever_asks() -> None:

@@ -168,20 +168,6 @@ def test_kill_finishes_what_is_on_the_way(feeder: FeederSpout) -> None:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("executor ")]
 
 
-def test_status_counts(feeder: FeederSpout) -> None:
-    """The status has every executor with its counts and its queue."""
-    with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.workers": 2}, word_count(feeder))
-        feeder.feed(["a b c"], message_id=1)
-        running.wait()
-        done: Counter[str] = Counter()
-        for executor in running.status().executors:
-            done[f"{executor.component} executed"] += executor.counts.executed
-            done[f"{executor.component} emitted"] += executor.counts.emitted
-            assert (executor.queue.population, executor.pending) == (0, 0)
-    assert +done == {"lines emitted": 1, "split executed": 1, "split emitted": 3, "count executed": 3}
-
-
 def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
     """Two run beside each other under names of their own."""
     other = FeederSpout(["line"])

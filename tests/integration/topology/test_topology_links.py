@@ -106,24 +106,17 @@ def two_workers(topology: Topology, transport: str, **more: Any) -> Iterator[lis
 
 @pytest.mark.parametrize("transport", ["local", "grpc"])
 def test_words_are_counted_over_a_transport(transport: str) -> None:
-    """What two workers count together is what a Counter counts."""
-    counts: Counter[str] = Counter()
-    with two_workers(word_count(counts), transport) as workers:
-        assert wait_idle(workers[0], SECONDS)
-        eventually(lambda: counts == EXPECTED, SECONDS)
-        assert [each.counts.acked for each in workers[0].statistics() if each.component == "lines"] == [
-            len(LINES)
-        ]
+    """What two workers count together is what a Counter counts.
 
-
-@pytest.mark.parametrize("transport", ["local", "grpc"])
-def test_bytes_are_counted_for_each_pair(transport: str) -> None:
-    """With the setting, each source and destination task has its bytes, and its component tells them."""
+    With the setting, each source and destination task has its bytes, and its component tells them.
+    """
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     conf = {"topology.serialized.message.size.metrics": True}
-    with two_workers(topology, transport, conf=conf) as (_, there):
+    with two_workers(topology, transport, conf=conf) as (here, there):
+        assert wait_idle(here, SECONDS)
         eventually(lambda: counts == EXPECTED, SECONDS)
+        assert here.spouts[0].tally.snapshot().acked == len(LINES)
         sizes = dict(there.transfer._sizes)
         told = {each.component: each.received_bytes for each in there.statistics()}
     assert sizes.keys() == {(2, 4), (3, 1)}

@@ -18,7 +18,6 @@ from tuplewire_topology import (
     BasicOutputCollector,
     Bolt,
     CustomStreamGrouping,
-    FailedError,
     Spout,
     SpoutOutputCollector,
     Topology,
@@ -129,20 +128,6 @@ def running(
     assert not [name for name in left if name.startswith("executor ")]
 
 
-def test_tuples_go_through_and_are_acked() -> None:
-    """Every number goes through two bolts once, and the spout hears that each is processed."""
-    log, seen = Log(), Log()
-    topology = chain(
-        Numbers(5000, log), Do(lambda t: t[0] * 2), Do(lambda t: seen(t[0])), parallelism=2, n_tasks=4
-    )
-    with running(topology) as worker:
-        assert wait_idle(worker, SECONDS)
-        statistics = {each.component: each for each in worker.statistics() if each.component == "s"}["s"]
-    assert sorted(seen.seen) == [2 * number for number in range(5000)]
-    assert sorted(entry[1] for entry in log.seen if entry[0] == "ack") == list(range(5000))
-    assert (statistics.counts.emitted, statistics.counts.acked, statistics.pending) == (5000, 5000, 0)
-
-
 def test_tasks_of_an_executor_share_a_thread() -> None:
     """Four tasks in two executors run in two threads, and each task gets its share."""
     threads: dict[int, set[str]] = {}
@@ -170,22 +155,6 @@ def test_life_of_a_spout() -> None:
     with running(builder.create_topology(), {"mine": 1}) as worker:
         assert wait_idle(worker, SECONDS)
     assert log.seen == [("open", 2, "executor s 1-1"), "activate", "deactivate", "close"]
-
-
-def test_failed_tuples_come_again() -> None:
-    """A tuple that a bolt fails is told to its spout, which emits it again until it is processed."""
-    log, tried = Log(), Counter[int]()
-
-    def third_time(message: Tuple) -> None:
-        tried[message[0]] += 1
-        if tried[message[0]] < 3:
-            raise FailedError("not yet")
-
-    with running(chain(Numbers(50, log), Do(lambda t: t[0]), Do(third_time))) as worker:
-        assert wait_idle(worker, SECONDS)
-    assert set(tried.values()) == {3}
-    fates = Counter(entry[0] for entry in log.seen if isinstance(entry, tuple))
-    assert (fates["fail"], fates["ack"]) == (100, 50)
 
 
 def test_max_spout_pending() -> None:
@@ -224,9 +193,9 @@ def test_backpressure_holds_a_spout() -> None:
     with running(chain(spout, Do(wait)), conf) as worker:
         queue = worker.bolts[0].queue
         eventually(lambda: queue.statistics().population == 16)
-        statistics = worker.spouts[0].statistics()
+        counts = worker.spouts[0].tally.snapshot()
         # In the queue, in the bolt's hands, and in the column that waits for room: a spout's batch at most.
-        assert statistics.counts.emitted <= 16 + 16 + 2 * 1024
+        assert counts.emitted <= 16 + 16 + 2 * 1024
         go.set()
         assert wait_idle(worker, SECONDS)
         assert queue.statistics().overflow == 0
@@ -317,8 +286,8 @@ def test_policy_skip_counts_and_goes_on() -> None:
     topology = chain(Once(10, log), Do(broken))
     with running(topology, {"topology.error.policy": "skip"}, error=told) as worker:
         assert wait_idle(worker, SECONDS)
-        (statistics,) = (bolt.statistics() for bolt in worker.bolts)
-        assert (statistics.counts.errors, statistics.counts.failed, statistics.counts.acked) == (4, 4, 6)
+        (counts,) = (bolt.tally.snapshot() for bolt in worker.bolts)
+        assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
     assert [(error.component, error.task, error.tuple.values) for error in told.seen] == [
         ("b0", 1, (number,)) for number in (0, 3, 6, 9)
     ]
@@ -345,8 +314,8 @@ def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
     conf = {"topology.error.policy": "dead_letter"}
     with running(chain(Once(10, log), Do(broken)), conf, dead_letter=take) as worker:
         assert wait_idle(worker, SECONDS)
-        (statistics,) = (bolt.statistics() for bolt in worker.bolts)
-        assert (statistics.counts.errors, statistics.counts.failed, statistics.counts.acked) == (4, 4, 6)
+        (counts,) = (bolt.tally.snapshot() for bolt in worker.bolts)
+        assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
     assert [letter.tuple["number"] for letter in letters] == [0, 3, 6, 9]
     assert letters[0].reason.startswith("ZeroDivisionError: ")
     failed = [entry[1] for entry in log.seen if entry[0] == "fail"]
@@ -373,10 +342,10 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
     conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
     with running(chain(Once(10, Log()), Do(twice)), conf, dead_letter=letters.append) as worker:
         assert wait_idle(worker, SECONDS)
-        (statistics,) = (bolt.statistics() for bolt in worker.bolts)
+        (counts,) = (bolt.tally.snapshot() for bolt in worker.bolts)
     lost = range(10) if tries == 1 else [5]
     assert [(letter.tuple["number"], letter.tries) for letter in letters] == [(each, tries) for each in lost]
-    assert statistics.counts.acked == 10 - len(lost)
+    assert counts.acked == 10 - len(lost)
     assert given[5] == tries
 
 
