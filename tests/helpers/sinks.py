@@ -63,11 +63,6 @@ def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str =
     options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
     with AttemptStage(options, sink, epoch, 0) as stage:
         stage.add(groups)
-        chosen = {
-            (each.address, each.worker_id): [
-                StagedAttempt(partition=0, attempt=stage.attempt, messages=each.messages, pieces=each.pieces)
-            ]
-            for each in stage.end()
-        }
+        chosen = {at: [staged] for at, staged in stage.end().items()}
     with Publisher(options, sink, epoch, chosen) as publisher:
         return publisher.publish()

@@ -40,16 +40,10 @@ class BadRows:
     partition: int
     max_message_bytes: int
     known: Callable[[set[int]], set[int]]
-    rows: int = 0
-    """The number of rows checked."""
     count: int = 0
-    """The number of bad rows among them."""
+    """The number of bad rows."""
+    _rows: int = 0
     _known: set[int] = field(default_factory=set)
-
-    @property
-    def messages(self) -> int:
-        """The number of messages from all rows, including the bad rows that are sent to a task."""
-        return self.rows if isinstance(self.policy, int) else self.rows - self.count
 
     def sort_out(
         self, tasks: pa.Array, batch: pa.RecordBatch, wrong: Mapping[str, pa.Array] | None = None
@@ -61,7 +55,7 @@ class BadRows:
         Raises BadRowsError if there are bad rows and the policy is to fail. The caller must then discard the
         rows of earlier batches, which no consumer may have seen.
         """
-        first, self.rows = self.rows, self.rows + len(tasks)
+        first, self._rows = self._rows, self._rows + len(tasks)
         messages = batch.column("message")
         sizes = _wire_bytes(batch)
         # The usual case, without a mask for each reason.

@@ -59,16 +59,6 @@ class Placement:
     worker_of: Mapping[int, At]
 
 
-@dataclass(frozen=True, slots=True)
-class StagedPart:
-    """The part of an attempt that is staged at one worker."""
-
-    address: str
-    worker_id: str
-    messages: int
-    pieces: int
-
-
 @dataclass(slots=True)
 class _Piece:
     """The next piece for a worker, and the counts of earlier ones."""
@@ -176,7 +166,7 @@ class AttemptStage(SinkWorkers):
         """
         super().__init__(options)
         self._sink, self._epoch, self._partition = sink, epoch, partition
-        self.attempt = uuid.uuid4().hex
+        self._attempt = uuid.uuid4().hex
         """The name of the attempt. It is random, as Spark's attempt numbers start again with each driver."""
         self.versions = set() if placement is None else {placement.version}
         """The versions of the assignments from which the workers were taken."""
@@ -203,23 +193,28 @@ class AttemptStage(SinkWorkers):
     def _piece_for(self, group: TaskGroup) -> _Piece:
         return self._pieces.setdefault(self._worker_of[group.task], _Piece())
 
-    def end(self) -> list[StagedPart]:
-        """Stage the remaining messages; return the staged parts of all workers."""
+    def end(self) -> dict[At, pb.StagedAttempt]:
+        """Stage the remaining messages; return the attempt's name and size at each worker."""
         # _send() may move groups to another worker's piece, so repeat until no piece is waiting.
         while waiting := [at for at, piece in self._pieces.items() if piece.groups]:
             for at in waiting:
                 self._send(at)
-        return [
-            StagedPart(*at, piece.messages, piece.pieces)
+        return {
+            at: pb.StagedAttempt(
+                partition=self._partition,
+                attempt=self._attempt,
+                messages=piece.messages,
+                pieces=piece.pieces,
+            )
             for at, piece in self._pieces.items()
             if piece.pieces
-        ]
+        }
 
     def abandon(self) -> None:
         """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""
         for at, piece in self._pieces.items():
             if piece.pieces:
-                self.discard(at, self._sink, self._epoch, self.attempt)
+                self.discard(at, self._sink, self._epoch, self._attempt)
 
     def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
         found = super()._workers_of(tasks)
@@ -244,7 +239,7 @@ class AttemptStage(SinkWorkers):
             sink=self._sink,
             epoch=self._epoch,
             partition=self._partition,
-            attempt=self.attempt,
+            attempt=self._attempt,
             piece=piece.pieces,
             frame=plain_frame(piece.groups),
             receiver_id=worker_id,

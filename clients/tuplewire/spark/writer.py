@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -46,7 +46,7 @@ from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.row_observer import attempt
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.shipped import Shipped
-from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart
+from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers
 from tuplewire.spark.task_workers import At
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
@@ -80,9 +80,7 @@ class Part(WriterCommitMessage):
 
     Attributes:
         sink: The name of the streaming query, also after a restart, or of the batch write.
-        attempt: Its name.
-        messages: The number of messages sent or staged.
-        staged: The parts at the workers; empty if the messages were sent.
+        staged: The attempt's name and size at each worker; empty if the messages were sent.
         versions: The versions of the assignments from which the workers were taken.
         bad_rows: The number of rows that could not be sent.
         failure: An error that another attempt would also get.
@@ -90,10 +88,7 @@ class Part(WriterCommitMessage):
     """
 
     sink: str
-    partition: int
-    attempt: str
-    messages: int
-    staged: Sequence[StagedPart] = ()
+    staged: Mapping[At, StagedAttempt] = field(default_factory=dict)
     versions: frozenset[int] = frozenset()
     bad_rows: int = 0
     failure: TuplewireError | None = None
@@ -116,18 +111,20 @@ class _Sink(Shipped):
         partition = _context().partitionId()
         try:
             with attempt(active(), partition):
-                return self._staged(batches, sink, epoch, run) if self._exactly_once else self._sent(batches)
+                if self._exactly_once:
+                    return self._staged(batches, sink, epoch, run)
+                return self._sent(batches, sink)
         except _PERMANENT as error:
-            return Part(sink, partition, "", 0, failure=error)
+            return Part(sink, failure=error)
 
-    def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
+    def _sent(self, batches: Iterable[pa.RecordBatch], sink: str) -> Part:
         """Send one partition, and wait until it is acknowledged.
 
         With badRows=fail, send rows only after all of them are checked; otherwise, as they arrive.
         """
         options = self._options
         context = _context()
-        partition, attempt = context.partitionId(), context.taskAttemptId()
+        partition = context.partitionId()
         with SinkWorkers(options) as workers:
             bad = _bad_rows(options, partition, workers)
             address = workers.reached
@@ -136,7 +133,7 @@ class _Sink(Shipped):
                 address,
                 topology=options.topology,
                 client_id=f"spark-{self._write_id}-{partition}",
-                incarnation=attempt + 1,
+                incarnation=context.taskAttemptId() + 1,
                 credentials=options.credentials(),
                 **options.session(workers.max_message_bytes),
             )
@@ -154,7 +151,7 @@ class _Sink(Shipped):
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
-        return Part(self._write_id, partition, str(attempt), bad.messages, bad_rows=bad.count)
+        return Part(sink, bad_rows=bad.count)
 
     def _staged(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
         options, partition = self._options, _context().partitionId()
@@ -168,8 +165,7 @@ class _Sink(Shipped):
             except BaseException:
                 stage.abandon()
                 raise
-        versions = frozenset(stage.versions)
-        return Part(sink, partition, stage.attempt, bad.messages, staged, versions, bad.count, run=run)
+        return Part(sink, staged, frozenset(stage.versions), bad.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
         """Publish the chosen attempts, or raise the error of one that failed.
@@ -184,11 +180,8 @@ class _Sink(Shipped):
             raise failures[0]
         chosen: dict[At, list[StagedAttempt]] = {}
         for part in parts:
-            for at in part.staged:
-                named = StagedAttempt(
-                    partition=part.partition, attempt=part.attempt, messages=at.messages, pieces=at.pieces
-                )
-                chosen.setdefault((at.address, at.worker_id), []).append(named)
+            for at, staged in part.staged.items():
+                chosen.setdefault(at, []).append(staged)
         if bad := sum(part.bad_rows for part in parts):
             where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
             logger.warning("sink.bad_rows", extra=where)
@@ -217,7 +210,7 @@ class _Sink(Shipped):
         """Discard the staged parts of a failed epoch; otherwise the next epoch drops them, or they expire."""
         parts = [part for part in messages if isinstance(part, Part)]
         with SinkWorkers(self._options) as workers:
-            for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
+            for at in {at for part in parts for at in part.staged}:
                 workers.discard(at, parts[0].sink, epoch)
 
 

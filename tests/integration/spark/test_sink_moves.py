@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ def test_a_task_moves_between_staging_and_publishing(workers: Workers) -> None:
     parts = [driver.attempt(writer, 0, range(50))]
     workers.put("b")
     parts.append(driver.attempt(writer, 0, range(50, 100), partition=1))
-    assert [each.staged[0].worker_id for each in parts] == ["a", "a"]
+    assert [worker for each in parts for _, worker in each.staged] == ["a", "a"]
     writer.commit(list(parts), 0)
     driver.epoch(1, range(100, 150))
     assert take(workers.running["b"], 150) == list(range(150))
@@ -121,8 +122,8 @@ def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
     driver.epoch(0, range(10), (TASK, other))
     writer = driver.begin()
     part = driver.attempt(writer, 1, range(10, 20), tasks=(TASK, other))
-    at_a = [each for each in part.staged if each.worker_id == "a"]
-    writer.commit([Part(part.sink, 0, part.attempt, 10, at_a, part.versions, run=part.run)], 1)
+    at_a = {at: staged for at, staged in part.staged.items() if at[1] == "a"}
+    writer.commit([replace(part, staged=at_a)], 1)
     workers.put("c")
     for _ in range(2):
         Driver(workers).epoch(1, range(10, 20), (TASK, other))
@@ -241,7 +242,7 @@ def test_workers_are_replaced_under_a_running_sink(workers: Workers) -> None:
             control.drain()
             eventually(lambda control=control: "DRAINING" in str(control.status()), 20)  # type: ignore[misc]
         more = driver.attempt(writer, epoch, range(sent + 20, sent + 40), partition=1)
-        assert more.staged[0].worker_id == name
+        assert [worker for _, worker in more.staged] == [name]
         writer.commit([part, more], epoch)
         assert take(workers.running[following], 40) == list(range(sent, sent + 40))
         eventually(lambda leaving=leaving: has_ended(leaving), 60)  # type: ignore[misc]
