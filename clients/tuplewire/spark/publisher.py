@@ -46,8 +46,8 @@ class Publisher(SinkWorkers):
         chosen: Mapping[At, Sequence[pb.StagedAttempt]],
         run: str = "",
     ) -> None:
-        super().__init__(options)
-        self._sink, self._epoch, self._chosen, self._run = sink, epoch, chosen, run
+        super().__init__(options, sink, epoch)
+        self._chosen, self._run = chosen, run
 
     def check(self) -> dict[At, Sequence[int]]:
         """Check that all chosen attempts are staged; return the tasks at each worker.
@@ -109,11 +109,6 @@ class Publisher(SinkWorkers):
                 )
                 logger.warning("sink.waits", extra={**about, "reason": reason})
                 return
-
-    def _about(self, at: At) -> dict[str, Any]:
-        """Return the common fields of all requests."""
-        about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
-        return {**about, "receiver_id": at[1]}
 
     def _attempts(self, at: At, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
         """Return the attempts at a worker. earlier: the content that tasks got from earlier runs."""

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
@@ -74,10 +74,21 @@ class SinkWorkers(TaskWorkers):
 
     CALL_SECONDS = 10.0
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, sink: str = "", epoch: int = 0) -> None:
+        """Call no worker yet. sink, epoch: the names of the write and of its epoch, if rows are staged."""
         super().__init__(options)
         self._seconds = options.timeout
         self._timeout = max(options.timeout, _LEAST_CALL_SECONDS)
+        self._sink, self._epoch = sink, epoch
+
+    def _about(self, at: At) -> dict[str, Any]:
+        """Return the common fields of all requests to a worker."""
+        return {
+            "topology": self._topology,
+            "sink": self._sink,
+            "epoch": self._epoch,
+            "receiver_id": at[1],
+        }
 
     def placement(self) -> Placement:
         """Return the current workers of all tasks. Raises the errors of known()."""
@@ -133,17 +144,12 @@ class SinkWorkers(TaskWorkers):
             else:
                 return
 
-    def discard(self, at: At, sink: str, epoch: int, attempt: str = "") -> None:
-        """Discard the staged messages of an attempt, or of a whole epoch; log a failure."""
-        address, worker_id = at
+    def discard(self, at: At, attempt: str = "") -> None:
+        """Discard the staged messages of an attempt, or of the whole epoch; log a failure."""
         try:
-            self[address].discard(
-                pb.DiscardRequest(
-                    topology=self._topology, sink=sink, epoch=epoch, attempt=attempt, receiver_id=worker_id
-                )
-            )
+            self[at[0]].discard(pb.DiscardRequest(**self._about(at), attempt=attempt))
         except TuplewireError as error:
-            logger.info("sink.not_discarded", extra={"address": address, "reason": str(error)})
+            logger.info("sink.not_discarded", extra={"address": at[0], "reason": str(error)})
 
 
 class AttemptStage(SinkWorkers):
@@ -164,8 +170,8 @@ class AttemptStage(SinkWorkers):
 
         placement: the workers that tasks are staged at, even if they have moved; None: the current ones.
         """
-        super().__init__(options)
-        self._sink, self._epoch, self._partition = sink, epoch, partition
+        super().__init__(options, sink, epoch)
+        self._partition = partition
         self._attempt = uuid.uuid4().hex
         """The name of the attempt. It is random, as Spark's attempt numbers start again with each driver."""
         self.versions = set() if placement is None else {placement.version}
@@ -214,7 +220,7 @@ class AttemptStage(SinkWorkers):
         """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""
         for at, piece in self._pieces.items():
             if piece.pieces:
-                self.discard(at, self._sink, self._epoch, self._attempt)
+                self.discard(at, self._attempt)
 
     def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
         found = super()._workers_of(tasks)
@@ -235,14 +241,11 @@ class AttemptStage(SinkWorkers):
         patience, warnings = Patience(self._seconds), LogRate()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
-            topology=self._topology,
-            sink=self._sink,
-            epoch=self._epoch,
+            **self._about(at),
             partition=self._partition,
             attempt=self._attempt,
             piece=piece.pieces,
             frame=plain_frame(piece.groups),
-            receiver_id=worker_id,
         )
         while True:
             try:

@@ -209,9 +209,11 @@ class _Sink(Shipped):
     def _discard(self, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
         """Discard the staged parts of a failed epoch; otherwise the next epoch drops them, or they expire."""
         parts = [part for part in messages if isinstance(part, Part)]
-        with SinkWorkers(self._options) as workers:
+        if not parts:
+            return
+        with SinkWorkers(self._options, parts[0].sink, epoch) as workers:
             for at in {at for part in parts for at in part.staged}:
-                workers.discard(at, parts[0].sink, epoch)
+                workers.discard(at)
 
 
 class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
