@@ -124,20 +124,19 @@ class SinkWorkers(TaskWorkers):
         self.drop(address)
         patience.bear(error)
 
-    def wait_for_room(self, attempt: Callable[[float], object]) -> None:
+    def wait_for_room(self, attempt: Callable[..., object]) -> None:
         """Repeat `attempt` until there is free space, as long as the worker answers.
 
-        attempt: gets its time limit, and raises BufferFullError or FlushTimeoutError without free space.
-        Raises UnreachableError if the worker does not answer within the timeout.
+        attempt: gets its time limit as `timeout`, and raises BufferFullError or FlushTimeoutError without
+        free space. Raises UnreachableError if the worker does not answer within the timeout.
         """
         warnings = LogRate()
         while True:
             try:
-                attempt(min(self._seconds, _LOOK_SECONDS))
+                attempt(timeout=min(self._seconds, _LOOK_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
-                with self.client(self.reached, self._timeout) as control:
-                    control.load([0])
+                self._patiently(self.reached, lambda worker: worker.load([0]))
                 if warnings.due(self.reached):
                     reason = f"{error}. {NEEDS_A_SLOT}"
                     logger.warning("sink.waits", extra={"worker": self.reached, "reason": reason})

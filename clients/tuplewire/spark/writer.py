@@ -145,7 +145,7 @@ class _Sink(Shipped):
                 groups = (group for rows in sliced(checked) for group in router.groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
                     batch = TaskMessageBatch.from_groups([piece])
-                    workers.wait_for_room(partial(_send, client, batch))
+                    workers.wait_for_room(partial(client.send, batch))
                 workers.wait_for_room(client.flush)
             except BaseException:
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
@@ -274,10 +274,6 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Discard the staged rows if possible, in the driver."""
         self._discard(batchId, messages)
-
-
-def _send(client: Client, batch: TaskMessageBatch, seconds: float) -> None:
-    client.send(batch, timeout=seconds)
 
 
 def _context() -> TaskContext:
