@@ -21,6 +21,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.columns import as_sent
 from tuplewire.spark.options import GroupingName, SinkOptions
+from tuplewire.spark.stages import SinkWorkers
 from tuplewire.tracing import active
 from tuplewire.tracing.context import with_entry
 from tuplewire.values.arrow import groups_from_arrow
@@ -47,16 +48,22 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class RowRouter:
     """Converts batches of rows into groups of messages by task, without an object for each row.
 
-    partition: the number of the partition; a shuffle starts at a different task in each. bad: finds rows that
-    cannot be sent. address: a worker that reports the loads.
-
-    If tracing is on, rows without a trace context get the current span's context.
+    bad: counts the rows that cannot be sent. If tracing is on, rows without a trace context get the current
+    span's context.
     """
 
-    def __init__(self, options: SinkOptions, partition: int, bad: BadRows, address: str) -> None:
+    def __init__(self, options: SinkOptions, partition: int, workers: SinkWorkers) -> None:
+        """Check the tasks of the options.
+
+        partition: its number; a shuffle starts at a different task in each. Raises UnknownTaskError, and the
+        errors of SinkWorkers.known().
+        """
+        own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
+        workers.check_known((*options.tasks, *own))
         self._options = options
-        self._address = address
-        self._bad = bad
+        self._address = workers.reached
+        limit = options.session(workers.max_message_bytes)["max_message_bytes"]
+        self.bad = BadRows(options.bad_rows, partition, limit, workers.known)
         tracing = active()
         self._entry = None if tracing is None else tracing.current_entry()
         self._shuffle: SingleGrouping | None = None
@@ -72,7 +79,7 @@ class RowRouter:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            tasks, rows, bad = self._bad.sort_out(self._tasks(batch), *as_sent(batch))
+            tasks, rows, bad = self.bad.sort_out(self._tasks(batch), *as_sent(batch))
             yield rows.append_column("task", tasks)
             if bad and isinstance(self._options.bad_rows, int):
                 to = pa.array([self._options.bad_rows] * len(bad), pa.int32())
@@ -84,7 +91,7 @@ class RowRouter:
         groups = groups_from_arrow(rows.column("task"), rows.column("message"), self._options.source, encoded)
         if self._entry is None:
             return groups
-        return [with_entry(group, self._entry, self._bad.max_message_bytes) for group in groups]
+        return [with_entry(group, self._entry, self.bad.max_message_bytes) for group in groups]
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options

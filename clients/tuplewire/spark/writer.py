@@ -34,7 +34,6 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import frame_pieces
 from tuplewire.settings.addresses import resolve_addresses
-from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.data_source_api import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -126,11 +125,10 @@ class _Sink(Shipped):
         context = _context()
         partition = context.partitionId()
         with SinkWorkers(options) as workers:
-            bad = _bad_rows(options, partition, workers)
-            address = workers.reached
+            router = RowRouter(options, partition, workers)
             # The incarnation grows with each attempt, so a newer attempt fences an older one that still runs.
             client = Client(
-                address,
+                workers.reached,
                 topology=options.topology,
                 client_id=f"spark-{self._write_id}-{partition}",
                 incarnation=context.taskAttemptId() + 1,
@@ -138,7 +136,6 @@ class _Sink(Shipped):
                 **options.session(workers.max_message_bytes),
             )
             try:
-                router = RowRouter(options, partition, bad, address)
                 checked = router.checked(batches)
                 if options.bad_rows == FAIL:
                     checked = held_back(checked)
@@ -151,21 +148,20 @@ class _Sink(Shipped):
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
-        return Part(sink, bad_rows=bad.count)
+        return Part(sink, bad_rows=router.bad.count)
 
     def _staged(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
         options, partition = self._options, _context().partitionId()
         with AttemptStage(options, sink, epoch, partition, self._placement) as stage:
             try:
-                bad = _bad_rows(options, partition, stage)
-                router = RowRouter(options, partition, bad, stage.reached)
+                router = RowRouter(options, partition, stage)
                 for rows in sliced(router.checked(batches)):
                     stage.add(router.groups(rows))
                 staged = stage.end()
             except BaseException:
                 stage.abandon()
                 raise
-        return Part(sink, staged, frozenset(stage.versions), bad.count, run=run)
+        return Part(sink, staged, frozenset(stage.versions), router.bad.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
         """Publish the chosen attempts, or raise the error of one that failed.
@@ -280,14 +276,3 @@ def _context() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "write() runs in a Spark task"  # noqa: S101
     return context
-
-
-def _bad_rows(options: SinkOptions, partition: int, workers: SinkWorkers) -> BadRows:
-    """Check the tasks of the options; return the object that checks the rows.
-
-    Raises UnknownTaskError, WrongTopologyError, and the reason why the worker is unreachable.
-    """
-    own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
-    workers.check_known((*options.tasks, *own))
-    limit = options.session(workers.max_message_bytes)["max_message_bytes"]
-    return BadRows(options.bad_rows, partition, limit, workers.known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +20,12 @@ from pyspark.sql.types import (
 from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import fields
 from tuplewire.session.delivery import Delivery
-from tuplewire.spark.bad_rows import BadRows, BadRowsError
+from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.options import GroupingName, sink_options
 from tuplewire.spark.row_router import RowRouter, sliced
+from tuplewire.spark.stages import SinkWorkers
 from tuplewire.values.arrow_headers import HEADERS
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -34,11 +36,19 @@ def delivery(first: int, *payloads: bytes, source: int | None = None, accepted_m
     return Delivery(first, TaskGroup.of(4, list(payloads), source).accepted(accepted_micros))
 
 
+class AllTasks(SinkWorkers):
+    """A worker that has every task, and accepts messages of 1,000 bytes."""
+
+    def known(self, tasks: Collection[int]) -> set[int]:
+        self.max_message_bytes = 1000
+        return set(tasks)
+
+
 def router(grouping: str, partition: int = 0) -> RowRouter:
     """Return a router to tasks 5, 6 and 7, or by the column task."""
     tasks = {} if grouping == "direct" else {"tasks": "5-7"}
-    bad = BadRows("fail", partition, 1000, lambda tasks: tasks)
-    return RowRouter(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition, bad, "w:1")
+    options = sink_options({"address": "w:1", "grouping": grouping, **tasks})
+    return RowRouter(options, partition, AllTasks(options))
 
 
 def groups_of(router: RowRouter, batch: pa.RecordBatch) -> list[TaskGroup]:
