@@ -1,4 +1,4 @@
-"""Reads a range of a task's messages in a Spark task, and acknowledges ranges in the driver.
+"""Reads a range of a task's messages in a Spark task.
 
 Used by the batch and stream readers. Owns the position of one attempt in its range. Not thread-safe.
 Design: docs/design/readers.md.
@@ -7,7 +7,7 @@ Design: docs/design/readers.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
-from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
+from tuplewire.spark.offsets import DataLossError, Range, Standing
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.task_workers import HeldTasks, Patience
 from tuplewire.text.events import event_logger
@@ -228,22 +228,3 @@ class RangeReader:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to continue without them")
         logger.warning("spark.data_lost", extra={"reason": text})
         self.messages_read += messages
-
-
-def acknowledge(
-    offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], tasks: HeldTasks, options: SourceOptions
-) -> None:
-    """Release the messages up to these offsets on the workers, permanently.
-
-    Offsets on workers that no longer own the task are skipped. Raises UnreachableError, and SupersededError
-    if a task has a consumer.
-    """
-    by_worker: dict[tuple[str, str, int], dict[int, int]] = {}
-    for task, each in held.items():
-        offset = offsets[task]
-        if offset.worker == each.worker and each.acknowledged < offset.sequence:
-            at = each.address, each.worker_id, each.worker
-            by_worker.setdefault(at, {})[task] = offset.sequence
-    for (address, worker_id, incarnation), ends in by_worker.items():
-        with tasks.client(address, options.timeout) as worker:
-            worker.acknowledge(options.topology, worker_id, incarnation, ends)

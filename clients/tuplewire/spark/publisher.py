@@ -133,7 +133,7 @@ class Publisher(SinkWorkers):
         while True:
             address = self._address
             try:
-                self._assigned(())
+                self._look_up()
                 for at in {*self._present.items(), *self._chosen} - asked.keys():
                     address = at[0]
                     asked[at] = self._begin_at(self[address], at)

@@ -22,7 +22,7 @@ from tuplewire.spark.data_source_api import (
     SupportsTriggerAvailableNow,
 )
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.fetch import RangeReader, acknowledge
+from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import (
     LAG,
     Held,
@@ -270,8 +270,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         if offset == self._acknowledged:
             return
         try:
-            held = self._tasks.look_at(offset.offsets.keys())
-            acknowledge(offset.offsets, held, self._tasks, self._options)
+            self._tasks.acknowledge(offset.offsets)
             self._acknowledged = offset
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})

@@ -108,7 +108,8 @@ class SinkWorkers(TaskWorkers):
             raise self._unknown(missing)
 
     def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
-        return self._patiently(self._address, lambda _: self._assigned(tasks))
+        self._patiently(self._address, lambda _: self._look_up())
+        return {task: self._all[task] for task in tasks if task in self._all}
 
     def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
         """Return the answer of the worker at an address; repeat the call for the timeout if it is away."""

@@ -25,7 +25,7 @@ from tuplewire.errors import (
 )
 from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.offsets import Held, Standing
+from tuplewire.spark.offsets import Held, Standing, TaskOffset
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
@@ -89,8 +89,8 @@ class TaskWorkers(ControlClients[WorkerClient]):
         """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
         return WorkerClient(address, timeout, credentials=self._credentials)
 
-    def _assigned(self, tasks: Iterable[int]) -> dict[int, At]:
-        """Return the worker of each assigned task, from a new assignment."""
+    def _look_up(self) -> None:
+        """Find the workers of all tasks from a new assignment."""
         assignment = self._assignment()
         if assignment is None:
             raise NotReadyError(
@@ -110,7 +110,6 @@ class TaskWorkers(ControlClients[WorkerClient]):
         # One tuple for all tasks of a worker: Spark pickles them once.
         ats = ((each, (each.address, each.worker_id)) for each in workers)
         self._all = {task: at for each, at in ats for task in each.tasks}
-        return {task: self._all[task] for task in tasks if task in self._all}
 
     def _assignment(self) -> pb.Assignment | None:
         """Request the assignment from the worker at the option `address`; if unreachable, from others."""
@@ -152,7 +151,6 @@ class HeldTasks(TaskWorkers):
         super().__init__(options)
         self.addresses += tuple(others)
         self._tasks = options.tasks if tasks is None else tasks
-        self._at: dict[int, At] = {}
 
     def look(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
         """Return the state of each task; first wait up to `wait` seconds for messages that are not in `seen`.
@@ -167,7 +165,7 @@ class HeldTasks(TaskWorkers):
 
     def glance(self) -> dict[int, Held]:
         """Do the same as look_at() for the tasks, from the newest assignment and without a retry."""
-        self._at = {}
+        self._all = {}
         return self._look(self._tasks)
 
     def look_at(
@@ -179,24 +177,23 @@ class HeldTasks(TaskWorkers):
             try:
                 return self._look(tasks, seen, wait)
             except (UnreachableError, NotReadyError, WrongWorkerError) as error:
-                self._at = {}  # the tasks may have moved: request a new assignment
+                self._all = {}  # the tasks may have moved: request a new assignment
                 patience.bear(error)
 
     def _look(
         self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
+        # At first, after a worker had a newer assignment, and for a task that is not assigned yet.
+        if not self._all or not (isinstance(wanted, TaskRanges) or self._all.keys() >= set(wanted)):
+            self._look_up()
         if isinstance(wanted, TaskRanges):
-            if not self._at:  # at first, and after a worker had a newer assignment
-                self._assigned(())
             wanted = [task for task in self._all if task in wanted]
             if not wanted:
                 time.sleep(wait)
-        if not self._at.keys() >= set(wanted):
-            self._at |= self._assigned(wanted)
         tasks_at: dict[At, list[int]] = {}
         for task in wanted:
-            if task in self._at:
-                tasks_at.setdefault(self._at[task], []).append(task)
+            if task in self._all:
+                tasks_at.setdefault(self._all[task], []).append(task)
         polls = {at: self._poll_of(at, tasks, seen, wait) for at, tasks in tasks_at.items()}
         if wait and len(polls) > 1:
             self._wait_for_any(polls, wait)
@@ -245,12 +242,8 @@ class HeldTasks(TaskWorkers):
 
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
-        tasks_at: dict[tuple[str, str, int], list[int]] = {}
-        for task in last:
-            each = held[task]
-            tasks_at.setdefault((each.address, each.worker_id, each.worker), []).append(task)
         found: dict[int, Runs] = {}
-        for (address, worker_id, worker), tasks in tasks_at.items():
+        for (address, worker_id, worker), tasks in _by_worker(last, held).items():
             polled = (pb.PolledTask(task=task, entries_to=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, receiver_id=worker_id, tasks=polled)
             answer = self[address].poll(request)
@@ -262,6 +255,22 @@ class HeldTasks(TaskWorkers):
                     numbered = zip(entries.messages, entries.workers, entries.entry_sequences, strict=True)
                     found[there.task] = Runs(entries.first, there.begin_sequence, tuple(numbered))
         return found
+
+    def acknowledge(self, offsets: Mapping[int, TaskOffset]) -> None:
+        """Release the messages up to these offsets on the workers, permanently.
+
+        Offsets on workers that no longer own the task are skipped. Raises SupersededError if a task has a
+        consumer, and the errors of look_at().
+        """
+        held = self.look_at(offsets.keys())
+        behind = [
+            task
+            for task, each in held.items()
+            if offsets[task].worker == each.worker and each.acknowledged < offsets[task].sequence
+        ]
+        for (address, worker_id, worker), tasks in _by_worker(behind, held).items():
+            ends = {task: offsets[task].sequence for task in tasks}
+            self[address].acknowledge(self._topology, worker_id, worker, ends)
 
     def standing(self, task: int, worker: int, address: str) -> Standing:
         """Return the final state of a task's previous owner. worker: its incarnation.
@@ -298,3 +307,12 @@ class HeldTasks(TaskWorkers):
         # Lost only if another incarnation answers at its address and no present worker is unreachable: an
         # unreachable worker may know about a clean shutdown.
         return Standing(gone=True) if replaced and not silent else None
+
+
+def _by_worker(tasks: Iterable[int], held: Mapping[int, Held]) -> dict[tuple[str, str, int], list[int]]:
+    """Return the tasks by the address, id and incarnation of their worker."""
+    found: dict[tuple[str, str, int], list[int]] = {}
+    for task in tasks:
+        each = held[task]
+        found.setdefault((each.address, each.worker_id, each.worker), []).append(task)
+    return found
