@@ -88,7 +88,7 @@ class RangeReader:
         """Read nothing yet. others: addresses of more workers, in case the first ones are unreachable."""
         self._wanted = wanted
         self._options = options
-        self._others = wanted.address, *others
+        self._others = wanted.end.address, *others
         self.messages_read = 0
         self.look: Callable[[list[TaskGroup]], object] | None = None
         """Called with the groups of each batch that is read."""
@@ -105,7 +105,7 @@ class RangeReader:
         wanted = self._wanted
         place = self._planned()
         with HeldTasks(self._options, [wanted.task], self._others) as tasks:
-            while self.messages_read < wanted.messages:
+            while self.messages_read < wanted.end.messages:
                 try:
                     if place is None:
                         place = self._find(tasks)
@@ -122,11 +122,11 @@ class RangeReader:
                         self._patience.bear(error)
 
     def _planned(self) -> _Place | None:
-        wanted = self._wanted
+        wanted, end = self._wanted, self._wanted.end
         if wanted.runs is None:
             return None
-        spans = wanted.runs.spans(wanted.start, wanted.end, wanted.after)
-        return _Place(wanted.address, wanted.worker_id, wanted.worker, wanted.runs, spans, wanted.start)
+        spans = wanted.runs.spans(wanted.start, end.sequence, wanted.after)
+        return _Place(end.address, wanted.worker_id, end.worker, wanted.runs, spans, wanted.start)
 
     def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
@@ -141,8 +141,8 @@ class RangeReader:
 
         Waits until the previous worker has forwarded all of it.
         """
-        wanted = self._wanted
-        left = wanted.messages - self.messages_read
+        wanted, end = self._wanted, self._wanted.end
+        left = end.messages - self.messages_read
         deadline = time.monotonic() + self._options.timeout
         former: Standing | None = None
         while True:
@@ -153,17 +153,17 @@ class RangeReader:
             runs = tasks.runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
             if runs is None:
                 continue
-            spans = runs.spans(0, None, self._seen, wanted.upto)
+            spans = runs.spans(0, None, self._seen, end.entries)
             there = count(spans)
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
             if (former is not None and former.lost) or time.monotonic() > deadline:
                 if there < left:
-                    self._lost(left - there, f"was at {wanted.address}, and they have died with the worker")
+                    self._lost(left - there, f"was at {end.address}, and they have died with the worker")
                 break
             if there >= left:
                 break
-            if held.worker != wanted.worker:
-                former = tasks.standing(wanted.task, wanted.worker, wanted.address)
+            if held.worker != end.worker:
+                former = tasks.standing(wanted.task, end.worker, end.address)
             time.sleep(_POLL_SECONDS)
         if not spans:
             return None
@@ -171,6 +171,8 @@ class RangeReader:
         return _Place(held.address, held.worker_id, held.worker, runs, spans, first)
 
     def _stream(self, place: _Place, tasks: HeldTasks) -> Iterator[pa.RecordBatch]:
+        from tuplewire.spark.columns import read_batch  # not needed in the driver
+
         wanted = self._wanted
         request = pb.ReadRequest(
             topology=self._options.topology,
@@ -191,7 +193,9 @@ class RangeReader:
                         numbered.append(Delivery(first, each.group))
                         first += len(each.group)
                     self.messages_read = first - wanted.start - 1
-                    yield self._batch(numbered)
+                    if self.look is not None:
+                        self.look([each.group for each in numbered])
+                    yield read_batch(numbered, headers=self._options.include_headers)
         self._pass_over(place, place.end, tasks)
 
     def _pass_over(self, place: _Place, last: int, tasks: HeldTasks) -> None:
@@ -209,13 +213,6 @@ class RangeReader:
         )
         place.position = last
         self._lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
-
-    def _batch(self, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
-        if self.look is not None:
-            self.look([each.group for each in deliveries])
-        from tuplewire.spark.columns import read_batch  # not needed in the driver
-
-        return read_batch(deliveries, headers=self._options.include_headers)
 
     def _lost(self, messages: int, why: str) -> None:
         """Skip this number of lost messages, or raise DataLossError."""

@@ -93,21 +93,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of one task that one Spark task must read: after `start`, up to `end`.
+    """Messages of one task that one Spark task must read: after the sequence `start`, up to `end`.
 
-    messages: their number. after, upto: by entry worker, the messages read before them, and the last of them.
-    runs: their numbers at the worker; None: the worker no longer has them.
+    worker_id: the id of the worker of `end`. after: by entry worker, the messages read before them. runs:
+    their numbers at the worker; None: the worker no longer has them.
     """
 
     task: int
-    address: str
     worker_id: str
-    worker: int
     start: int
-    end: int
-    messages: int
+    end: TaskOffset
     after: Vector
-    upto: Vector
     runs: Runs | None
 
 
@@ -355,9 +351,7 @@ def _start(first: TaskOffset | None, last: TaskOffset) -> int:
     return 0 if first is None else first.sequence
 
 
-def ranges(
-    start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[int, Runs] | None = None
-) -> list[Range]:
+def ranges(start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[int, Runs]) -> list[Range]:
     """Return the ranges of a micro-batch.
 
     held: the state of the tasks; a task that is no longer assigned is skipped. runs: the messages' numbers at
@@ -369,19 +363,14 @@ def ranges(
             continue
         first = start.offsets.get(task)
         each = held[task]
-        there = each.worker == last.worker
         found.append(
             Range(
                 task,
-                last.address,
-                each.worker_id if there else "",
-                last.worker,
+                each.worker_id,
                 _start(first, last),
-                last.sequence,
-                last.messages,
+                last,
                 {} if first is None else first.passed,
-                last.entries,
-                runs.get(task) if runs and there else None,
+                runs.get(task) if each.worker == last.worker else None,
             )
         )
     return found

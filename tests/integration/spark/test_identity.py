@@ -34,7 +34,7 @@ from tuplewire.errors import WrongWorkerError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader
-from tuplewire.spark.offsets import Range
+from tuplewire.spark.offsets import Range, TaskOffset
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireBatchReader
 from tuplewire.spark.task_workers import HeldTasks
@@ -115,7 +115,14 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
             with pytest.raises(WrongWorkerError):
                 list(
                     RangeReader(
-                        Range(1, stranger.address, "w2", 7, 0, 5, 5, {}, {}, Runs(1, 0, ((5, 9, 1),))),
+                        Range(
+                            1,
+                            "w2",
+                            0,
+                            TaskOffset(7, 5, stranger.address, messages=5),
+                            {},
+                            Runs(1, 0, ((5, 9, 1),)),
+                        ),
                         options,
                     )
                 )

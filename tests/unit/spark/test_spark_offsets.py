@@ -72,9 +72,10 @@ def test_new_tasks_begin_at_their_start() -> None:
         2: (78, 3),
     }
     numbers = {1: runs(6, (1, 9, 6)), 2: runs(4, (6, 9, 1))}
-    end = numbered(start, current, next_offset(current, now, tails(now)), numbers)
+    end = planned(start, now, numbers)
     assert [
-        (each.task, each.start, each.end, each.messages, each.after) for each in ranges(start, end, now)
+        (each.task, each.start, each.end.sequence, each.end.messages, each.after)
+        for each in ranges(start, end, now, numbers)
     ] == [
         (1, 5, 6, 1, {}),
         (2, 3, 9, 6, {}),
@@ -111,7 +112,7 @@ def test_a_planned_batch_of_a_task_that_is_nowhere() -> None:
     """Only a task of which it has messages matters."""
     start, end = Offset({1: at(5), 2: at(5)}), Offset({1: at(6), 2: at(5)})
     check_there(start, end, {1: held(5, 6)})
-    assert ranges(start, end, {}) == []
+    assert ranges(start, end, {}, {}) == []
     with pytest.raises(DataLossError, match=r"are no longer assigned: \[1\].*failOnDataLoss=false"):
         check_there(start, end, {2: held(5, 5)})
 
@@ -123,7 +124,7 @@ def test_first_batch_has_all_that_is_not_acknowledged() -> None:
     numbers = {1: runs(4, (7, 100, 1))}
     end = planned(start, now, numbers)
     assert ranges(start, end, now, numbers) == [
-        Range(1, "w:1", "w", WORKER, 3, 10, 7, {}, {100: 7}, numbers[1])
+        Range(1, "w", 3, TaskOffset(WORKER, 10, "w:1", {100: 7}, messages=7), {}, numbers[1])
     ]
 
 
@@ -207,8 +208,8 @@ def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
     numbers = {1: runs(1, (2, 100, 5), (1, 100, 4), (4, 200, 11), (2, 300, 1))}
     later = planned(end, now, numbers)
     (wanted,) = ranges(end, later, now, numbers)
-    assert (wanted.start, wanted.end, wanted.messages) == (0, 9, 6)
-    assert numbers[1].spans(wanted.start, wanted.end, wanted.after) == [(1, 2), (6, 9)]
+    assert (wanted.start, wanted.end.sequence, wanted.end.messages) == (0, 9, 6)
+    assert numbers[1].spans(0, 9, wanted.after) == [(1, 2), (6, 9)]
     assert later.offsets[1].before == {}, "all that was read has come"
 
 
@@ -219,10 +220,11 @@ def test_what_was_read_may_come_late() -> None:
     one = planned(start, now, {1: runs(1, (2, 300, 1))})
     assert (one.offsets[1].before, one.offsets[1].messages) == ({100: 4, 200: 12}, 2)
     now = {1: held(2, 6, worker=78)}
-    two = planned(one, now, {1: runs(3, (2, 100, 3), (2, 200, 11))})
+    numbers = {1: runs(3, (2, 100, 3), (2, 200, 11))}
+    two = planned(one, now, numbers)
     assert (two.offsets[1].before, two.offsets[1].messages) == ({}, 0)
     assert two.offsets[1].first is None
-    assert ranges(one, two, now)[0].messages == 0
+    assert ranges(one, two, now, numbers)[0].end.messages == 0
 
 
 def test_a_task_that_comes_back() -> None:
@@ -232,7 +234,7 @@ def test_a_task_that_comes_back() -> None:
     numbers = {1: runs(13, (8, 100, 7))}
     end = planned(start, now, numbers)
     (wanted,) = ranges(start, end, now, numbers)
-    assert (wanted.start, wanted.end, wanted.messages) == (12, 20, 5)
+    assert (wanted.start, wanted.end.sequence, wanted.end.messages) == (12, 20, 5)
     check_held(start.of_tasks(now), now)
     with pytest.raises(DataLossError, match="another program"):
         check_held(start.of_tasks(now), {1: replace(held(13, 20), begin=12)})
@@ -245,11 +247,11 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
     numbers = {1: runs(1, (5, 100, 1), (3, 200, 1))}
     end = planned(start, now, numbers)
     (wanted,) = ranges(start, end, {1: held(0, 12, worker=78)}, {})
-    assert (wanted.runs, wanted.messages) == (None, 5)
+    assert (wanted.runs, wanted.end.messages) == (None, 5)
     there = runs(1, (4, 300, 1), (7, 100, 1), (5, 200, 1))
-    assert there.spans(0, None, wanted.after, wanted.upto) == [(8, 9), (12, 14)]
+    assert there.spans(0, None, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
     partly = merged(wanted.after, numbers[1].vector(6))
-    assert there.spans(0, None, partly, wanted.upto) == [(13, 14)]
+    assert there.spans(0, None, partly, wanted.end.entries) == [(13, 14)]
 
 
 def test_vectors_stay_short() -> None:
