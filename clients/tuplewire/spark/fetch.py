@@ -88,7 +88,7 @@ class RangeReader:
         """Read nothing yet. others: addresses of more workers, in case the first ones are unreachable."""
         self._wanted = wanted
         self._options = options
-        self._others = wanted.end.address, *others
+        self._others = others
         self.messages_read = 0
         self.look: Callable[[list[TaskGroup]], object] | None = None
         """Called with the groups of each batch that is read."""
@@ -104,17 +104,15 @@ class RangeReader:
         """
         wanted = self._wanted
         place = self._planned()
-        with HeldTasks(self._options, [wanted.task], self._others) as tasks:
+        with HeldTasks(self._options, [wanted.task], (wanted.end.address, *self._others)) as tasks:
             while self.messages_read < wanted.end.messages:
+                place = place or self._find(tasks)
+                if place is None:
+                    continue
                 try:
-                    if place is None:
-                        place = self._find(tasks)
-                        continue
                     yield from self._stream(place, tasks)
-                    if place.position >= place.end:
-                        place = None
+                    place = None
                 except _RETRIED as error:
-                    assert place is not None  # noqa: S101 - _find() raises none of them
                     if self._has_moved(tasks, place):  # continue at the new worker
                         self._seen = merged(self._seen, place.runs.vector(place.position))
                         place = None
