@@ -7,7 +7,7 @@ task_workers.py. Owns no state. Thread-safe. Design: docs/design/readers.md.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
@@ -49,22 +49,13 @@ class TaskOffset:
         return merged(self.before, self.entries)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value that Spark stores."""
-        found: dict[str, Any] = {"worker": self.worker, "sequence": self.sequence}
-        if self.address:
-            found["address"] = self.address
-        for name, vector in ("entries", self.entries), ("before", self.before):
-            if vector:
-                found[name] = {str(worker): entry for worker, entry in vector.items()}
-        if self.messages:
-            found["messages"] = self.messages
-        if self.first is not None:
-            found["first"] = self.first
-        return found
+        """Return the value that Spark stores as JSON, without empty fields."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if value not in ("", {}, None)}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> TaskOffset:
-        """Return the object for a value of to_json()."""
+        """Return the object for a value of to_json(), in which JSON has made the keys strings."""
         vectors = {
             name: {int(worker): entry for worker, entry in offset.get(name, {}).items()}
             for name in ("entries", "before")
@@ -128,16 +119,12 @@ class Offset:
         A new task starts as in initial_offset(). A task that has moved starts at the start of its messages on
         the new worker; `before` contains its messages that were read.
         """
-        offsets = {task: _located(self.offsets.get(task), each) for task, each in held.items()}
-        same = self.offsets.keys() == held.keys() and all(
-            offsets[task] is each for task, each in self.offsets.items()
-        )
-        return self if same else Offset(offsets)  # callers compare by identity
+        return Offset({task: _located(self.offsets.get(task), each) for task, each in held.items()})
 
 
 def _located(offset: TaskOffset | None, held: Held) -> TaskOffset:
     if offset is None:
-        return replace(_beginning(held), first=held.acknowledged)
+        return TaskOffset(held.worker, held.acknowledged, held.address, first=held.acknowledged)
     if not has_moved(offset, held):
         return offset
     return TaskOffset(held.worker, held.begin, held.address, before=offset.passed, first=held.begin)
@@ -151,14 +138,10 @@ def has_moved(offset: TaskOffset, held: Held) -> bool:
     return offset.sequence == held.begin and bool(offset.entries)
 
 
-def _beginning(held: Held) -> TaskOffset:
-    return TaskOffset(held.worker, held.acknowledged, held.address)
-
-
 def initial_offset(held: Mapping[int, Held], latest: Container[int] = ()) -> Offset:
     """Return the position before all unacknowledged messages; in the tasks `latest`, after them."""
-    ends = tails(held)
-    return Offset({task: ends[task] if task in latest else _beginning(each) for task, each in held.items()})
+    after = {task: each.tail if task in latest else each.acknowledged for task, each in held.items()}
+    return Offset({task: TaskOffset(each.worker, after[task], each.address) for task, each in held.items()})
 
 
 def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
