@@ -6,7 +6,7 @@ task_workers.py. Owns no state. Thread-safe. Design: docs/design/readers.md.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -199,9 +199,9 @@ def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int)
     )
 
 
-def check_assigned(start: Offset, held: Mapping[int, Held], tasks: Container[int]) -> None:
-    """Raise DataLossError if a task of a query that reads ranges of tasks is no longer assigned."""
-    if gone := sorted(task for task in start.offsets if task in tasks and task not in held)[:10]:
+def check_assigned(tasks: Iterable[int], held: Mapping[int, Held]) -> None:
+    """Raise DataLossError if a task that a query has to read is no longer assigned."""
+    if gone := sorted(task for task in tasks if task not in held)[:10]:
         raise DataLossError(
             f"task {', '.join(map(str, gone))} is no longer assigned, and its unread messages are lost. Set "
             "failOnDataLoss=false to continue without them"
@@ -226,16 +226,6 @@ def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
             f"{sum(left.values())} of their messages: {shown}. Read them first (start the query with these "
             "tasks as well), let another program consume them, or set "
             "failOnDataLoss=false to leave them where they are"
-        )
-
-
-def check_there(start: Offset, end: Offset, held: Mapping[int, Held]) -> None:
-    """Raise DataLossError if a micro-batch has messages of a task that is no longer assigned."""
-    gone = [task for task in end.offsets if task not in held and start.offsets.get(task) != end.offsets[task]]
-    if gone:
-        raise DataLossError(
-            f"the next micro-batch has messages of tasks that are no longer assigned: "
-            f"{sorted(gone)[:10]}. The messages are lost: set failOnDataLoss=false to continue"
         )
 
 

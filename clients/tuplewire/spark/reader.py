@@ -33,7 +33,6 @@ from tuplewire.spark.offsets import (
     check_assigned,
     check_dropped,
     check_held,
-    check_there,
     initial_offset,
     lost_with,
     next_offset,
@@ -177,7 +176,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             self._check_former(stands, held)
             self._held = held
             if self._options.fail_on_data_loss:
-                check_assigned(stands, held, self._options.tasks)
+                check_assigned((task for task in stands.offsets if task in self._options.tasks), held)
                 check_held(begin, held)
             end = next_offset(
                 begin,
@@ -252,9 +251,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         held = self._held
         if not held.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
             held = self._tasks.look_at(last.offsets.keys())
-        if self._options.fail_on_data_loss:
-            check_there(begin, last, held)
         wanted = {task: each.sequence for task, each in changed(begin, last).items()}
+        if self._options.fail_on_data_loss:
+            check_assigned(wanted, held)
         lacking = {
             task: sequence for task, sequence in wanted.items() if task not in self._runs and task in held
         }
