@@ -232,15 +232,15 @@ def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
 def next_offset(
     start: Offset,
     held: Mapping[int, Held],
-    bounds: Mapping[int, TaskOffset],
     *,
+    target: Mapping[int, TaskOffset] | None = None,
     min_messages: int = 1,
     max_messages: int | None = None,
     max_bytes: int | None = None,
 ) -> Offset:
     """Return the end of a micro-batch that starts at `start`; `start` itself if it reads nothing.
 
-    bounds: the last position to read in each task. With fewer than min_messages in all tasks, nothing is
+    target: the last position to read in each task; tasks that were assigned later are not read. With fewer than min_messages in all tasks, nothing is
     read, unless a queue is nearly full. max_messages, max_bytes: for all tasks together, in
     proportion to the waiting messages of each. Bytes are estimated from the mean size of a task's messages at
     its worker; at least one message is read.
@@ -249,6 +249,7 @@ def next_offset(
     for task, offset in start.offsets.items():
         if task in held and offset.worker == held[task].worker:  # another incarnation starts a new numbering
             begins[task] = max(begins[task], offset.sequence)
+    bounds = tails(held) if target is None else {**start.offsets, **target}
     ends = {
         task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
         for task, each in held.items()

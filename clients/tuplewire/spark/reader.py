@@ -181,7 +181,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             end = next_offset(
                 begin,
                 held,
-                self._target or tails(held),
+                target=self._target,
                 min_messages=self._least(limit, now),
                 max_messages=max_messages,
                 max_bytes=max_bytes,

@@ -51,7 +51,7 @@ def runs(first: int, *each: tuple[int, int, int], begin: int = 0) -> Runs:
 def planned(start: Offset, now: dict[int, Held], numbers: dict[int, Runs]) -> Offset:
     """Return where the next micro-batch ends, as a reader plans it."""
     current = start.of_tasks(now)
-    return numbered(start, current, next_offset(current, now, tails(now)), numbers)
+    return numbered(start, current, next_offset(current, now), numbers)
 
 
 def test_json_comes_back() -> None:
@@ -131,10 +131,10 @@ def test_fewer_than_the_least_wait() -> None:
     """All tasks together count, unless a queue is so full that its senders wait."""
     start = Offset({1: at(10), 2: at(0)})
     now = {1: held(10, 13), 2: held(0, 1)}
-    assert next_offset(start, now, tails(now), min_messages=5) is start
-    assert next_offset(start, now, tails(now), min_messages=4).offsets == tails(now)
+    assert next_offset(start, now, min_messages=5) is start
+    assert next_offset(start, now, min_messages=4).offsets == tails(now)
     full = {1: now[1], 2: replace(now[2], congested=True)}
-    assert next_offset(start, full, tails(full), min_messages=5).offsets == tails(full)
+    assert next_offset(start, full, min_messages=5).offsets == tails(full)
 
 
 def test_the_latest_begins_behind_what_is_there() -> None:
@@ -178,16 +178,18 @@ def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, 
 )
 def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, int], messages: int) -> None:
     """A micro-batch takes as many messages as about fit, and one at least."""
-    end = next_offset(initial_offset(now), now, tails(now), **bounds)
+    end = next_offset(initial_offset(now), now, **bounds)
     assert sum(each.sequence for each in end.offsets.values()) == messages
 
 
 def test_available_now_goes_no_further_than_its_target() -> None:
-    """What comes after the target was taken is left."""
+    """Later messages are left, and so is a task that was assigned later."""
     start = Offset({1: at(0)})
     target = {1: at(10)}
-    assert next_offset(start, {1: held(0, 25)}, target).offsets[1].sequence == 10
-    assert next_offset(Offset(target), {1: held(10, 25)}, target).offsets == target
+    assert next_offset(start, {1: held(0, 25)}, target=target).offsets[1].sequence == 10
+    later = {1: held(10, 25), 2: held(0, 5)}
+    begin = Offset(target).of_tasks(later)
+    assert next_offset(begin, later, target=target) is begin
 
 
 def test_another_consumer_is_told() -> None:
@@ -295,9 +297,9 @@ def test_a_read_ends_at_its_last_message(
 def test_a_start_counts_for_its_own_incarnation() -> None:
     """After a restart the worker numbers its messages anew."""
     now = {1: held(0, 25)}
-    assert next_offset(Offset({1: at(10)}), now, tails(now), max_messages=5).offsets[1].sequence == 15
+    assert next_offset(Offset({1: at(10)}), now, max_messages=5).offsets[1].sequence == 15
     earlier = Offset({1: at(1000, worker=WORKER - 1)})
-    assert next_offset(earlier, now, tails(now)).offsets[1].sequence == 25
+    assert next_offset(earlier, now).offsets[1].sequence == 25
 
 
 def test_a_query_that_has_read_everything_is_no_loss() -> None:
@@ -311,7 +313,7 @@ def test_a_task_without_messages_does_no_harm() -> None:
     """With a bound in bytes nothing is divided by what waits; of the task, the same offset stays."""
     rests = TaskOffset(WORKER, 5, "w:1", {7: 3})
     start = Offset({1: at(5), 2: rests})
-    end = next_offset(start, now := {1: held(5, 9), 2: held(5, 5)}, tails(now), max_bytes=20)
+    end = next_offset(start, now := {1: held(5, 9), 2: held(5, 5)}, max_bytes=20)
     assert end.offsets[1].sequence == 7
     assert end.offsets[2] is rests
 
@@ -328,7 +330,7 @@ def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
     """Spark takes an offset that differs for new data. A task without a place yet changes nothing."""
     start = Offset({1: at(5)})
     now = {1: held(5, 5), 2: held(0, 0)}
-    assert next_offset(start, now, tails(now)) is start
+    assert next_offset(start, now) is start
 
 
 def test_a_new_task_without_messages_is_not_read() -> None:
