@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, EarlierStreamReader
-from tuplewire.spark.options import GroupingName, SinkOptions, includes_headers, sink_options, source_options
+from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.releases import has_admission_control
 from tuplewire.spark.shipped import Shipped
 
@@ -104,14 +104,15 @@ class TuplewireDataSource(Shipped, DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read."""
-        return read_schema(headers=includes_headers(self.options))
+        return read_schema(headers=source_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> TuplewireBatchReader:
         """Return a reader of the messages that are queued now."""
         from tuplewire.spark.reader import TuplewireBatchReader
 
-        check_read_schema(schema, headers=includes_headers(self.options))
-        return TuplewireBatchReader(source_options(self.options, streaming=False))
+        options = source_options(self.options, streaming=False)
+        check_read_schema(schema, headers=options.include_headers)
+        return TuplewireBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of the messages that arrive."""
@@ -121,8 +122,9 @@ class TuplewireDataSource(Shipped, DataSource):
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader
 
-        check_read_schema(schema, headers=includes_headers(self.options))
-        return TuplewireStreamReader(source_options(self.options))
+        options = source_options(self.options)
+        check_read_schema(schema, headers=options.include_headers)
+        return TuplewireStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> TuplewireBatchWriter:  # noqa: FBT001 - Spark's
         """Return a writer of a whole DataFrame."""

@@ -313,14 +313,6 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
         return chosen
 
 
-def includes_headers(options: Mapping[str, str]) -> bool:
-    """Return True if a `read` or `readStream` has the column headers; raise ConfigError for a wrong value."""
-    with _listing(SourceOptions, "reading"):
-        wanted = settings_of(SourceOptions)["include_headers"]
-        given = [text for name, text in options.items() if name.lower() == wanted.option.lower()]
-        return any(wanted.parse(text, f"option {wanted.option}") for text in given)
-
-
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a `write` or `writeStream`.
 
