@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, EarlierStreamReader
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
-from tuplewire.spark.releases import has_admission_control
+from tuplewire.spark.releases import check_stream_options, has_admission_control
 from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
@@ -117,11 +117,12 @@ class TuplewireDataSource(Shipped, DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of the messages that arrive."""
         make = partial(self._stream_reader, schema)
-        return make() if has_admission_control() else EarlierStreamReader(make, self.options)
+        return make() if has_admission_control() else EarlierStreamReader(make)
 
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader
 
+        check_stream_options(self.options)
         options = source_options(self.options)
         check_read_schema(schema, headers=options.include_headers)
         return TuplewireStreamReader(options)

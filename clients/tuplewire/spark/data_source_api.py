@@ -8,11 +8,11 @@ Design: docs/design/readers.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.spark.releases import check_stream_options, needs
+from tuplewire.spark.releases import needs
 from tuplewire.spark.shipped import Shipped
 
 try:
@@ -75,18 +75,16 @@ class EarlierStreamReader(Shipped, DataSourceStreamReader):
     to its end. With availableNow, Spark requests the end of all messages once, before that.
 
     make: creates the reader, and may raise an error. It is called at Spark's first call, because Spark hides
-    earlier errors. options: of the query; unsupported ones raise NeedsSparkError.
+    earlier errors.
     """
 
-    def __init__(self, make: Callable[[], DataSourceStreamReader], options: Mapping[str, str]) -> None:
+    def __init__(self, make: Callable[[], DataSourceStreamReader]) -> None:
         self._make = make
-        self._options = dict(options)
         self._planned: dict[str, Any] | None = None
         self._asked_from: dict[str, Any] | None = None
 
     @cached_property
     def _reader(self) -> DataSourceStreamReader:
-        check_stream_options(self._options)
         return self._make()
 
     @cached_property

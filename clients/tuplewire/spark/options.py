@@ -33,6 +33,7 @@ from tuplewire.settings.settings import (
     settings_of,
     unknown,
 )
+from tuplewire.spark.releases import LIMITS
 from tuplewire.values.group import check_task
 from tuplewire.values.task_ids import TASKS, TaskRanges, parse_ranges
 
@@ -96,7 +97,7 @@ _TASKS = replace(
     read=lambda tasks: tasks if isinstance(tasks, TaskRanges) else TASKS.read(tasks),
     parse=parse_ranges,
 )
-_FOR_STREAMS = ("max_messages", "max_bytes", "min_messages", "max_delay", "starting_offsets")
+_FOR_STREAMS = (*LIMITS, "startingOffsets")
 _INSTEAD = {
     "path": "load() and save() take no path: name workers in the option address, and tasks in tasks",
     "minpartitions": "several Spark tasks cannot read one task in order, so each task that has messages has "
@@ -150,15 +151,7 @@ def _check_bad_rows(value: str | int) -> str | int:
     return value
 
 
-_BAD_ROWS = Kind(
-    "POLICY",
-    "fail, drop or a task id",
-    (str, int),
-    _check_bad_rows,
-    _parse_bad_rows,
-    lambda value: value,
-    str,
-)
+_BAD_ROWS = Kind("POLICY", "fail, drop or a task id", (str, int), _check_bad_rows, _parse_bad_rows, write=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,10 +288,9 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
     with _listing(SourceOptions, "reading"):
         given = _given(SourceOptions, options)
         _require_tasks(given)
-        for name in _FOR_STREAMS if not streaming else ():
-            if name in given:
-                option = settings_of(SourceOptions)[name].option
-                raise ConfigError(f"the option {option} is for readStream; a read takes all that is there")
+        for name, each in settings_of(SourceOptions).items():
+            if not streaming and name in given and each.option in _FOR_STREAMS:
+                raise ConfigError(f"the option {each.option} is for readStream; a read takes all that is there")
         given["address"] = given.get("address") or resolve_address(None)
         chosen = SourceOptions(**given)
         if chosen.min_messages and chosen.max_messages and chosen.min_messages > chosen.max_messages:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = event_logger(__name__)
 
 _OTHER = "set PYSPARK_PYTHON to this program's Python before the session starts, or install tuplewire in both"
-_ADMISSION = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
+LIMITS = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
 """Options of readStream that need a Spark which passes a limit to its sources."""
 _TIME_ZONE = "UTC"
 
@@ -55,7 +55,7 @@ def has_admission_control() -> bool:
 def check_stream_options(options: Mapping[str, str]) -> None:
     """Raise NeedsSparkError for options of readStream that this Spark does not support."""
     given = {name.lower() for name in options}
-    wanted = [name for name in _ADMISSION if name.lower() in given]
+    wanted = [name for name in LIMITS if name.lower() in given]
     if wanted and not has_admission_control():
         raise needs(
             f"the option {' and '.join(wanted)}",

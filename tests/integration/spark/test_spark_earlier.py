@@ -37,7 +37,7 @@ def workers() -> Iterator[Pair]:
 @contextmanager
 def query(workers: Pair, task: int) -> Iterator[EarlierStreamReader]:
     """Make a reader as each start of a query does, and stop it."""
-    reader = EarlierStreamReader(Maker(workers.near.address, task), {})
+    reader = EarlierStreamReader(Maker(workers.near.address, task))
     yield reader
     reader.stop()
 
@@ -45,7 +45,7 @@ def query(workers: Pair, task: int) -> Iterator[EarlierStreamReader]:
 def planned(reader: EarlierStreamReader, start: Any, end: Any) -> list[int]:
     """Plan a micro-batch and read it as Spark's tasks do: by a reader that nobody has asked anything."""
     partitions = reader.partitions(start, end)
-    other = EarlierStreamReader(reader._make, {})
+    other = EarlierStreamReader(reader._make)
     copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - our own
     return [
         int(payload)
@@ -126,7 +126,7 @@ def test_errors_wait_for_sparks_first_question(workers: Pair) -> None:
     """To make it does not raise: Spark would hide that behind an error of its own."""
     maker = Maker(workers.near.address, workers.near_task())
     maker.options["colour"] = "red"
-    reader = EarlierStreamReader(maker, maker.options)
+    reader = EarlierStreamReader(maker)
     with pytest.raises(Exception, match="unknown option 'colour'"):
         reader.latestOffset()
     reader.stop()
