@@ -37,13 +37,15 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         return spark.range(1)
 
     job = Job(spark, "a job that ends when it is told to", action)
-    submitted = Submitted("mail", "run", wordcount_topology(Path("book.txt")), {}, 2, Output({}, frozenset()))
+    words = wordcount_topology(Path("book.txt"))
     with WorkerProcesses(1, "mail") as local, ExitStack() as stack:
         local.assign({0: [SUBMITTER_TASK]})
         (worker,) = local.endpoints
         control = stack.enter_context(ControlClient(worker.unix_address))
         place = Place(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
-        topology = running.SparkTopology(submitted, job, place, ExitStack())
+        submitted = Submitted("mail", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
+        key = stack.enter_context(submitted.token.kept())
+        topology = running.SparkTopology(submitted, job, ExitStack(), key)
         member = stack.enter_context(Client(worker.unix_address, topology="mail"))
 
         def tell(rank: int, kind: MailKind, *values: Any) -> None:

@@ -119,7 +119,7 @@ class Submitted(Shipped):
     @staticmethod
     def _submitter_version(submitter: Place, key: RunKey) -> int:
         """Return the assignment version of the submitter's worker; each generation increases it."""
-        with ControlClient(submitter.peer_address, START_SECONDS, credentials=key.to(submitter)) as control:
+        with ControlClient(submitter.peer_address, START_SECONDS, credentials=key.credentials(own=submitter.own)) as control:
             return control.status().assignment_version
 
 
@@ -171,14 +171,14 @@ class _TopologyMember:
             worker_id=place.worker_id,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
-            credentials=self._key.to(place),
+            credentials=self._key.credentials(own=place.own),
             **session,
         )
 
     def _reporter(self) -> ProgramReporter:
         """Return a reporter of the executors' state to the worker, for its status and metrics."""
         place = self._plan.places[self._rank]
-        control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.to(place))
+        control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.credentials(own=place.own))
         return ProgramReporter(control, self._program_report)
 
     def _program_report(self) -> control_pb2.ReportProgramRequest | None:
@@ -198,7 +198,7 @@ class _TopologyMember:
     def _push_assignment(self) -> None:
         with ExitStack() as stack:
             controls = [
-                stack.enter_context(ControlClient(address, credentials=self._key.to(place)))
+                stack.enter_context(ControlClient(address, credentials=self._key.credentials(own=place.own)))
                 for address, place in self._plan.told(self._rank)
             ]
             for control in controls:

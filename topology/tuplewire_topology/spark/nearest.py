@@ -59,14 +59,11 @@ class RunKey:
 
     file: Path
 
-    def to(self, place: Place) -> Credentials:
+    def credentials(self, *, own: bool) -> Credentials:
         """Return a worker's credentials: the environment's, with the run's token if the run started it."""
-        return self.to_own() if place.own else Credentials.from_environment()
-
-    def to_own(self) -> Credentials:
-        """Return the credentials for a worker that the run started."""
+        found = Credentials.from_environment()
         # Plaintext is acceptable: the token is valid only during the run, and only at its own workers.
-        return replace(Credentials.from_environment(), token_file=str(self.file), allow_plaintext=True)
+        return replace(found, token_file=str(self.file), allow_plaintext=True) if own else found
 
 
 @contextmanager
@@ -88,7 +85,7 @@ def nearest_worker(
             stack.callback(worker.stop)
             worker.start(timeout)
             address = worker.endpoints[0].unix_address
-        credentials = key.to_own() if own else Credentials.from_environment()
+        credentials = key.credentials(own=own)
         with ControlClient(address, timeout, credentials=credentials) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
-from tuplewire.identity.credentials import Credentials
 from tuplewire.spark.releases import inheritable_thread, is_remote
 from tuplewire_topology.coordination.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.spark.letters import LETTERS
 from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.plan import SUBMITTER_TASK, Place
+from tuplewire_topology.spark.nearest import RunKey
+from tuplewire_topology.spark.plan import SUBMITTER_TASK
 from tuplewire_topology.spark.rows import GivenUp, failure_in, reports_in
 
 if TYPE_CHECKING:
@@ -72,14 +72,7 @@ class SparkTopology:
     activate(), deactivate() and stop() raise ConfigError if this program cannot reach a worker.
     """
 
-    def __init__(
-        self,
-        submitted: Submitted,
-        job: Job,
-        place: Place | None,
-        stack: ExitStack,
-        credentials: Credentials | None = None,
-    ) -> None:
+    def __init__(self, submitted: Submitted, job: Job, stack: ExitStack, key: RunKey) -> None:
         self.name = submitted.name
         self.job_group = job.group
         self._submitted = submitted
@@ -90,14 +83,20 @@ class SparkTopology:
         self._coordinator: tuple[int, int] | None = None
         """The coordinator's generation and mailbox."""
         self._closed: set[int] = set()
-        self._hears = place is not None
-        self._place = place
-        self._token_file = None if credentials is None else credentials.token_file
+        self.watch_command = ""
+        """The command that shows the topology live on this program's machine, or an empty string.
+
+        Guarantee: it contains no token, but it may contain the name of a token file.
+        """
         self._stop: bool | None = None
         self._active = True
         self._post: Post | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
+        place = submitted.submitter
+        self._hears = place is not None
         if place is not None:
+            credentials = key.credentials(own=place.own)
+            self.watch_command = place.watch_command(credentials.token_file)
             client = Client(
                 place.address,
                 topology=place.topology,
@@ -122,14 +121,6 @@ class SparkTopology:
     def reaches_worker(self) -> bool:
         """True if this program can control the topology; False over Spark Connect without workers=[...]."""
         return self._post is not None
-
-    @property
-    def watch_command(self) -> str:
-        """The command that shows the topology live on this program's machine, or an empty string.
-
-        Guarantee: it contains no token, but it may contain the name of a token file.
-        """
-        return "" if self._place is None else self._place.watch_command(self._token_file)
 
     def progress(self) -> TopologyProgress:
         """Return the progress, which may be about a second old."""

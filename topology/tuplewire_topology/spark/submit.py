@@ -103,8 +103,7 @@ def submit_topology(
         checked = output.checked(stage.repartition(members))  # see Output.checked() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
-        credentials = None if place is None else run_key.to(place)
-        running = SparkTopology(submitted, job, place, stack.pop_all(), credentials)
+        running = SparkTopology(submitted, job, stack.pop_all(), run_key)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running
