@@ -10,10 +10,10 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Unpack, overload
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from tuplewire import tracing
 from tuplewire.client import Client
@@ -29,8 +29,10 @@ from tuplewire.values.message import Headers, TaskMessage
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
 """The connected clients of this process, which runs several Spark tasks and jobs."""
-_blocks: dict[_Key, Callable[[], TaskClient | None]] = {}
-"""The open blocks. In the driver these are weak references, so that TaskClient.__del__ detects lost ones."""
+_blocks: WeakValueDictionary[_Key, TaskClient] = WeakValueDictionary()
+"""The open blocks. The references are weak, so that TaskClient.__del__ detects the lost blocks of a driver."""
+_of_task: dict[_Key, TaskClient] = {}
+"""The open blocks of a Spark task, which must stay alive until _check_task() inspects them."""
 _unheard: list[str] = []
 """The failures that could not be raised where they happened."""
 _lock = threading.RLock()
@@ -40,6 +42,7 @@ def _forget() -> None:
     global _lock
     _clients.clear()
     _blocks.clear()
+    _of_task.clear()
     _unheard.clear()
     _lock = threading.RLock()
 
@@ -225,12 +228,12 @@ class ClientHandle(Shipped):
         else:
             _watch_task_ends()
         with _lock:
-            block = _block(key)
+            block = _blocks.get(key)
             if block is None:
                 _clients[key] = client = _clients.get(key) or Client(**self._arguments)
-                block = TaskClient(client, attempt)
-                # A task's blocks must stay alive until _check_task() inspects them.
-                _blocks[key] = ref(block) if attempt is None else lambda: block
+                _blocks[key] = block = TaskClient(client, attempt)
+                if attempt is not None:
+                    _of_task[key] = block
             block.depth += 1
         return block
 
@@ -241,8 +244,7 @@ class ClientHandle(Shipped):
         then closed, and the next block opens a new one.
         """
         key = self._key()
-        with _lock:
-            block = _block(key)
+        block = _blocks.get(key)
         if block is None:
             return  # the client was not kept, so no messages were sent
         # A generator that is closed early, as with a limit, has not failed: its messages are flushed.
@@ -265,6 +267,7 @@ class ClientHandle(Shipped):
                 if not block.depth:
                     block.end()
                     _blocks.pop(key, None)
+                    _of_task.pop(key, None)
 
 
 @lru_cache(1)
@@ -291,13 +294,12 @@ def _watch_task_ends() -> None:
 
 def _check_task() -> None:
     """Raise ForgottenFlushError if a Spark task ends with unflushed messages."""
-    for key in list(_blocks):
-        block = _block(key)
-        if block is not None:
-            if block.forgotten:
-                _unheard.append(block.story())
-            block.end()
+    for block in list(_blocks.values()):
+        if block.forgotten:
+            _unheard.append(block.story())
+        block.end()
     _blocks.clear()
+    _of_task.clear()
     _raise_unheard()
 
 
@@ -310,17 +312,11 @@ def _raise_unheard() -> None:
 
 def _tell_at_exit() -> None:
     """Print the failures that no later block of a driver has raised."""
-    open_blocks = [block for key in list(_blocks) if (block := _block(key)) is not None and block.forgotten]
-    for text in {*_unheard, *(block.story() for block in open_blocks)}:
+    for text in {*_unheard, *(block.story() for block in list(_blocks.values()) if block.forgotten)}:
         print(f"tuplewire: {text}", file=sys.stderr)
 
 
 atexit.register(_tell_at_exit)
-
-
-def _block(key: _Key) -> TaskClient | None:
-    reference = _blocks.get(key)
-    return None if reference is None else reference()
 
 
 def _discard(key: _Key) -> None:
