@@ -122,7 +122,7 @@ def _list(settings: Iterable[Setting]) -> str:
 
 
 def _entry(each: Setting) -> str:
-    name = each.option or each.key
+    name = each.key
     facts = [each.kind_at(name).allowed]
     if default := _default(each, name):
         facts.append(f"default {default}")

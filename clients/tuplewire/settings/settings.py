@@ -152,7 +152,7 @@ class Setting:
     """A declared setting.
 
     name: the field. key: the key in a configuration. storm: Storm's key, which is also read; equal to key if
-    it is the only one. option: the option of Spark's data source. secret: True to omit the value from errors.
+    it is the only one. secret: True to omit the value from errors.
     """
 
     name: str
@@ -161,7 +161,6 @@ class Setting:
     help: str
     key: str
     storm: str
-    option: str
     secret: bool
 
     @property
@@ -214,11 +213,10 @@ def setting(
     *,
     key: str = "",
     storm: str = "",
-    option: str = "",
     secret: bool = False,
 ) -> Any:
-    """Declare a field of a class of settings. key: default: the class's prefix and the name."""
-    declared = {"setting": Setting("", kind, default, help, key, storm, option, secret)}
+    """Declare a field of a class of settings. key: default: see Settings.default_key()."""
+    declared = {"setting": Setting("", kind, default, help, key, storm, secret)}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=declared, repr=not secret)
     return field(default=default, metadata=declared, repr=not secret)
@@ -232,7 +230,7 @@ def storms(key: str, kind: Kind, default: Any, help: str, **more: Any) -> Any:  
 def same(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
     """Declare a field as in another class. help: a different description."""
     other = settings_of(settings)[name]
-    return setting(other.kind, other.default, help or other.help, storm=other.storm, option=other.option)
+    return setting(other.kind, other.default, help or other.help, storm=other.storm)
 
 
 def nested(settings: type[Settings]) -> Any:
@@ -262,6 +260,11 @@ class Settings:
 
     def _check(self) -> None:
         """Raise ConfigError for values that contradict each other."""
+
+    @classmethod
+    def default_key(cls, name: str) -> str:
+        """Return the key of a field whose declaration has none."""
+        return cls.PREFIX + name
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> None:
@@ -339,7 +342,7 @@ def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by name."""
     if settings not in _DECLARED:
         _DECLARED[settings] = {
-            each.name: replace(declared, name=each.name, key=declared.key or settings.PREFIX + each.name)
+            each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
             for each in fields(settings)
             if (declared := each.metadata.get("setting"))
         }

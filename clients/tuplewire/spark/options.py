@@ -163,6 +163,12 @@ class _Connecting(Settings):
 
     client: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def default_key(cls, name: str) -> str:
+        """Return the name of an option, such as badRows."""
+        first, *others = name.split("_")
+        return first + "".join(map(str.capitalize, others))
+
     def credentials(self) -> Credentials:
         """Return the credentials, completed by the current environment of this process."""
         own = settings_of(Credentials)
@@ -185,57 +191,49 @@ class SourceOptions(_Connecting):
     address: str = setting(
         _ADDRESS,
         REQUIRED,
-        "address of any worker of the topology, or of several workers (default: TUPLEWIRE_ADDRESS)",
-        option="address",
+        "address of any worker of the topology, or of several workers (default: TUPLEWIRE_ADDRESS)"
     )
     topology: str = setting(
         ANY_TEXT,
         REQUIRED,
-        "name of the topology (default: TUPLEWIRE_TOPOLOGY, or default)",
-        option="topology",
+        "name of the topology (default: TUPLEWIRE_TOPOLOGY, or default)"
     )
     tasks: tuple[int, ...] | TaskRanges = setting(
         _TASKS,
         REQUIRED,
-        "tasks to read, such as 1,2,10-19; required. 100- and * include tasks that are assigned later",
-        option="tasks",
+        "tasks to read, such as 1,2,10-19; required. 100- and * include tasks that are assigned later"
     )
     timeout: float = setting(
-        SECONDS, 30.0, "time without an answer from a worker after which the read fails", option="timeout"
+        SECONDS, 30.0, "time without an answer from a worker after which the read fails"
     )
-    max_messages: int | None = setting(
+    max_messages_per_trigger: int | None = setting(
         count(),
         None,
-        "maximum number of messages in a micro-batch, for all tasks together",
-        option="maxMessagesPerTrigger",
+        "maximum number of messages in a micro-batch, for all tasks together"
     )
-    max_bytes: int | None = setting(
+    max_bytes_per_trigger: int | None = setting(
         count(),
         None,
-        "approximate maximum number of payload bytes in a micro-batch",
-        option="maxBytesPerTrigger",
+        "approximate maximum number of payload bytes in a micro-batch"
     )
-    min_messages: int | None = setting(
+    min_messages_per_trigger: int | None = setting(
         count(),
         None,
-        "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages",
-        option="minMessagesPerTrigger",
+        "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages"
     )
-    max_delay: float = setting(
+    max_trigger_delay: float = setting(
         _DELAY,
         900.0,
-        "longest wait of fewer messages than minMessagesPerTrigger",
-        option="maxTriggerDelay",
+        "longest wait of fewer messages than minMessagesPerTrigger"
     )
     starting_offsets: Start | dict[int, Start] = setting(
         _STARTS,
         Start.EARLIEST,
-        "start of a new query; latest discards the messages in the queue",
-        option="startingOffsets",
+        "start of a new query; latest discards the messages in the queue"
     )
-    include_headers: bool = setting(FLAG, False, "true: add the column headers", option="includeHeaders")
+    include_headers: bool = setting(FLAG, False, "true: add the column headers")
     fail_on_data_loss: bool = setting(
-        FLAG, True, "false: continue the query if messages are permanently lost", option="failOnDataLoss"
+        FLAG, True, "false: continue the query if messages are permanently lost"
     )
 
     def starts_at(self, task: int) -> Start:
@@ -249,34 +247,31 @@ class SinkOptions(_Connecting):
     """The options of a write or writeStream. address: None: resolved in the process that writes."""
 
     address: str | None = setting(
-        _ADDRESS, None, "address of a worker, as for reading (default: TUPLEWIRE_ADDRESS)", option="address"
+        _ADDRESS, None, "address of a worker, as for reading (default: TUPLEWIRE_ADDRESS)"
     )
     topology: str = same(SourceOptions, "topology")
     grouping: GroupingName = setting(
         choice(GroupingName),
         GroupingName.DIRECT,
-        "choice of a row's task; direct: the task in the column task",
-        option="grouping",
+        "choice of a row's task; direct: the task in the column task"
     )
     tasks: tuple[int, ...] = setting(
-        TASKS, (), "tasks that the grouping chooses from, such as 1,2,10-19", option="tasks"
+        TASKS, (), "tasks that the grouping chooses from, such as 1,2,10-19"
     )
-    source: int | None = setting(count(0, MAX_TASK), None, "source task of the messages", option="source")
+    source: int | None = setting(count(0, MAX_TASK), None, "source task of the messages")
     timeout: float = setting(
-        SECONDS, 60.0, "longest wait for a full queue or an absent worker", option="timeout"
+        SECONDS, 60.0, "longest wait for a full queue or an absent worker"
     )
-    guarantee: DeliveryGuarantee | None = setting(
+    delivery_guarantee: DeliveryGuarantee | None = setting(
         choice(DeliveryGuarantee),
         None,
         "number of times that consumers see a row if Spark runs a task again (default: exactlyOnce for "
-        "streams, atLeastOnce for writes)",
-        option="deliveryGuarantee",
+        "streams, atLeastOnce for writes)"
     )
     bad_rows: str | int = setting(
         _BAD_ROWS,
         FAIL,
-        "handling of rows that cannot be sent: fail the write, drop the rows, or send them as JSON to a task",
-        option="badRows",
+        "handling of rows that cannot be sent: fail the write, drop the rows, or send them as JSON to a task"
     )
 
 
@@ -289,14 +284,15 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
         given = _given(SourceOptions, options)
         _require_tasks(given)
         for name, each in settings_of(SourceOptions).items():
-            if not streaming and name in given and each.option in _FOR_STREAMS:
-                raise ConfigError(f"the option {each.option} is for readStream; a read takes all that is there")
+            if not streaming and name in given and each.key in _FOR_STREAMS:
+                raise ConfigError(f"the option {each.key} is for readStream; a read takes all that is there")
         given["address"] = given.get("address") or resolve_address(None)
         chosen = SourceOptions(**given)
-        if chosen.min_messages and chosen.max_messages and chosen.min_messages > chosen.max_messages:
+        least, most = chosen.min_messages_per_trigger, chosen.max_messages_per_trigger
+        if least and most and least > most:
             raise ConfigError(
-                f"minMessagesPerTrigger is {chosen.min_messages}, more than maxMessagesPerTrigger, which is "
-                f"{chosen.max_messages}: a micro-batch cannot have both"
+                f"minMessagesPerTrigger is {least}, more than maxMessagesPerTrigger, which is {most}: a "
+                "micro-batch cannot have both"
             )
         if isinstance(chosen.starting_offsets, dict) and (
             others := [task for task in sorted(chosen.starting_offsets) if task not in chosen.tasks]
@@ -327,13 +323,13 @@ _CLIENT = {**settings_of(Credentials), **settings_of(SessionSettings)}
 
 def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that the user has set, in any case, and the topology."""
-    known = {each.option.lower(): each for each in settings_of(kind).values()}
+    known = {each.key.lower(): each for each in settings_of(kind).values()}
     values: dict[str, Any] = {}
     client: dict[str, Any] = {}
     for name, text in options.items():
         each = known.get(name.lower())
         if each is not None:
-            values[each.name] = each.parse(text, f"option {each.option}")
+            values[each.name] = each.parse(text, f"option {each.key}")
         elif name.lower().startswith(OUR_PREFIX):
             setting = name.lower().removeprefix(OUR_PREFIX)
             if setting not in _CLIENT:
@@ -359,8 +355,8 @@ def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        known = sorted(settings_of(kind).values(), key=lambda each: each.option)
-        lines = "".join(f"\n  {each.option}: {each.kind.allowed}; {each.help}" for each in known)
+        known = sorted(settings_of(kind).values(), key=lambda each: each.key)
+        lines = "".join(f"\n  {each.key}: {each.kind.allowed}; {each.help}" for each in known)
         more = (
             f"\n  {OUR_PREFIX}NAME: a setting of the client, such as tls_ca, token_file or max_message_bytes"
         )

@@ -146,7 +146,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         from pyspark.sql.streaming.datasource import ReadMaxRows
 
         # Not ReadAllAvailable, which Spark passes to override limits.
-        return ReadMaxRows(self._options.max_messages or _ALL)
+        return ReadMaxRows(self._options.max_messages_per_trigger or _ALL)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the current end of the tasks as the end of the query."""
@@ -166,7 +166,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._acknowledge(stands)
         self._check_dropped(stands)
         max_messages = getattr(limit, "max_rows", None)
-        max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
+        max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
@@ -196,8 +196,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def _least(self, limit: ReadLimit, now: float) -> int:
         """Return the minimum number of messages for a micro-batch at this time."""
-        least = self._options.min_messages
-        overdue = now - self._last_batch >= self._options.max_delay
+        least = self._options.min_messages_per_trigger
+        overdue = now - self._last_batch >= self._options.max_trigger_delay
         if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
             return 1
         return least

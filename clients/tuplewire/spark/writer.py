@@ -98,7 +98,7 @@ class _Sink(Shipped):
     """The common base of both writers. default: the guarantee if the user has not chosen one."""
 
     def __init__(self, options: SinkOptions, default: DeliveryGuarantee) -> None:
-        self._exactly_once = (options.guarantee or default) is DeliveryGuarantee.EXACTLY_ONCE
+        self._exactly_once = (options.delivery_guarantee or default) is DeliveryGuarantee.EXACTLY_ONCE
         if self._exactly_once:
             options = dataclasses.replace(options, address=resolve_addresses(options.address))
         self._options = options

@@ -251,7 +251,7 @@ def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> N
 def test_sparks_options_give_the_same_object(kind: type[Settings], each: Setting) -> None:
     """Options of Spark's data source are read as an equal object."""
     config = made(kind, each)
-    texts = {settings_of(kind)[name].option: text for name, text in given(config).items()}
+    texts = {settings_of(kind)[name].key: text for name, text in given(config).items()}
     read: Any = source_options if kind is SourceOptions else sink_options
     assert read(texts) == config
 

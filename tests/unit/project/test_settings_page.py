@@ -43,7 +43,7 @@ def test_current() -> None:
 def test_every_setting(settings: type[Settings]) -> None:
     """Every setting of a worker, session, topology, process, transport and of Spark has its entry."""
     keys = re.findall(r"^- \*\*`(.+?)`\*\* \(", page(), re.MULTILINE)
-    assert {each.option or each.key for each in settings_of(settings).values()} <= set(keys)
+    assert {each.key for each in settings_of(settings).values()} <= set(keys)
 
 
 def test_every_entry_is_whole() -> None:

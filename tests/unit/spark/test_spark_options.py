@@ -17,7 +17,7 @@ def test_case_does_not_matter() -> None:
     options = source_options(
         {"ADDRESS": "w:1", "Tasks": "3", "maxmessagespertrigger": "10", "failOnDataLoss": "False"}
     )
-    assert (options.address, options.tasks, options.max_messages) == ("w:1", (3,), 10)
+    assert (options.address, options.tasks, options.max_messages_per_trigger) == ("w:1", (3,), 10)
     assert not options.fail_on_data_loss
 
 
@@ -63,7 +63,7 @@ def test_wrong_source_options(more: dict[str, str], message: str) -> None:
 def test_delays_have_a_unit(text: str, seconds: float) -> None:
     """Written as Spark writes times."""
     options = source_options({**WHERE, "tasks": "1", "minMessagesPerTrigger": "5", "maxTriggerDelay": text})
-    assert options.max_delay == seconds
+    assert options.max_trigger_delay == seconds
 
 
 @pytest.mark.parametrize("text", ["15", "0s", "-1s", "1 week", ""])
@@ -129,7 +129,7 @@ def test_sink_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     options = sink_options({"checkpointLocation": "/x", "queryName": "q"})
     assert options.address is None
     assert options.grouping is GroupingName.DIRECT
-    assert (options.guarantee, options.bad_rows) == (None, "fail")
+    assert (options.delivery_guarantee, options.bad_rows) == (None, "fail")
 
 
 def test_settings_of_the_client() -> None:
