@@ -12,36 +12,19 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tuplewire.errors import (
-    DrainingError,
-    NotLocalError,
-    NotReadyError,
-    SupersededError,
-    UnknownTaskError,
-    UnreachableError,
-    WrongWorkerError,
-)
+from tuplewire.errors import NotLocalError, SupersededError, UnknownTaskError
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Range, Standing
 from tuplewire.spark.options import SourceOptions
-from tuplewire.spark.task_workers import HeldTasks, Patience
+from tuplewire.spark.task_workers import AWAY, POLL_SECONDS, HeldTasks, Patience
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
-_POLL_SECONDS = 0.05
-_RETRIED = (
-    UnreachableError,
-    SupersededError,
-    NotReadyError,
-    DrainingError,
-    WrongWorkerError,
-    NotLocalError,
-    UnknownTaskError,
-)
+_RETRIED = (*AWAY, SupersededError, NotLocalError, UnknownTaskError)
 
 
 @dataclass
@@ -130,7 +113,7 @@ class RangeReader:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
             held = tasks.glance().get(self._wanted.task)
-        except (UnreachableError, NotReadyError, WrongWorkerError):
+        except AWAY:
             return None
         return held is None or (held.worker, held.begin) != (place.worker, place.runs.begin)
 
@@ -162,7 +145,7 @@ class RangeReader:
                 break
             if held.worker != end.worker:
                 former = tasks.standing(wanted.task, end.worker, end.address)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         if not spans:
             return None
         first = spans[0][0] - 1

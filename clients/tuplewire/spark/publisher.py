@@ -16,8 +16,8 @@ from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.stages import AWAY, NEEDS_A_SLOT, SinkWorkers
-from tuplewire.spark.task_workers import At, Patience
+from tuplewire.spark.stages import NEEDS_A_SLOT, SinkWorkers
+from tuplewire.spark.task_workers import AWAY, At, Patience
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire

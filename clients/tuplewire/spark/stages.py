@@ -14,21 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tuplewire.connection.worker_client import WorkerClient
-from tuplewire.errors import (
-    BufferFullError,
-    DrainingError,
-    FlushTimeoutError,
-    NotReadyError,
-    TuplewireError,
-    UnknownTaskError,
-    UnreachableError,
-    WrongWorkerError,
-)
+from tuplewire.errors import BufferFullError, FlushTimeoutError, TuplewireError, UnknownTaskError
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.task_workers import At, Patience, TaskWorkers
+from tuplewire.spark.task_workers import AWAY, At, Patience, TaskWorkers
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
@@ -47,8 +38,6 @@ _LOOK_SECONDS = 5.0
 """The time that a task waits for free space before it logs a warning."""
 NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
 """A write's tasks may use all cores: then neither can continue. See docs/how-to/spark.md."""
-AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
-"""Errors to retry: the worker may return soon, or its tasks may move."""
 
 
 @dataclass(frozen=True, slots=True)

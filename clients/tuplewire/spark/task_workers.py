@@ -16,6 +16,7 @@ from typing import ClassVar
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
+    DrainingError,
     NotReadyError,
     TuplewireError,
     UnknownTaskError,
@@ -32,7 +33,9 @@ from tuplewire.wire import control_pb2 as pb
 
 At = tuple[str, str]
 """A worker's address and id."""
-_POLL_SECONDS = 0.05
+AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
+"""Errors to retry: the worker may return soon, or its tasks may move."""
+POLL_SECONDS = 0.05
 NOTHING: Mapping[int, Held] = {}
 _MOST_OTHERS = 100
 """The maximum number of other workers' addresses to try if the first one is unreachable."""
@@ -176,7 +179,7 @@ class HeldTasks(TaskWorkers):
         while True:
             try:
                 return self._look(tasks, seen, wait)
-            except (UnreachableError, NotReadyError, WrongWorkerError) as error:
+            except AWAY as error:
                 self._all = {}  # the tasks may have moved: request a new assignment
                 patience.bear(error)
 
@@ -281,7 +284,7 @@ class HeldTasks(TaskWorkers):
         while (former := self._standing(task, worker, address)) is None:
             if time.monotonic() > deadline:
                 return Standing(gone=True)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         return former
 
     def _standing(self, task: int, worker: int, address: str) -> Standing | None:
