@@ -129,7 +129,7 @@ class Publisher(SinkWorkers):
         worker of that time knows it, or the workers that this worker notified when it shut down.
         """
         asked: dict[At, pb.BeginResponse] = {}
-        patience = Patience(self._seconds)
+        patience = Patience(self._timeout)
         while True:
             address = self._address
             try:

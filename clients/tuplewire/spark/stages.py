@@ -32,8 +32,6 @@ _Answer = TypeVar("_Answer")
 
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
-_LEAST_CALL_SECONDS = 2.0
-"""The minimum timeout of a call: a worker needs a moment to answer, regardless of the user's timeout."""
 _LOOK_SECONDS = 5.0
 """The time that a task waits for free space before it logs a warning."""
 NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
@@ -66,8 +64,6 @@ class SinkWorkers(TaskWorkers):
     def __init__(self, options: SinkOptions, sink: str = "", epoch: int = 0) -> None:
         """Call no worker yet. sink, epoch: the names of the write and of its epoch, if rows are staged."""
         super().__init__(options)
-        self._seconds = options.timeout
-        self._timeout = max(options.timeout, _LEAST_CALL_SECONDS)
         self._sink, self._epoch = sink, epoch
 
     def _about(self, at: At) -> dict[str, Any]:
@@ -81,7 +77,7 @@ class SinkWorkers(TaskWorkers):
 
     def placement(self) -> Placement:
         """Return the current workers of all tasks. Raises the errors of known()."""
-        self._workers_of(())
+        self.known(())
         return Placement(self._version, self._all)
 
     def known(self, tasks: Collection[int]) -> set[int]:
@@ -89,20 +85,17 @@ class SinkWorkers(TaskWorkers):
 
         Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
-        return set(self._workers_of(tasks))
+        self._patiently(self._address, lambda _: self._look_up())
+        return self._all.keys() & set(tasks)
 
     def check_known(self, tasks: Collection[int]) -> None:
         """Raise UnknownTaskError unless the assignment has all of these tasks. Also raises as known()."""
         if missing := sorted(set(tasks) - self.known(tasks)):
             raise self._unknown(missing)
 
-    def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
-        self._patiently(self._address, lambda _: self._look_up())
-        return {task: self._all[task] for task in tasks if task in self._all}
-
     def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
         """Return the answer of the worker at an address; repeat the call for the timeout if it is away."""
-        patience = Patience(self._seconds)
+        patience = Patience(self._timeout)
         while True:
             try:
                 return call(self[address])
@@ -123,7 +116,7 @@ class SinkWorkers(TaskWorkers):
         warnings = LogRate()
         while True:
             try:
-                attempt(timeout=min(self._seconds, _LOOK_SECONDS))
+                attempt(timeout=min(self._timeout, _LOOK_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
                 self._patiently(self.reached, lambda worker: worker.load([0]))
@@ -211,11 +204,12 @@ class AttemptStage(SinkWorkers):
             if piece.pieces:
                 self.discard(at, self._attempt)
 
-    def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
-        found = super()._workers_of(tasks)
-        if new := {task: at for task, at in found.items() if task not in self._worker_of}:
+    def known(self, tasks: Collection[int]) -> set[int]:
+        """Do the same as SinkWorkers.known(), and remember the workers of new tasks."""
+        found = super().known(tasks)
+        if new := found - self._worker_of.keys():
             self.versions.add(self._version)
-            self._worker_of |= new
+            self._worker_of |= {task: self._all[task] for task in new}
         return found
 
     def _find(self, groups: Iterable[TaskGroup]) -> None:
@@ -227,7 +221,7 @@ class AttemptStage(SinkWorkers):
         """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
         address, worker_id = at
         piece = self._pieces[at]
-        patience, warnings = Patience(self._seconds), LogRate()
+        patience, warnings = Patience(self._timeout), LogRate()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
             **self._about(at),

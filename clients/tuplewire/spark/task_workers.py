@@ -36,6 +36,8 @@ At = tuple[str, str]
 AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
 """Errors to retry: the worker may return soon, or its tasks may move."""
 POLL_SECONDS = 0.05
+_LEAST_CALL_SECONDS = 2.0
+"""The minimum timeout of a call: a worker needs a moment to answer, regardless of the user's timeout."""
 NOTHING: Mapping[int, Held] = {}
 _MOST_OTHERS = 100
 """The maximum number of other workers' addresses to try if the first one is unreachable."""
@@ -72,13 +74,14 @@ class TaskWorkers(ControlClients[WorkerClient]):
     """The maximum timeout of one call."""
 
     def __init__(self, options: SourceOptions | SinkOptions) -> None:
-        super().__init__(lambda address: self.client(address, min(self._timeout, self.CALL_SECONDS)))
+        super().__init__(lambda address: self.client(address, self._call_seconds))
         self._credentials = options.credentials()
         self._address, *more = resolve_addresses(options.address).split(",")
         self.reached = self._address
         """The address of the worker that answered last."""
         self._topology = options.topology
         self._timeout = options.timeout
+        self._call_seconds = min(max(options.timeout, _LEAST_CALL_SECONDS), self.CALL_SECONDS)
         self._version = 0
         self.max_message_bytes = 0
         """The payload limit of the worker that sent the assignment."""
