@@ -32,14 +32,11 @@ class Runs:
     begin: int
     runs: tuple[tuple[int, int, int], ...]
 
-    def _numbered(self, last: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+    def _numbered(self, last: int) -> Iterator[tuple[int, int, int, int]]:
         sequence = self.first
         for count, worker, entry in self.runs:
-            if last is not None and sequence + count - 1 > last:
-                if sequence <= last:
-                    yield sequence, last - sequence + 1, worker, entry
-                return
-            yield sequence, count, worker, entry
+            if sequence <= last:
+                yield sequence, min(count, last - sequence + 1), worker, entry
             sequence += count
 
     def vector(self, last: int) -> dict[int, int]:
@@ -49,8 +46,8 @@ class Runs:
             found[worker] = max(found.get(worker, 0), entry + count - 1)
         return found
 
-    def spans(self, start: int, end: int | None, after: Vector, upto: Vector | None = None) -> list[Span]:
-        """Return the messages after a sequence (up to an end) that were not read before.
+    def spans(self, start: int, end: int, after: Vector, upto: Vector | None = None) -> list[Span]:
+        """Return the messages after a sequence, up to an end, that were not read before.
 
         after: the messages that were read. upto: the last wanted message of each entry worker; None: all.
         """

@@ -6,6 +6,7 @@ Design: docs/design/readers.md.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ class RangeReader:
             runs = tasks.runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
             if runs is None:
                 continue
-            spans = runs.spans(0, None, self._seen, end.entries)
+            spans = runs.spans(0, sys.maxsize, self._seen, end.entries)
             there = count(spans)
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
             if (former is not None and former.lost) or time.monotonic() > deadline:

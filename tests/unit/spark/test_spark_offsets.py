@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -250,9 +251,9 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
     (wanted,) = ranges(start, end, {1: held(0, 12, worker=78)}, {})
     assert (wanted.runs, wanted.end.messages) == (None, 5)
     there = runs(1, (4, 300, 1), (7, 100, 1), (5, 200, 1))
-    assert there.spans(0, None, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
+    assert there.spans(0, sys.maxsize, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
     partly = merged(wanted.after, numbers[1].vector(6))
-    assert there.spans(0, None, partly, wanted.end.entries) == [(13, 14)]
+    assert there.spans(0, sys.maxsize, partly, wanted.end.entries) == [(13, 14)]
 
 
 def test_vectors_stay_short() -> None:
