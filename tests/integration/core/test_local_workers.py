@@ -72,8 +72,8 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     elsewhere = "192.0.2.1"  # for documentation: no machine has it
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
-        RunToken().kept() as key,
-        nearest_worker(None, elsewhere, "t", 30, key),
+        RunToken().kept() as file,
+        nearest_worker(None, elsewhere, "t", 30, file),
     ):
         pass
 

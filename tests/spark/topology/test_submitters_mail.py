@@ -44,8 +44,8 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         control = stack.enter_context(ControlClient(worker.unix_address))
         place = Place(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
         submitted = Submitted("mail", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
-        key = stack.enter_context(submitted.token.kept())
-        topology = running.SparkTopology(submitted, job, ExitStack(), key)
+        file = stack.enter_context(submitted.token.kept())
+        topology = running.SparkTopology(submitted, job, ExitStack(), file)
         member = stack.enter_context(Client(worker.unix_address, topology="mail"))
 
         def tell(rank: int, kind: MailKind, *values: Any) -> None:

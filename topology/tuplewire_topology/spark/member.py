@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
@@ -31,7 +32,7 @@ from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.snapshots import to_values
 from tuplewire_topology.spark.letters import LETTERS, as_output
-from tuplewire_topology.spark.nearest import RunKey, RunToken, nearest_worker
+from tuplewire_topology.spark.nearest import RunToken, credentials, nearest_worker
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire_topology.spark.rows import ROWS_KEY, GivenUp, Output, Writer
 
@@ -74,16 +75,16 @@ class Submitted(Shipped):
             for _ in rows:
                 pass
         with ExitStack() as stack:
-            key = stack.enter_context(self.token.kept())
+            token_file = stack.enter_context(self.token.kept())
             try:
-                plan = self._join(stack, context, rank, key)
+                plan = self._join(stack, context, rank, token_file)
             except TuplewireError as error:
                 yield Writer(self.output).failure(rank, error)  # after an exception, Spark would try again
                 return
             if plan is not None:
-                yield from _TopologyMember(self, plan, rank, key).run(rows)
+                yield from _TopologyMember(self, plan, rank, token_file).run(rows)
 
-    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int, key: RunKey) -> Plan | None:
+    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int, token_file: Path) -> Plan | None:
         """Exchange addresses with the other tasks, and return the common plan.
 
         Returns None if another task reports a problem. Raises this task's own problem.
@@ -98,9 +99,9 @@ class Submitted(Shipped):
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
-            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, key))
+            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, token_file))
             if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
-                version = self._submitter_version(self.submitter, key)
+                version = self._submitter_version(self.submitter, token_file)
         except TuplewireError as error:
             problem = error
         own = Joined(context.taskAttemptId(), place, version)
@@ -117,18 +118,18 @@ class Submitted(Shipped):
             return None
 
     @staticmethod
-    def _submitter_version(submitter: Place, key: RunKey) -> int:
+    def _submitter_version(submitter: Place, token_file: Path) -> int:
         """Return the assignment version of the submitter's worker; each generation increases it."""
-        with ControlClient(submitter.peer_address, START_SECONDS, credentials=key.credentials(own=submitter.own)) as control:
+        with ControlClient(submitter.peer_address, START_SECONDS, credentials=credentials(token_file, own=submitter.own)) as control:
             return control.status().assignment_version
 
 
 class _TopologyMember:
     """A joined PySpark task. Raises UnreachableError or RefusedError if a worker rejects the assignment."""
 
-    def __init__(self, submitted: Submitted, plan: Plan, rank: int, key: RunKey) -> None:
+    def __init__(self, submitted: Submitted, plan: Plan, rank: int, token_file: Path) -> None:
         self._submitted = submitted
-        self._key = key
+        self._token_file = token_file
         self._plan = plan
         self._rank = rank
         self._writer = Writer(submitted.output)
@@ -171,14 +172,14 @@ class _TopologyMember:
             worker_id=place.worker_id,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
-            credentials=self._key.credentials(own=place.own),
+            credentials=credentials(self._token_file, own=place.own),
             **session,
         )
 
     def _reporter(self) -> ProgramReporter:
         """Return a reporter of the executors' state to the worker, for its status and metrics."""
         place = self._plan.places[self._rank]
-        control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.credentials(own=place.own))
+        control = ControlClient(place.address, CALL_SECONDS, credentials=credentials(self._token_file, own=place.own))
         return ProgramReporter(control, self._program_report)
 
     def _program_report(self) -> control_pb2.ReportProgramRequest | None:
@@ -198,7 +199,7 @@ class _TopologyMember:
     def _push_assignment(self) -> None:
         with ExitStack() as stack:
             controls = [
-                stack.enter_context(ControlClient(address, credentials=self._key.credentials(own=place.own)))
+                stack.enter_context(ControlClient(address, credentials=credentials(self._token_file, own=place.own)))
                 for address, place in self._plan.told(self._rank)
             ]
             for control in controls:

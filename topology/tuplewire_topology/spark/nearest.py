@@ -45,35 +45,29 @@ class RunToken:
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     @contextmanager
-    def kept(self) -> Iterator[RunKey]:
-        """Write the token to a file of this process, and delete the file after the block."""
+    def kept(self) -> Iterator[Path]:
+        """Yield a file of this process with the token, and delete the file after the block."""
         with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
             file = Path(directory, "token")
             write_private(file, f"run {self.secret}\n".encode(), None)
-            yield RunKey(file)
+            yield file
 
 
-@dataclass(frozen=True, slots=True)
-class RunKey:
-    """The file with the run's token in one process of the run."""
-
-    file: Path
-
-    def credentials(self, *, own: bool) -> Credentials:
-        """Return a worker's credentials: the environment's, with the run's token if the run started it."""
-        found = Credentials.from_environment()
-        # Plaintext is acceptable: the token is valid only during the run, and only at its own workers.
-        return replace(found, token_file=str(self.file), allow_plaintext=True) if own else found
+def credentials(token_file: Path, *, own: bool) -> Credentials:
+    """Return a worker's credentials: the environment's, with the run's token if the run started it."""
+    found = Credentials.from_environment()
+    # Plaintext is acceptable: the token is valid only during the run, and only at its own workers.
+    return replace(found, token_file=str(token_file), allow_plaintext=True) if own else found
 
 
 @contextmanager
 def nearest_worker(
-    address: str | None, host: str, topology: str, timeout: float, key: RunKey
+    address: str | None, host: str, topology: str, timeout: float, token_file: Path
 ) -> Iterator[Place]:
     """Yield the worker at `address` or TUPLEWIRE_ADDRESS; with neither, start one and stop it at the end.
 
     host: this machine's name for other machines. topology: of a started worker, unless TUPLEWIRE_TOPOLOGY is
-    set. timeout: seconds to wait for an answer. key: has the token that a started worker requires. Raises
+    set. timeout: seconds to wait for an answer. token_file: the token that a started worker requires. Raises
     UnreachableError if the worker does not answer, LaunchError if a started one does not bind, and
     ConfigError if none can be started.
     """
@@ -81,12 +75,12 @@ def nearest_worker(
         address = address or os.environ.get(ADDRESS_VARIABLE)
         own = not address
         if not address:
-            worker = _own_worker(host, topology, key)
+            worker = _own_worker(host, topology, token_file)
             stack.callback(worker.stop)
             worker.start(timeout)
             address = worker.endpoints[0].unix_address
-        credentials = key.credentials(own=own)
-        with ControlClient(address, timeout, credentials=credentials) as control:
+        access = credentials(token_file, own=own)
+        with ControlClient(address, timeout, credentials=access) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
         named, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address
@@ -98,7 +92,7 @@ def nearest_worker(
             status.topology,
             status.assignment_version,
             own=own,
-            tls=credentials.secures(peer),
+            tls=access.secures(peer),
         )
 
 
@@ -108,7 +102,7 @@ def _host_of(address: str, here: str) -> str:
     return here if not reached or is_loopback(reached) else reached
 
 
-def _own_worker(host: str, topology: str, key: RunKey) -> WorkerProcesses:
+def _own_worker(host: str, topology: str, token_file: Path) -> WorkerProcesses:
     """Return a worker that is not started yet."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(
@@ -122,7 +116,7 @@ def _own_worker(host: str, topology: str, key: RunKey) -> WorkerProcesses:
         flags=[
             f"--worker-id={host}-{os.getpid()}",
             f"--listen={host}:0",
-            f"--token-file={key.file}",
+            f"--token-file={token_file}",
             "--allow-plaintext",
         ],
         drain_seconds=_DRAIN_SECONDS,

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
@@ -22,7 +23,7 @@ from tuplewire_topology.coordination.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.spark.letters import LETTERS
 from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.nearest import RunKey
+from tuplewire_topology.spark.nearest import credentials
 from tuplewire_topology.spark.plan import SUBMITTER_TASK
 from tuplewire_topology.spark.rows import GivenUp, failure_in, reports_in
 
@@ -72,7 +73,7 @@ class SparkTopology:
     activate(), deactivate() and stop() raise ConfigError if this program cannot reach a worker.
     """
 
-    def __init__(self, submitted: Submitted, job: Job, stack: ExitStack, key: RunKey) -> None:
+    def __init__(self, submitted: Submitted, job: Job, stack: ExitStack, token_file: Path) -> None:
         self.name = submitted.name
         self.job_group = job.group
         self._submitted = submitted
@@ -95,14 +96,14 @@ class SparkTopology:
         place = submitted.submitter
         self._hears = place is not None
         if place is not None:
-            credentials = key.credentials(own=place.own)
-            self.watch_command = place.watch_command(credentials.token_file)
+            access = credentials(token_file, own=place.own)
+            self.watch_command = place.watch_command(access.token_file)
             client = Client(
                 place.address,
                 topology=place.topology,
                 worker_id=place.worker_id,
                 client_id=f"{submitted.run}-submitter",
-                credentials=credentials,
+                credentials=access,
             )
             self._post = stack.enter_context(
                 Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)

@@ -81,11 +81,11 @@ def submit_topology(
     token = RunToken()
     with ExitStack() as stack:
         place = None
-        run_key = stack.enter_context(token.kept())
+        token_file = stack.enter_context(token.kept())
         if workers or not is_remote(spark):  # else Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
-            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, run_key))
+            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, token_file))
         submitted = Submitted(
             name,
             run,
@@ -103,7 +103,7 @@ def submit_topology(
         checked = output.checked(stage.repartition(members))  # see Output.checked() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
-        running = SparkTopology(submitted, job, stack.pop_all(), run_key)
+        running = SparkTopology(submitted, job, stack.pop_all(), token_file)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running
