@@ -19,11 +19,9 @@ try:
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
-        DataSourceReader,
         DataSourceStreamReader,
         DataSourceStreamWriter,
         InputPartition,
-        WriterCommitMessage,
     )
 except ModuleNotFoundError as error:
     raise needs(
@@ -37,15 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataSource",
-    "DataSourceArrowWriter",
-    "DataSourceReader",
     "DataSourceStreamArrowWriter",
     "DataSourceStreamReader",
     "EarlierStreamReader",
-    "InputPartition",
     "ReadAllAvailable",
     "SupportsTriggerAvailableNow",
-    "WriterCommitMessage",
 ]
 
 try:

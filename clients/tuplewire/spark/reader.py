@@ -12,15 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from tuplewire.errors import RefusedError, SupersededError, UnreachableError
-from tuplewire.spark.data_source_api import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-    ReadAllAvailable,
-    SupportsTriggerAvailableNow,
-)
+from tuplewire.spark.data_source_api import ReadAllAvailable, SupportsTriggerAvailableNow
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import (

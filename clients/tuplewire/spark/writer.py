@@ -19,6 +19,7 @@ from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tuplewire.client import Client
 from tuplewire.errors import (
@@ -34,11 +35,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import frame_pieces
 from tuplewire.settings.addresses import resolve_addresses
-from tuplewire.spark.data_source_api import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
 from tuplewire.spark.held_back import held_back
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
 from tuplewire.spark.publisher import Publisher
