@@ -107,12 +107,9 @@ def use_in_this_thread(spark: SparkSession) -> None:
         logger.warning("spark.other_python", extra=extra)
 
 
-def inheritable_thread(
-    spark: SparkSession, target: Callable[..., None], *arguments: Any, **settings: Any
-) -> threading.Thread:
-    """Return a new thread, not started, with the caller's local properties (over Spark Connect: its tags)."""
+def inheritable_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
+    """Return a new daemon thread, not started, with the caller's local properties (or Spark Connect's tags)."""
     from pyspark import InheritableThread
 
-    if "session" in inspect.signature(InheritableThread).parameters:  # not in 3.5
-        settings["session"] = spark
-    return InheritableThread(target, args=arguments, **settings)
+    with_session = "session" in inspect.signature(InheritableThread).parameters  # not in 3.5
+    return InheritableThread(target, daemon=True, **({"session": spark} if with_session else {}))

@@ -21,7 +21,6 @@ from tuplewire_topology.spark import running
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Place
 from tuplewire_topology.spark.rows import Output
-from tuplewire_topology.spark.running import Job
 
 pytestmark = pytest.mark.spark
 SECONDS = 60.0
@@ -36,7 +35,6 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         assert go_on.wait(SECONDS)
         return spark.range(1)
 
-    job = Job(spark, "a job that ends when it is told to", action)
     words = wordcount_topology(Path("book.txt"))
     with WorkerProcesses(1, "mail") as local, ExitStack() as stack:
         local.assign({0: [SUBMITTER_TASK]})
@@ -45,7 +43,7 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         place = Place(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
         submitted = Submitted("mail", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
         file = stack.enter_context(submitted.token.kept())
-        topology = running.SparkTopology(submitted, job, ExitStack(), file)
+        topology = running.SparkTopology(spark, submitted, action, ExitStack(), file)
         member = stack.enter_context(Client(worker.unix_address, topology="mail"))
 
         def tell(rank: int, kind: MailKind, *values: Any) -> None:
@@ -55,7 +53,7 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         tell(0, MailKind.BEGUN, 1, 2)
         tell(0, MailKind.CLOSED)
         go_on.set()
-        eventually(lambda: job.result is not None, SECONDS, "the job's action is over")
+        eventually(lambda: topology._result is not None, SECONDS, "the job's action is over")
         for emitted in range(1, 11):
             tell(0, MailKind.PROGRESS, emitted, emitted, 0)
             eventually(lambda e=emitted: topology.progress().emitted == e, SECONDS, "progress")  # type: ignore[misc]

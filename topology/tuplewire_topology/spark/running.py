@@ -73,11 +73,23 @@ class SparkTopology:
     activate(), deactivate() and stop() raise ConfigError if this program cannot reach a worker.
     """
 
-    def __init__(self, submitted: Submitted, job: Job, stack: ExitStack, token_file: Path) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        submitted: Submitted,
+        action: Callable[[], DataFrame],
+        stack: ExitStack,
+        token_file: Path,
+    ) -> None:
+        """Start the job. action: runs it, and returns its rows. stack: closed at the end of the job."""
         self.name = submitted.name
-        self.job_group = job.group
+        self.job_group = f"tuplewire-{uuid.uuid4().hex}"
+        self._spark = spark
+        self._action = action
+        self._result: DataFrame | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
         self._submitted = submitted
-        self._job = job
         self._stack = stack
         self._lock = threading.Condition()
         self._progress = TopologyProgress()
@@ -108,7 +120,7 @@ class SparkTopology:
             self._post = stack.enter_context(
                 Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)
             )
-        job.start(self._ended)
+        inheritable_thread(spark, self._main).start()
 
     def __repr__(self) -> str:
         return f"<SparkTopology {self.name}: {'ended' if self.done else self._progress}>"
@@ -116,7 +128,7 @@ class SparkTopology:
     @property
     def done(self) -> bool:
         """True if the job has finished, failed or been cancelled."""
-        return self._job.done.is_set()
+        return self._done.is_set()
 
     @property
     def reaches_worker(self) -> bool:
@@ -169,11 +181,14 @@ class SparkTopology:
         Spark leaves the PySpark tasks about 2 seconds for this (`spark.python.task.killTimeout`). A program
         that reaches no worker cannot notify them to drain. Returns immediately; result() raises.
         """
-        self._job.cancel()
+        if is_remote(self._spark):
+            self._spark.interruptTag(self.job_group)
+        else:
+            self._spark.sparkContext.cancelJobGroup(self.job_group)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is done; return False after `timeout` seconds."""
-        return self._job.done.wait(timeout)
+        return self._done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> TopologyResult:
         """Wait until the job is done, and return the result.
@@ -184,19 +199,17 @@ class SparkTopology:
         """
         if not self.wait(timeout):
             raise TimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
-        error = self._job.error
-        if error is None:
-            frame = self._job.result
-            frames = self._submitted.output.frames(frame)
+        if self._result is not None:
+            frames = self._submitted.output.frames(self._result)
             letters = frames.pop(LETTERS, None)
-            return TopologyResult(frames, *reports_in(frame), letters)
-        failure = failure_in(str(error), self.name)
+            return TopologyResult(frames, *reports_in(self._result), letters)
+        failure = failure_in(str(self._error), self.name)
         if failure is not None:
             raise failure
-        if self._job.was_cancelled:
+        if self._was_cancelled:
             raise ClosedError(f"the Spark job of topology {self.name!r} was cancelled")
         # Without Spark's exception as its cause, because that cannot be printed after the JVM has exited.
-        raise JobError(f"the Spark job of topology {self.name!r} has failed: {error}") from None
+        raise JobError(f"the Spark job of topology {self.name!r} has failed: {self._error}") from None
 
     # --- mail -------------------------------------------------------------------------------------------
 
@@ -239,19 +252,41 @@ class SparkTopology:
             generation, mailbox = self._coordinator
             self._post.send(mailbox, Mail(self._submitted.run, generation, SUBMITTER, kind, (value,)))
 
-    # --- the end ------------------------------------------------------------------------------------------
+    # --- the job ------------------------------------------------------------------------------------------
 
-    def _ended(self) -> None:
-        """Drain a cancelled topology, and release the client and worker before the job counts as done."""
+    def _main(self) -> None:
+        """Run the job. Release the client and the worker before it counts as done."""
         try:
-            if self._job.was_cancelled:
-                if self._coordinator is not None:
-                    self._ask_to_stop(output_wanted=False)
-                    self._wait_closed()
-            elif self._job.error is None:
-                self._wait_closed()
+            if is_remote(self._spark):
+                self._spark.addTag(self.job_group)
+            else:
+                # The PySpark tasks of a cancelled job have spark.python.task.killTimeout to finish.
+                self._spark.sparkContext.setJobGroup(
+                    self.job_group, f"tuplewire topology {self.name}", interruptOnCancel=False
+                )
+            self._result = self._action()
+        except BaseException as error:  # noqa: BLE001 - result() reports it
+            self._error = error
+        try:
+            with self._stack:
+                self._drain()
         finally:
-            self._stack.close()
+            self._done.set()
+
+    @property
+    def _was_cancelled(self) -> bool:
+        """True if the job failed because it was cancelled."""
+        text = str(self._error)
+        return any(word in text for word in ("cancelled", "INTERRUPTED", "CANCELED"))
+
+    def _drain(self) -> None:
+        """Stop a cancelled topology; wait for its mail, and for the mail of one that has finished."""
+        if self._was_cancelled:
+            if self._coordinator is not None:
+                self._ask_to_stop(output_wanted=False)
+                self._wait_closed()
+        elif self._error is None:
+            self._wait_closed()
 
     def _wait_closed(self) -> None:
         """Wait for the last mail of every PySpark task: unread mail would remain at the worker."""
@@ -305,52 +340,3 @@ class ProgressLine:
 
 class JobError(TuplewireError):
     """Spark has failed a topology's job; the message has the reason."""
-
-
-class Job:
-    """A Spark job. action: runs it, and returns its rows. group: its job group, or tag over Spark Connect.
-
-    description: for Spark's UI. If the job is cancelled, its PySpark tasks are not interrupted: they have
-    spark.python.task.killTimeout to finish.
-    """
-
-    def __init__(self, spark: SparkSession, description: str, action: Callable[[], DataFrame]) -> None:
-        self.group = f"tuplewire-{uuid.uuid4().hex}"
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._spark = spark
-        self._description = f"tuplewire {description}"
-        self._action = action
-        self.done = threading.Event()
-
-    def start(self, ended: Callable[[], None]) -> None:
-        """Start the job in its thread, which calls `ended` at the end, before it sets `done`."""
-        inheritable_thread(self._spark, self._main, ended, daemon=True).start()
-
-    def _main(self, ended: Callable[[], None]) -> None:
-        try:
-            if is_remote(self._spark):
-                self._spark.addTag(self.group)
-            else:
-                context = self._spark.sparkContext
-                context.setJobGroup(self.group, self._description, interruptOnCancel=False)
-            self.result = self._action()
-        except BaseException as error:  # noqa: BLE001 - result() reports it
-            self.error = error
-        try:
-            ended()
-        finally:
-            self.done.set()
-
-    @property
-    def was_cancelled(self) -> bool:
-        """True if the job failed because it was cancelled."""
-        text = str(self.error)
-        return self.error is not None and ("cancelled" in text or "INTERRUPTED" in text or "CANCELED" in text)
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        if is_remote(self._spark):
-            self._spark.interruptTag(self.group)
-        else:
-            self._spark.sparkContext.cancelJobGroup(self.group)

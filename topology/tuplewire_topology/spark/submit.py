@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TopologyError
@@ -23,13 +24,7 @@ from tuplewire_topology.spark.letters import keeps_letters
 from tuplewire_topology.spark.member import START_SECONDS, Submitted
 from tuplewire_topology.spark.nearest import RunToken, nearest_worker
 from tuplewire_topology.spark.rows import Output, rows_spout
-from tuplewire_topology.spark.running import (
-    Job,
-    ProgressLine,
-    SparkTopology,
-    TopologyProgress,
-    TopologyResult,
-)
+from tuplewire_topology.spark.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,8 +97,8 @@ def submit_topology(
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
         checked = output.checked(stage.repartition(members))  # see Output.checked() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
-        job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
-        running = SparkTopology(submitted, job, stack.pop_all(), token_file)
+        action = partial(checked.localCheckpoint, eager=True)
+        running = SparkTopology(spark, submitted, action, stack.pop_all(), token_file)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running
