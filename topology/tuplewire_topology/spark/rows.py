@@ -289,8 +289,7 @@ class Writer:
     def __init__(self, output: Output) -> None:
         self._texts = output.texts
         self._schema = arrow_schema(output.stage_schema())
-        self._names = [*output.schemas, REPORT, FAILURE]
-        self._fields = {name: arrow_schema(schema) for name, schema in output.schemas.items()}
+        self._kinds = dict(zip([*output.schemas, REPORT, FAILURE], self._schema.types, strict=True))
 
     def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
         """Yield tuples as record batches. Raises MessageError for a value that its column cannot hold."""
@@ -314,19 +313,19 @@ class Writer:
         import pyarrow as pa
 
         arrays = []
-        for name, field in zip(self._names, self._schema, strict=True):
+        for name, kind in self._kinds.items():
             value = columns.get(name)
             if isinstance(value, str):
-                value = pa.array([value], field.type)
-            arrays.append(pa.nulls(n_rows, field.type) if value is None else value)
+                value = pa.array([value], kind)
+            arrays.append(pa.nulls(n_rows, kind) if value is None else value)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
         import pyarrow as pa
 
-        schema = self._fields[component]
+        fields = list(self._kinds[component])
         arrays = []
-        for field, column in zip(schema, zip(*rows, strict=True), strict=True):
+        for field, column in zip(fields, zip(*rows, strict=True), strict=True):
             try:
                 values = list(map(_as_text, column)) if component in self._texts else column
                 arrays.append(pa.array(values, field.type))
@@ -335,7 +334,7 @@ class Writer:
                     f"the output of {component!r}: column {field.name!r} is {field.type} and cannot hold "
                     f"what the bolt has emitted ({error}); give a schema that fits, or emit what does"
                 ) from error
-        return pa.StructArray.from_arrays(arrays, fields=list(schema))
+        return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
 def _as_text(value: Any) -> str | None:
