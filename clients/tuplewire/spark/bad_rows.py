@@ -1,14 +1,13 @@
 """Detects rows that can never be sent, before a consumer sees any row of their attempt.
 
-Used by the writers and RowRouter. Owns the counts of rows of one partition, and the tasks known so far.
-Not thread-safe. Design: docs/design/sinks.md.
+Used by the writers and RowRouter. Owns the counts of rows of one partition. Not thread-safe. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +42,6 @@ class BadRows:
     count: int = 0
     """The number of bad rows."""
     _rows: int = 0
-    _known: set[int] = field(default_factory=set)
 
     def sort_out(
         self, tasks: pa.Array, batch: pa.RecordBatch, wrong: Mapping[str, pa.Array] | None = None
@@ -95,19 +93,15 @@ class BadRows:
             return False
         if (pc.max(sizes).as_py() or 0) > self.max_message_bytes:
             return False
-        return self._all_known(tasks)
+        return len(self._known(tasks)) == pc.count_distinct(tasks).as_py()
 
-    def _all_known(self, tasks: pa.Array) -> bool:
-        there = {task for task in pc.unique(tasks).to_pylist() if task is not None}
-        # Invalid task IDs are never looked up, and so stay unknown.
-        new = {task for task in there - self._known if MIN_TASK <= task <= MAX_TASK}
-        if new:
-            self._known |= self.known(new)
-        return there <= self._known
+    def _known(self, tasks: pa.Array) -> set[int]:
+        """Return the tasks of rows that are in the assignment. Invalid task IDs are not looked up."""
+        there = (task for task in pc.unique(tasks).to_pylist() if task is not None)
+        return self.known({task for task in there if MIN_TASK <= task <= MAX_TASK})
 
     def _reasons(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
-        self._all_known(tasks)
-        known = pa.array(self._known, pa.int64())
+        known = pa.array(self._known(tasks), pa.int64())
         limit = self.max_message_bytes
         masks = {
             "the message is null": pc.is_null(sizes),

@@ -81,11 +81,11 @@ class SinkWorkers(TaskWorkers):
         return Placement(self._version, self._all)
 
     def known(self, tasks: Collection[int]) -> set[int]:
-        """Return the given tasks that are in the current assignment, which is requested again.
+        """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
 
         Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
-        self._patiently(self._address, lambda _: self._look_up())
+        self._patiently(self._address, lambda _: self._look_up(tasks))
         return self._all.keys() & set(tasks)
 
     def check_known(self, tasks: Collection[int]) -> None:
@@ -104,6 +104,7 @@ class SinkWorkers(TaskWorkers):
 
     def _bear(self, patience: Patience, error: TuplewireError, address: str) -> None:
         """Wait a moment, and open a new channel: gRPC's backoff would grow. After the timeout, raise."""
+        self._all = {}  # the tasks may have moved
         self.drop(address)
         patience.bear(error)
 

@@ -88,6 +88,7 @@ class TaskWorkers(ControlClients[WorkerClient]):
         self.addresses = tuple(more)
         """The addresses of other workers: from the option and from assignments, the newest first."""
         self._all: dict[int, At] = {}
+        """The workers of all tasks in the last assignment; empty to request a new one."""
         self._present: dict[str, str] = {}
         """The workers of the last assignment: address to id."""
 
@@ -95,8 +96,10 @@ class TaskWorkers(ControlClients[WorkerClient]):
         """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
         return WorkerClient(address, timeout, credentials=self._credentials)
 
-    def _look_up(self) -> None:
-        """Find the workers of all tasks from a new assignment."""
+    def _look_up(self, tasks: Collection[int] = ()) -> None:
+        """Find the workers of all tasks from a new assignment, unless those of these tasks are known."""
+        if self._all and self._all.keys() >= set(tasks):
+            return
         assignment = self._assignment()
         if assignment is None:
             raise NotReadyError(
@@ -189,9 +192,7 @@ class HeldTasks(TaskWorkers):
     def _look(
         self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
-        # At first, after a worker had a newer assignment, and for a task that is not assigned yet.
-        if not self._all or not (isinstance(wanted, TaskRanges) or self._all.keys() >= set(wanted)):
-            self._look_up()
+        self._look_up(() if isinstance(wanted, TaskRanges) else wanted)
         if isinstance(wanted, TaskRanges):
             wanted = [task for task in self._all if task in wanted]
             if not wanted:

@@ -9,6 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tuplewire.spark.bad_rows import BadRows, BadRowsError
+from tuplewire.spark.options import sink_options
+from tuplewire.spark.stages import SinkWorkers
+from tuplewire.wire import control_pb2 as pb
 
 
 def rows(policy: str | int = "fail", known: tuple[int, ...] = (1, 2)) -> BadRows:
@@ -99,16 +102,19 @@ def test_a_task_that_is_assigned_later_is_found() -> None:
 
 def test_new_tasks_are_looked_up_once() -> None:
     """And none is where all are known."""
-    asked: list[set[int]] = []
+    options = sink_options({"address": "w:1", "topology": "t"})
+    asked: list[pb.Assignment] = []
 
-    def known(tasks: set[int]) -> set[int]:
-        asked.append(set(tasks))
-        return set(tasks)
+    class Workers(SinkWorkers):
+        def _assignment(self) -> pb.Assignment:
+            worker = pb.AssignedWorker(worker_id="w", address="w:1", tasks=[1, 2])
+            asked.append(pb.Assignment(topology="t", workers=[worker]))
+            return asked[-1]
 
-    sorting = BadRows("fail", 7, 4, known)
+    sorting = BadRows("fail", 7, 4, Workers(options).known)
     for _ in range(2):
         sorting.sort_out(*GOOD)
-    assert asked == [{1, 2}]
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(("length", "shown"), [(40, "x" * 40), (41, "x" * 40 + "...")])
