@@ -21,17 +21,7 @@ if TYPE_CHECKING:
     from tuplewire.session.delivery import Delivery
     from tuplewire.values.group import TaskGroup
 
-_ARROW_SCHEMA = pa.schema(
-    [
-        ("task", pa.int32()),
-        ("message", pa.binary()),
-        ("source", pa.int32()),
-        ("sequence", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", KEY),
-    ]
-)
-_ARROW_SCHEMA_WITH_HEADERS = _ARROW_SCHEMA.append(pa.field("headers", HEADERS))
+_TIME = pa.timestamp("us", tz="UTC")
 _MARK = TOMBSTONE.encode()
 
 
@@ -53,18 +43,15 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
     before = deliveries[0].first_sequence - 1
     # before + 1, before + 2 and so on, without an object for each row.
     sequences = pc.cumulative_sum(repeated([before + 1, 1], [1, count - 1], pa.int64()))
-    return pa.RecordBatch.from_arrays(
-        [
-            columns.column("task"),
-            message,
-            columns.column("source"),
-            sequences,
-            _timestamps(groups),
-            key,
-            *([pairs] if headers else []),
-        ],
-        schema=_ARROW_SCHEMA_WITH_HEADERS if headers else _ARROW_SCHEMA,
-    )
+    found = {
+        "task": columns.column("task"),
+        "message": message,
+        "source": columns.column("source"),
+        "sequence": sequences,
+        "timestamp": _timestamps(groups),
+        "key": key,
+    }
+    return pa.RecordBatch.from_pydict(found | {"headers": pairs} if headers else found)
 
 
 def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -110,6 +97,5 @@ def _travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
 
 def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
     """Return the time of each message in whole milliseconds: finer digits may differ between attempts."""
-    kind = _ARROW_SCHEMA.field("timestamp").type
     micros = [group.accepted_micros // 1000 * 1000 or None for group in groups]
-    return repeated(micros, list(map(len, groups)), kind)
+    return repeated(micros, list(map(len, groups)), _TIME)
