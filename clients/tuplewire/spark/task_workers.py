@@ -294,9 +294,7 @@ class HeldTasks(TaskWorkers):
     def _standing(self, task: int, worker: int, address: str) -> Standing | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
-        for where in dict.fromkeys((address, *self.addresses, self._address)):
-            if not where:
-                continue
+        for where in filter(None, dict.fromkeys((address, *self.addresses, self._address))):
             try:
                 answer = self[where].poll(
                     pb.PollRequest(

@@ -101,7 +101,10 @@ class Submitted(Shipped):
             address = self.workers[rank % len(self.workers)] if self.workers else None
             place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, token_file))
             if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
-                version = self._submitter_version(self.submitter, token_file)
+                # Each generation increases it.
+                access = credentials(token_file, own=self.submitter.own)
+                with ControlClient(self.submitter.peer_address, START_SECONDS, credentials=access) as control:
+                    version = control.status().assignment_version
         except TuplewireError as error:
             problem = error
         own = Joined(context.taskAttemptId(), place, version)
@@ -116,12 +119,6 @@ class Submitted(Shipped):
             if rank == 0:  # all tasks get the same error, and one report is enough
                 raise
             return None
-
-    @staticmethod
-    def _submitter_version(submitter: Place, token_file: Path) -> int:
-        """Return the assignment version of the submitter's worker; each generation increases it."""
-        with ControlClient(submitter.peer_address, START_SECONDS, credentials=credentials(token_file, own=submitter.own)) as control:
-            return control.status().assignment_version
 
 
 class _TopologyMember:
@@ -148,7 +145,10 @@ class _TopologyMember:
 
         If this raises an exception, Spark runs the whole stage again.
         """
-        with self._post, self._reporter():
+        place = self._plan.places[self._rank]
+        access = credentials(self._token_file, own=place.own)
+        control = ControlClient(place.address, CALL_SECONDS, credentials=access)
+        with self._post, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
@@ -175,12 +175,6 @@ class _TopologyMember:
             credentials=credentials(self._token_file, own=place.own),
             **session,
         )
-
-    def _reporter(self) -> ProgramReporter:
-        """Return a reporter of the executors' state to the worker, for its status and metrics."""
-        place = self._plan.places[self._rank]
-        control = ControlClient(place.address, CALL_SECONDS, credentials=credentials(self._token_file, own=place.own))
-        return ProgramReporter(control, self._program_report)
 
     def _program_report(self) -> control_pb2.ReportProgramRequest | None:
         """Return a report of the executors, or None before they exist. Thread-safe."""
