@@ -14,8 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+from helpers import doubling as doubling_module
 from helpers import eventually
 from helpers.admin import samples
+from helpers.doubling import Double, Numbers, doubling
 from helpers.listening import listening_hosts
 from helpers.measured_words import added_up
 from helpers.viewer import page_data, web_viewer
@@ -26,20 +28,13 @@ from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.wire import control_pb2, messaging_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    Spout,
-    Topology,
-    TopologyBuilder,
-    TopologyContext,
-    Tuple,
-)
+from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
 from tuplewire_topology.spark import submit_topology
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+# Spark's Python workers do not find these modules.
+for module in (sys.modules[__name__], doubling_module):
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 N_WORKERS = 3
@@ -48,37 +43,18 @@ LAST = 1000
 DEATHS = 2
 
 
-class Numbers(Spout):
-    """Emits numbers, until it is stopped; writes down at its end how many."""
-
-    outputs = ("number",)
-
-    def __init__(self, notes: Path) -> None:
-        self.notes = notes
-        self.next = 0
-
-    def next_tuple(self) -> None:
-        self.collector.emit([self.next], message_id=self.next)
-        self.next += 1
-
-    def close(self) -> None:
-        (self.notes / "emitted").write_text(str(self.next))
-
-
-class Double(BasicBolt):
-    """Emits twice the number, and counts them."""
-
-    outputs = ("number", "doubled")
+class CountedDouble(Double):
+    """Counts the numbers."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
         self.doubled = context.register_counter("doubled")
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         self.doubled.inc()
-        collector.emit([message["number"], 2 * message["number"]])
+        super().execute(message, collector)
 
 
-class DoubleAndDie(Double):
+class DoubleAndDie(CountedDouble):
     """The same, and kills its process at one number, in each of the first two generations."""
 
     def __init__(self, notes: Path) -> None:
@@ -89,22 +65,6 @@ class DoubleAndDie(Double):
             (self.notes / f"died-{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         super().execute(message, collector)
-
-
-class Counted(Numbers):
-    """Ends after the last number."""
-
-    @property
-    def exhausted(self) -> bool:
-        return self.next == LAST
-
-
-def doubling(spout: Spout, bolt: BasicBolt) -> Topology:
-    """Return numbers, and two tasks of a bolt that takes them in turn."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", spout)
-    builder.set_bolt("double", bolt, 2).shuffle_grouping("numbers")
-    return builder.create_topology()
 
 
 def started(topology: str) -> dict[Path, dict[str, str]]:
@@ -155,7 +115,7 @@ def test_only_the_run_talks_to_its_workers(
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     running = submit_topology(
         spark,
-        doubling(Numbers(tmp_path), Double()),
+        doubling(Numbers(None, tmp_path), CountedDouble()),
         conf={"topology.workers": 2, "topology.max.spout.pending": 100},
         name="guarded",
     )
@@ -211,7 +171,7 @@ def test_a_process_is_lost_in_each_generation(
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     running = submit_topology(
         spark,
-        doubling(Counted(tmp_path), DoubleAndDie(tmp_path)),
+        doubling(Numbers(LAST, tmp_path), DoubleAndDie(tmp_path)),
         conf={"topology.workers": 2, "topology.max.spout.pending": 100},
         outputs={"double": "number long, doubled long"},
         name="mortal",

@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import doubling as doubling_module
 from helpers import eventually
+from helpers.doubling import Double, Numbers, doubling
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -22,25 +25,19 @@ from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos.file_spout import SKIPPED
 from tuplewire_demos.words import COUNTS, wordcount_topology
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    FailedError,
-    Spout,
-    Topology,
-    TopologyBuilder,
-    TopologyContext,
-    Tuple,
-)
+from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, TopologyContext, Tuple
 from tuplewire_topology.coordination.termination import ProcessFailedError
-from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
+from tuplewire_topology.spark import Rows, SparkTopology, TopologyProgress, TopologyResult, run_topology, submit_topology
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+# Spark's Python workers do not find these modules.
+for module in (sys.modules[__name__], doubling_module):
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 TWO = {"topology.workers": 2}
+SMALL = {**TWO, "topology.max.spout.pending": 100}
+SCHEMA = {"double": "number long, doubled long"}
 COUNT = 3000
 STILL_SECONDS = 30.0
 
@@ -56,36 +53,22 @@ def workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark
         yield [each.unix_address for each in local.endpoints]
 
 
-class Numbers(Spout):
-    """Emits each number below a bound, or all numbers; writes down at its end how many it has emitted."""
-
-    outputs = ("number",)
-
-    def __init__(self, count: int | None, notes: Path | None = None) -> None:
-        self.count = count
-        self.notes = notes
-        self.next = 0
-
-    def next_tuple(self) -> None:
-        self.collector.emit([self.next], message_id=self.next)
-        self.next += 1
-
-    @property
-    def exhausted(self) -> bool:
-        return self.next == self.count
-
-    def close(self) -> None:
-        if self.notes is not None:
-            (self.notes / "emitted").write_text(str(self.next))
+Run = Callable[..., TopologyResult]
 
 
-class Double(BasicBolt):
-    """Emits twice the number."""
+@pytest.fixture
+def run(spark: SparkSession, workers: list[str]) -> Run:
+    """Return what runs a topology to its end in two PySpark tasks on the workers."""
+    return partial(run_topology, spark, conf=TWO, workers=workers, progress=quiet)
 
-    outputs = ("number", "doubled")
 
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        collector.emit([message["number"], 2 * message["number"]])
+Submit = Callable[..., SparkTopology]
+
+
+@pytest.fixture
+def submit(spark: SparkSession, workers: list[str]) -> Submit:
+    """Return what starts a topology there."""
+    return partial(submit_topology, spark, conf=TWO, workers=workers)
 
 
 class Fail(Double):
@@ -175,30 +158,19 @@ class Tally(BasicBolt):
         (self.notes / f"seen-{self.task}").write_text(str(self.seen))
 
 
-def doubling(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
-    """Return numbers, and two tasks of a bolt that takes them in turn."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", spout, n_spouts)
-    builder.set_bolt("double", bolt, 2).shuffle_grouping("numbers")
-    return builder.create_topology()
-
-
 def pairs(count: int) -> list[tuple[int, int]]:
     """Return what comes of so many numbers."""
     return [(number, 2 * number) for number in range(count)]
 
 
-def test_words_are_counted(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+def test_words_are_counted(run: Run, tmp_path: Path) -> None:
     """Two spouts and bolts in three PySpark tasks, over two workers, count as collections.Counter does."""
     path = tmp_path / "text.txt"
     path.write_bytes(b"".join(b"w%d and the %d\n" % (n % 50, n) for n in range(COUNT)) + b"\xff\n")
-    result = run_topology(
-        spark,
+    result = run(
         wordcount_topology(path, n_spouts=2),
         conf={"topology.workers": 3, "topology.max.spout.pending": 500},
         outputs={COUNTS: "word string, n bigint", SKIPPED: None},
-        workers=workers,
-        progress=quiet,
     )
     counted = {row["word"]: row["n"] for row in result.frames[COUNTS].collect()}
     assert counted == Counter(path.read_bytes().decode(errors="replace").split()) - Counter(["\ufffd"])
@@ -208,12 +180,10 @@ def test_words_are_counted(spark: SparkSession, workers: list[str], tmp_path: Pa
     assert acked == COUNT
 
 
-def test_rows_of_a_frame(spark: SparkSession, workers: list[str]) -> None:
+def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
     """Every row of a DataFrame is emitted once, by name of its columns; the fields come back as texts."""
     rows = spark.range(COUNT).selectExpr("'x' as other", "id as number")
-    result = run_topology(
-        spark, doubling(Rows("number"), Double(), 2), conf=TWO, rows=rows, workers=workers, progress=quiet
-    )
+    result = run(doubling(Rows("number"), Double(), 2), rows=rows)
     assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
     found = sorted((int(row["number"]), int(row["doubled"])) for row in result.frame.collect())
     assert found == pairs(COUNT)
@@ -228,16 +198,13 @@ class OddOnes(Double):
         super().execute(message, collector)
 
 
-def test_rows_that_always_fail_are_given_up(spark: SparkSession, workers: list[str]) -> None:
+def test_rows_that_always_fail_are_given_up(spark: SparkSession, run: Run) -> None:
     """A row that a bolt never takes is emitted three times; the result says how many, which and why."""
-    result = run_topology(
-        spark,
+    result = run(
         doubling(Rows("number"), OddOnes(), 2),
         conf={**TWO, "topology.error.policy": "skip"},
-        outputs={"double": "number long, doubled long"},
+        outputs=SCHEMA,
         rows=spark.range(20).withColumnRenamed("id", "number"),
-        workers=workers,
-        progress=quiet,
     )
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(20) if pair[0] % 2]
     assert result.given_up.rows == 10
@@ -258,17 +225,14 @@ class Choosy(Double):
         super().execute(message, collector)
 
 
-def test_dead_letters_are_rows_of_the_result(spark: SparkSession, workers: list[str]) -> None:
+def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> None:
     """A tuple at which a bolt raises too often, and a row that fails too often; each once, to run again."""
     told: list[TopologyProgress] = []
-    conf = {**TWO, "topology.error.policy": "dead_letter", "topology.error.tries": 2}
-    result = run_topology(
-        spark,
+    result = run(
         doubling(Rows("number"), Choosy(), 2),
-        conf=conf,
-        outputs={"double": "number long, doubled long"},
+        conf={**TWO, "topology.error.policy": "dead_letter", "topology.error.tries": 2},
+        outputs=SCHEMA,
         rows=spark.range(40).withColumnRenamed("id", "number"),
-        workers=workers,
         progress=told.append,
     )
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(40) if pair[0] % 2]
@@ -292,31 +256,22 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, workers: list[
     assert (result.given_up.dead_letters, result.given_up.rows) == (20, 10)
     assert told[-1].dead_letters == 20
     assert letters.where("time between now() - interval 1 hour and now()").count() == 20
-    again = run_topology(
-        spark,
+    again = run(
         doubling(Rows("number"), Double(), 2),
-        conf=TWO,
-        outputs={"double": "number long, doubled long"},
+        outputs=SCHEMA,
         rows=letters.selectExpr("from_json(tuple, 'number long').number as number"),
-        workers=workers,
-        progress=quiet,
     )
     assert sorted(map(tuple, again.frame.collect())) == [pair for pair in pairs(40) if pair[0] % 2 == 0]
     with pytest.raises(TopologyError, match="no dead letters are kept: set topology"):
         _ = again.dead_letters
 
 
-def test_dead_letters_are_those_of_one_generation(
-    spark: SparkSession, workers: list[str], tmp_path: Path
-) -> None:
+def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> None:
     """When a Python process is killed and all begin anew, each dead letter comes once."""
-    result = run_topology(
-        spark,
+    result = run(
         doubling(Numbers(COUNT), DieAndRefuse(COUNT // 2 + 1, tmp_path)),
-        conf={**TWO, "topology.max.spout.pending": 100, "topology.error.policy": "dead_letter"},
-        outputs={"double": "number long, doubled long"},
-        workers=workers,
-        progress=quiet,
+        conf={**SMALL, "topology.error.policy": "dead_letter"},
+        outputs=SCHEMA,
     )
     assert (tmp_path / "died").exists()
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(COUNT) if pair[0] % 10]
@@ -324,11 +279,9 @@ def test_dead_letters_are_those_of_one_generation(
     assert letters == list(range(0, COUNT, 10))
 
 
-def test_failing_bolt(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
     """A bolt's own error ends the job at once, and its traceback is in what is raised."""
-    running = submit_topology(
-        spark, doubling(Numbers(None), Fail(77, tmp_path)), conf=TWO, workers=workers, name="t"
-    )
+    running = submit(doubling(Numbers(None), Fail(77, tmp_path)), name="t")
     with pytest.raises(
         ProcessFailedError, match=r"'t' has failed: task \d of 'double': LookupError: no such n"
     ) as caught:
@@ -341,42 +294,6 @@ def test_failing_bolt(spark: SparkSession, workers: list[str], tmp_path: Path) -
     assert "FAILED" in [job.status for job in jobs if job]
 
 
-def test_what_a_failure_leads_to_is_not_told(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
-    """A bolt that fails because its PySpark task ends, as another one has failed, is not the one named."""
-    with pytest.raises(ProcessFailedError, match="the cause"):
-        run_topology(
-            spark, doubling(Numbers(None), FailInTurn(tmp_path)), conf=TWO, workers=workers, progress=quiet
-        )
-
-
-def test_failing_prepare(spark: SparkSession, workers: list[str]) -> None:
-    """A bolt that cannot be prepared ends the job, before any spout is asked."""
-    with pytest.raises(ProcessFailedError, match="no database for task"):
-        run_topology(
-            spark, doubling(Numbers(None), FailToPrepare()), conf=TWO, workers=workers, progress=quiet
-        )
-
-
-def test_sessions_have_the_topologys_settings(spark: SparkSession, workers: list[str]) -> None:
-    """A bound of sessions that the topology sets holds in the PySpark tasks."""
-    conf = {**TWO, "tuplewire.session.max_message_bytes": 3}
-    with pytest.raises(ProcessFailedError, match="over the limit of 3 bytes"):
-        run_topology(spark, doubling(Numbers(100), Double()), conf=conf, workers=workers, progress=quiet)
-
-
-def test_unfitting_output(spark: SparkSession, workers: list[str]) -> None:
-    """A value that the schema cannot hold is named with its bolt and column."""
-    with pytest.raises(ProcessFailedError, match=r"'double': column 'n' is timestamp.* cannot hold"):
-        run_topology(
-            spark,
-            doubling(Numbers(None), Words()),
-            conf=TWO,
-            outputs={"double": "n timestamp, word string"},
-            workers=workers,
-            progress=quiet,
-        )
-
-
 class Words(Double):
     """Emits what is no number."""
 
@@ -384,16 +301,42 @@ class Words(Double):
         collector.emit([f"number {message['number']}", ""])
 
 
-def test_lost_process(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spout", "bolt", "more", "message"),
+    [
+        # A bolt that fails because its PySpark task ends, as another one has failed, is not the one named.
+        (Numbers(None), FailInTurn, {}, "the cause"),
+        # A bolt that cannot be prepared ends the job, before any spout is asked.
+        (Numbers(None), FailToPrepare, {}, "no database for task"),
+        # A bound of sessions that the topology sets holds in the PySpark tasks.
+        (
+            Numbers(100),
+            Double,
+            {"conf": {**TWO, "tuplewire.session.max_message_bytes": 3}},
+            "over the limit of 3 bytes",
+        ),
+        # A value that the schema cannot hold is named with its bolt and column.
+        (
+            Numbers(None),
+            Words,
+            {"outputs": {"double": "n timestamp, word string"}},
+            r"'double': column 'n' is timestamp.* cannot hold",
+        ),
+    ],
+)
+def test_failures_are_named(
+    run: Run, tmp_path: Path, spout: Numbers, bolt: type[Double], more: dict[str, Any], message: str
+) -> None:
+    """Each ends the topology, and says what is wrong."""
+    made = FailInTurn(tmp_path) if bolt is FailInTurn else bolt()
+    with pytest.raises(ProcessFailedError, match=message):
+        run(doubling(spout, made), **more)
+
+
+def test_lost_process(submit: Submit, tmp_path: Path) -> None:
     """When a Python process is killed all begin anew, and the result is as if nothing had happened."""
     generations = set()
-    running = submit_topology(
-        spark,
-        doubling(Numbers(COUNT), Die(COUNT // 2, tmp_path)),
-        conf={**TWO, "topology.max.spout.pending": 100},
-        outputs={"double": "number long, doubled long"},
-        workers=workers,
-    )
+    running = submit(doubling(Numbers(COUNT), Die(COUNT // 2, tmp_path)), conf=SMALL, outputs=SCHEMA)
     running.listen(lambda progress: generations.add(progress.generation))
     result = running.result(SECONDS)
     assert (tmp_path / "died").exists()
@@ -401,15 +344,9 @@ def test_lost_process(spark: SparkSession, workers: list[str], tmp_path: Path) -
     assert len(generations - {None}) == 2
 
 
-def test_stop(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+def test_stop(submit: Submit, tmp_path: Path) -> None:
     """A topology without end stops when asked to, with everything processed that was emitted."""
-    running = submit_topology(
-        spark,
-        doubling(Numbers(None, tmp_path), Double()),
-        conf={**TWO, "topology.max.spout.pending": 100},
-        workers=workers,
-        name="endless",
-    )
+    running = submit(doubling(Numbers(None, tmp_path), Double()), conf=SMALL, name="endless")
     assert running.progress() == TopologyProgress()
     with pytest.raises(TimeoutError, match="it continues"):
         running.result(0.01)
@@ -420,15 +357,9 @@ def test_stop(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
     assert result.frame.count() == emitted
 
 
-def test_cancelled_job(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+def test_cancelled_job(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
     """When its job is cancelled a topology still processes what was emitted, and closes everything."""
-    running = submit_topology(
-        spark,
-        doubling(Numbers(None, tmp_path), Tally(tmp_path)),
-        conf={**TWO, "topology.max.spout.pending": 100},
-        workers=workers,
-        name="endless",
-    )
+    running = submit(doubling(Numbers(None, tmp_path), Tally(tmp_path)), conf=SMALL, name="endless")
     eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
     context = spark.sparkContext
     (job,) = context.statusTracker().getActiveJobsIds()
@@ -453,11 +384,9 @@ class StandStill(Double):
         (self.notes / "went on").touch()
 
 
-def test_a_wait_ends_with_the_job(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+def test_a_wait_ends_with_the_job(submit: Submit, tmp_path: Path) -> None:
     """A spout that waits for a bolt that stands still does not hold up a job that is cancelled."""
-    running = submit_topology(
-        spark, doubling(Numbers(None), StandStill(tmp_path)), conf=TWO, workers=workers, name="still"
-    )
+    running = submit(doubling(Numbers(None), StandStill(tmp_path)), name="still")
     eventually((tmp_path / "stands").exists, SECONDS, "the bolt stands still")
     running.cancel()
     with pytest.raises(ClosedError, match="'still' was cancelled"):
