@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from helpers.spark_calls import begin_attempt, end_attempt
 from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, queued
 from helpers.traffic import client_of, deliver
-from pyspark import TaskContext
 
 from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
 from tuplewire.spark.client_handle import ClientHandle, ForgottenFlushError, close_clients
@@ -21,20 +21,8 @@ from tuplewire.spark.client_handle import ClientHandle, ForgottenFlushError, clo
 def _no_task_left() -> Iterator[None]:
     """Leave no Spark task and no connection behind."""
     yield
-    TaskContext._setTaskContext(None)
+    end_attempt()
     close_clients()
-
-
-def attempt(attempt_id: int) -> None:
-    """Be an attempt of a Spark task."""
-    context = TaskContext()
-    context._taskAttemptId = attempt_id
-    TaskContext._setTaskContext(context)
-
-
-def end_of_task() -> None:
-    """Be the end of the task, as PySpark's worker ends it."""
-    TaskContext._setTaskContext(None)
 
 
 def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
@@ -68,27 +56,27 @@ def test_a_block_that_was_never_left(workers: Pair) -> None:
     """The task that has sent and not waited fails at its end, and its client is of no use any more."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
-    attempt(7)
+    begin_attempt(attempt=7)
     client = handle.__enter__()
     client.send(numbered(task, range(1)))
     with pytest.raises(ForgottenFlushError, match="task attempt 7 has sent messages"):
-        end_of_task()
+        end_attempt()
     with pytest.raises(ClosedError, match="block of this client has been left"):
         client.send(numbered(task, range(1)))
-    attempt(8)
+    begin_attempt(attempt=8)
     with handle as client:
         client.send(numbered(task, range(1)))
-    end_of_task()
+    end_attempt()
 
 
 def test_a_flush_of_ones_own_is_not_forgotten(workers: Pair) -> None:
     """Whoever has waited for everything may leave the block open, and whoever only receives, too."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
-    attempt(7)
+    begin_attempt(attempt=7)
     client = handle.__enter__()
     deliver(client, numbered(task, range(1)))
-    end_of_task()
+    end_attempt()
 
 
 def test_a_driver_that_forgets(workers: Pair) -> None:

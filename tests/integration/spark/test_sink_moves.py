@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from helpers import eventually
 from helpers.moving_workers import ELSEWHERE, TASK, Workers
+from helpers.spark_calls import begin_attempt, end_attempt
 from helpers.topology import TOPOLOGY, collect, has_ended, ledger, messages_of, numbers, queued, status
 from helpers.traffic import client_of
-from pyspark import TaskContext
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import StageGoneError
@@ -39,7 +39,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 def _no_task_left() -> Iterator[None]:
     """Leave no Spark task behind."""
     yield
-    TaskContext._setTaskContext(None)
+    end_attempt()
 
 
 class Driver:
@@ -62,21 +62,14 @@ class Driver:
         tasks: tuple[int, ...] = (TASK,),
     ) -> Part:
         """Compute a partition: each number to each task."""
-        context = TaskContext()
-        context._partitionId, context._taskAttemptId = partition, 0
-        context._localProperties = {
-            "sql.streaming.queryId": "q",
-            "streaming.sql.batchId": str(epoch),
-            "spark.jobGroup.id": self._run,
-        }
-        TaskContext._setTaskContext(context)
+        begin_attempt(partition, epoch=epoch, **{"spark.jobGroup.id": self._run})
         rows = [(task, str(number)) for number in payloads for task in tasks]
         columns = {
             "task": pa.array([task for task, _ in rows], pa.int32()),
             "message": pa.array([message for _, message in rows]),
         }
         part = writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
-        TaskContext._setTaskContext(None)
+        end_attempt()
         return part
 
     def epoch(self, epoch: int, payloads: range, tasks: tuple[int, ...] = (TASK,)) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from helpers.spark_calls import payloads
 from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, pair_of_workers
 from helpers.traffic import client_of, deliver
 
@@ -47,12 +48,7 @@ def planned(reader: EarlierStreamReader, start: Any, end: Any) -> list[int]:
     partitions = reader.partitions(start, end)
     other = EarlierStreamReader(reader._make)
     copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - our own
-    return [
-        int(payload)
-        for partition in partitions
-        for batch in copy.read(partition)
-        for payload in batch.column("message").to_pylist()
-    ]
+    return payloads(copy, partitions)
 
 
 def send(workers: Pair, task: int, numbers: range) -> None:

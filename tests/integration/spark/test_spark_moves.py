@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from helpers import eventually
 from helpers.moving_workers import TASK, Workers
+from helpers.spark_calls import payloads
 from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued
 from helpers.traffic import client_of, deliver
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
@@ -42,18 +42,6 @@ def given(workers: Workers, name: str = "c", **more: str) -> Any:
     address = workers.running[name].address
     where = {"address": address, "topology": TOPOLOGY, "tasks": str(TASK), "timeout": "20"}
     return source_options({**where, **more})
-
-
-def payloads(
-    reader: TuplewireStreamReader | TuplewireBatchReader, partitions: Sequence[InputPartition]
-) -> list[int]:
-    """Read partitions to their ends."""
-    return [
-        int(payload)
-        for partition in partitions
-        for batch in reader.read(partition)
-        for payload in batch.column("message").to_pylist()
-    ]
 
 
 class Query:

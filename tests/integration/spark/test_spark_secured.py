@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from helpers.certificates import Authority
 from helpers.secured import files_of, secret_file, tls_flags, variables_of
+from helpers.spark_calls import begin_attempt, end_attempt, payloads, rows
 from helpers.topology import TOPOLOGY, collect, numbered
-from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tuplewire import Credentials
@@ -36,7 +35,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[En
     with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as started:
         started.assign({0: [1], 1: [2]})
         yield started.endpoints
-    TaskContext._setTaskContext(None)
+    end_attempt()
 
 
 @pytest.mark.parametrize("by_options", [False, True])
@@ -61,32 +60,22 @@ def test_environment_opens_every_surface(
     reader = TuplewireStreamReader(source_options({**options, "tasks": "2"}))
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
-    read = [
-        payload
-        for partition in reader.partitions(start, end)
-        for batch in reader.read(partition)
-        for payload in batch.column("message").to_pylist()
-    ]
-    assert read == [b"%d" % number for number in range(10)]
+    assert payloads(reader, reader.partitions(start, end)) == list(range(10))
     reader.latestOffset(end, ReadAllAvailable())  # Spark asks once the batch is in its commit log
     reader.stop()
 
     sinks = sink_options(options), sink_options({**options, "deliveryGuarantee": "atLeastOnce"})
-    context = TaskContext()
-    context._partitionId, context._taskAttemptId = 0, 1
-    context._localProperties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
-    TaskContext._setTaskContext(context)
-    rows = pa.RecordBatch.from_pydict({"task": pa.array([1], pa.int32()), "message": pa.array(["row"])})
+    begin_attempt(attempt=1)
     for each in sinks:
         writer = TuplewireStreamWriter(each)
-        writer.commit([writer.write(iter([rows]))], 0)
+        writer.commit([writer.write(iter([rows(1, range(7, 8))]))], 0)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with (
         ClientHandle(near.unix_address, topology=TOPOLOGY) as client,
         client.recv([1], timeout=20) as batches,
     ):
-        assert [payload for _, payload in collect(batches, 2)] == [b"row"] * 2
+        assert [payload for _, payload in collect(batches, 2)] == [b"7"] * 2
     close_clients()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers.logged import logged
+from helpers.spark_calls import begin_attempt, end_attempt, rows
 from helpers.topology import TOPOLOGY, Pair, collect, ledger, messages_of, metric, numbers, queued
 from helpers.traffic import client_of
-from pyspark import TaskContext
 
 from tuplewire import TaskMessageBatch
 from tuplewire.connection.worker_client import WorkerClient
@@ -47,24 +47,7 @@ STAGED = 'tuplewire_staged_bytes{place="memory"}'
 def _no_task_left() -> Iterator[None]:
     """Leave no Spark task behind."""
     yield
-    TaskContext._setTaskContext(None)
-
-
-def attempt(partition: int, attempt_id: int, epoch: int = 0) -> None:
-    """Be an attempt of a Spark task."""
-    context = TaskContext()
-    context._partitionId, context._taskAttemptId = partition, attempt_id
-    context._localProperties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(epoch)}
-    TaskContext._setTaskContext(context)
-
-
-def rows(task: int, payloads: range) -> pa.RecordBatch:
-    """Return rows as Spark hands them over."""
-    columns = {
-        "task": pa.array([task] * len(payloads), pa.int32()),
-        "message": pa.array([str(number) for number in payloads]),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+    end_attempt()
 
 
 def options(workers: Pair, **more: str) -> dict[str, str]:
@@ -83,16 +66,16 @@ def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
     task = workers.far_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     parts: list[Part] = []
-    attempt(0, 10)
+    begin_attempt(0, 10)
     parts.append(writer.write(iter([rows(task, range(5))])))
-    attempt(0, 11)
+    begin_attempt(0, 11)
     parts.append(writer.write(iter([rows(task, range(5))])))
-    attempt(1, 12)
+    begin_attempt(1, 12)
     parts.append(writer.write(iter([rows(task, range(5, 9)), rows(task, range(9, 10))])))
     staged = [each for part in parts for each in part.staged.values()]
     assert [(each.partition, each.messages) for each in staged] == [(0, 5), (0, 5), (1, 5)]
     assert queued(workers.far, task) == 0
-    TaskContext._setTaskContext(None)
+    end_attempt()
     writer.commit([parts[2], None, parts[0]], 0)
     with client_of(workers.far.address) as client, client.recv([task], timeout=20) as batches:
         assert numbers(collect(batches, 10)) == list(range(10))
@@ -102,7 +85,7 @@ def test_exact_write_that_fails_sends_nothing(workers: Pair) -> None:
     """What the attempts of a failed job have computed is seen by nobody."""
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee="exactlyOnce")))
-    attempt(0, 20)
+    begin_attempt(0, 20)
     part = writer.write(iter([rows(task, range(5))]))
     assert metric(workers.near, STAGED) > 0
     writer.abort([part, None])
@@ -121,11 +104,11 @@ def test_newer_attempt_fences_the_older(workers: Pair) -> None:
     def slow() -> Iterator[pa.RecordBatch]:
         yield rows(task, range(3))
         eventually(lambda: queued(workers.near, task) == 3, 20, "the older attempt has sent a batch")
-        attempt(0, 31)
+        begin_attempt(0, 31)
         assert writer.write(iter([rows(task, range(6))])).failure is None
         yield rows(task, range(3, 6))
 
-    attempt(0, 30)
+    begin_attempt(0, 30)
     with pytest.raises(StaleIncarnationError, match="has taken over"):
         writer.write(slow())
     with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
@@ -150,10 +133,10 @@ def test_a_bad_row_fails_the_write(
         yield rows(task, range(5))
         yield rows(99_999, range(1))
 
-    attempt(0, 40)
+    begin_attempt(0, 40)
     part = writer.write(last_is_bad())
     assert not part.staged
-    attempt(1, 41)
+    begin_attempt(1, 41)
     other = writer.write(iter([rows(task, range(5, 7))]))
     with pytest.raises(
         BadRowsError, match="row 5 of partition 0: the task is not in the assignment"
@@ -174,7 +157,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     for number, memory in enumerate((1, 8_000_000)):
         monkeypatch.setattr(held_back, "_MEMORY_BYTES", memory)
-        attempt(0, 45 + number)
+        begin_attempt(0, 45 + number)
         keyed = rows(task, range(5, 9)).append_column("key", pa.array(list("abcd")))
         assert writer.write(iter([rows(task, range(5)), keyed])).failure is None
         got: list[TaskMessageBatch] = []
@@ -190,7 +173,7 @@ def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: 
     """The error says what waits there, and what to set."""
     monkeypatch.setattr(held_back, "_MEMORY_BYTES", 1)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
-    attempt(0, 48)
+    begin_attempt(0, 48)
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     computed = [rows(workers.near_task(), range(5))] * 2
     with pytest.raises(OSError, match=r"set spark\.local\.dir"):
@@ -203,9 +186,9 @@ def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
     writer = TuplewireStreamWriter(sink_options(options(workers)))
 
     def computed(epoch: int) -> Part:
-        attempt(0, 50, epoch)
+        begin_attempt(0, 50, epoch)
         part = writer.write(iter([rows(near, range(5)), rows(far, range(5))]))
-        TaskContext._setTaskContext(None)
+        end_attempt()
         return part
 
     part = computed(7)
@@ -252,7 +235,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
     monkeypatch.setattr(publisher, "_WAIT_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts):
         writer = TuplewireStreamWriter(sink_options(opts))
-        attempt(0, 60)
+        begin_attempt(0, 60)
         part = writer.write(iter([large(300)]))
         assert metric(worker, 'tuplewire_staged_bytes{place="disk"}') > 2e6
         for _ in range(2):
@@ -262,7 +245,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
             assert waits["tasks"] == [5]
         assert 100 <= queued(worker, SMALL_TASK) < 170
         assert metric(worker, "tuplewire_publishing_messages") == 300 - queued(worker, SMALL_TASK)
-        attempt(0, 61, epoch=1)
+        begin_attempt(0, 61, epoch=1)
         following = writer.write(iter([large(20)]))
         writer.commit([following], 1)
         assert take(worker, SMALL_TASK, 320) == [*range(300), *range(20)]
@@ -282,7 +265,7 @@ def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
         writer = TuplewireBatchWriter(sink_options({**where, "deliveryGuarantee": guarantee}))
 
         def written(key_bytes: int) -> Part:
-            attempt(0, 70 + key_bytes)
+            begin_attempt(0, 70 + key_bytes)
             tasks, key = pa.array([SMALL_TASK], pa.int32()), pa.array([b"k" * key_bytes])
             message = pa.array([b"m" * (3 * 2**20 - 10)])
             return writer.write(
@@ -300,12 +283,12 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
     flags = ("--staging-memory-bytes=2MiB", "--staging-disk-bytes=1MiB")
     with small(*flags) as (worker, opts), ThreadPoolExecutor(1) as thread:
         other = TuplewireBatchWriter(sink_options({**opts, "deliveryGuarantee": "exactlyOnce"}))
-        attempt(0, 61)
+        begin_attempt(0, 61)
         part = other.write(iter([large(200)]))
         writer = TuplewireStreamWriter(sink_options(opts))
 
         def staged(count: int) -> Part:
-            attempt(0, 62)
+            begin_attempt(0, 62)
             return writer.write(iter([large(count)]))
 
         waiting = thread.submit(staged, 150)
@@ -328,7 +311,7 @@ def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
         writer = TuplewireStreamWriter(
             sink_options({"address": workers.endpoints[0].address, "topology": TOPOLOGY})
         )
-        attempt(0, 64)
+        begin_attempt(0, 64)
         columns = {"task": pa.array(range(2500), pa.int32()), "message": pa.array(["x"] * 2500)}
         part = writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
         assert [each.pieces for each in part.staged.values()] == [3]
@@ -339,7 +322,7 @@ def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
 def test_a_directory_that_cannot_be_written_is_named() -> None:
     """The attempt fails with what to change, and not with the driver's commit."""
     with small("--staging-memory-bytes=1KiB", "--staging-directory=/nowhere") as (_, opts):
-        attempt(0, 63)
+        begin_attempt(0, 63)
         with pytest.raises(ResourceLimitError, match="set its staging-directory"):
             TuplewireStreamWriter(sink_options(opts)).write(iter([large(10)]))
 
@@ -348,7 +331,7 @@ def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
     """A worker that knows nothing of what was staged says so; nothing is taken for published."""
     task = workers.near_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
-    attempt(0, 64, 9)
+    begin_attempt(0, 64, 9)
     part = writer.write(iter([rows(task, range(5))]))
     lost = replace(part, staged={at: StagedAttempt(attempt="lost", messages=5, pieces=1) for at in part.staged})
     with pytest.raises(StageGoneError, match="Start the query"):
@@ -370,7 +353,7 @@ def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:
         assert metric(workers.near, STAGED) > 500_000
         raise RuntimeError("this attempt is to fail")
 
-    attempt(0, 65, 20)
+    begin_attempt(0, 65, 20)
     with pytest.raises(RuntimeError):
         writer.write(failing())
     assert metric(workers.near, STAGED) == 0
@@ -388,9 +371,9 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
     """They are counted, named with what is wrong, and the others are sent."""
     with small() as (worker, opts):
         opts["deliveryGuarantee"] = guarantee
-        attempt(0, 80)
+        begin_attempt(0, 80)
         for epoch, policy in enumerate(("drop", str(SMALL_TASK))):
-            attempt(3, 81 + epoch, epoch)
+            begin_attempt(3, 81 + epoch, epoch)
             writer = TuplewireStreamWriter(sink_options({**opts, "badRows": policy}))
             part = writer.write(iter([mixed(SMALL_TASK)]))
             assert part.bad_rows == 4
@@ -421,7 +404,7 @@ def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture
         writer = TuplewireStreamWriter(sink_options({**opts, "deliveryGuarantee": "atLeastOnce"}))
 
         def sent() -> Part:
-            attempt(0, 90)
+            begin_attempt(0, 90)
             return writer.write(iter([large(300)]))
 
         waiting = thread.submit(sent)
@@ -439,7 +422,7 @@ def test_a_write_says_soon_that_it_waits(caplog: pytest.LogCaptureFixture) -> No
         writer = TuplewireBatchWriter(sink_options({**opts, "timeout": "60"}))
 
         def sent() -> Part:
-            attempt(0, 91)
+            begin_attempt(0, 91)
             return writer.write(iter([large(300)]))
 
         waiting = thread.submit(sent)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.restartable import restartable
+from helpers.spark_calls import payloads
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -69,18 +70,6 @@ def planned(reader: TuplewireStreamReader) -> tuple[dict[str, Any], dict[str, An
     """Return where a new query starts, and where its first micro-batch with all that there is ends."""
     start = reader.initialOffset()
     return start, reader.latestOffset(start, ReadAllAvailable())
-
-
-def payloads(
-    reader: TuplewireStreamReader | TuplewireBatchReader, partitions: list[InputPartition]
-) -> list[int]:
-    """Read partitions to their ends."""
-    return [
-        int(payload)
-        for partition in partitions
-        for batch in reader.read(partition)
-        for payload in batch.column("message").to_pylist()
-    ]
 
 
 def test_committed_only_once_spark_is_done(workers: Pair) -> None:

@@ -1,0 +1,47 @@
+"""What Spark does with readers and writers, without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition
+
+
+class Reader(Protocol):
+    """A reader of partitions."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read a partition, in a Spark task."""
+
+
+def begin_attempt(partition: int = 0, attempt: int = 0, epoch: int = 0, **properties: str) -> None:
+    """Be an attempt of a Spark task from now on."""
+    context = TaskContext()
+    context._partitionId, context._taskAttemptId = partition, attempt
+    query = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(epoch)}
+    context._localProperties = {**query, **properties}
+    TaskContext._setTaskContext(context)
+
+
+def end_attempt() -> None:
+    """Be no Spark task any more."""
+    TaskContext._setTaskContext(None)
+
+
+def rows(task: int, payloads: range) -> pa.RecordBatch:
+    """Return rows as Spark hands them over: numbers for a task."""
+    tasks = pa.array([task] * len(payloads), pa.int32())
+    return pa.RecordBatch.from_pydict({"task": tasks, "message": [str(number) for number in payloads]})
+
+
+def payloads(reader: Reader, partitions: Sequence[InputPartition]) -> list[int]:
+    """Read partitions to their ends; return the numbers."""
+    return [
+        int(payload)
+        for partition in partitions
+        for batch in reader.read(partition)
+        for payload in batch.column("message").to_pylist()
+    ]
