@@ -90,9 +90,31 @@ def rows(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
     )
 
 
+def forward(spark: SparkSession, workers: Any, place: Path, *columns: str, **more: str) -> StreamingQuery:
+    """Stream the tasks 1 and 2 to 3 and 4, until everything is read."""
+    query = (
+        spark.readStream.format("tuplewire")
+        .options(**options(workers, tasks="1,2", **more))
+        .load()
+        .selectExpr("task + 2 as task", "message", *columns)
+        .writeStream.format("tuplewire")
+        .options(**options(workers))
+        .option("checkpointLocation", str(place / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(110)
+    return query
+
+
+def write(frame: DataFrame, workers: Any, **more: str) -> None:
+    """Write rows to the workers."""
+    frame.write.format("tuplewire").mode("append").options(**options(workers, **more)).save()
+
+
 def test_batch_write(spark: SparkSession, workers: Any) -> None:
     """Spark finds the format by itself; every row arrives at its task, also through another worker."""
-    rows(spark, 1000).write.format("tuplewire").mode("append").options(**options(workers, source="9")).save()
+    write(rows(spark, 1000), workers, source="9")
     got = consume(workers, 1000)
     assert Counter(got) == Counter((number % 4 + 1, 9, b"%d" % number) for number in range(1000))
 
@@ -103,7 +125,7 @@ def test_the_sessions_timestamp_type_changes_nothing(
     spark: SparkSession, workers: Any, kind: str, headers: str
 ) -> None:
     """It says what `timestamp` means in DDL; the format's columns are no DDL."""
-    rows(spark, 8).write.format("tuplewire").mode("append").options(**options(workers)).save()
+    write(rows(spark, 8), workers)
     spark.conf.set("spark.sql.timestampType", kind)
     try:
         frame = read(spark, workers, includeHeaders=headers)
@@ -133,11 +155,8 @@ def test_settings_of_a_session_change_nothing(
     before = spark.conf.get(setting, None)
     spark.conf.set(setting, value)
     try:
-        spark.range(0, 5, 1, 1).selectExpr(
-            "2 as task", message, "concat('k', id) as key", headers
-        ).write.format("tuplewire").mode("append").options(
-            **options(workers, deliveryGuarantee=guarantee)
-        ).save()
+        frame = spark.range(0, 5, 1, 1).selectExpr("2 as task", message, "concat('k', id) as key", headers)
+        write(frame, workers, deliveryGuarantee=guarantee)
         found = read(spark, workers, "2", includeHeaders="true").orderBy("sequence").collect()
     finally:
         if before is None:
@@ -187,18 +206,7 @@ def test_keys_and_headers_go_through_a_query(spark: SparkSession, workers: Any, 
     ]
     with Client(address(workers), topology=TOPOLOGY) as client:
         client.send(sent)
-    query = (
-        spark.readStream.format("tuplewire")
-        .options(**options(workers, tasks="1,2", includeHeaders="true"))
-        .load()
-        .selectExpr("task + 2 as task", "message", "key", "headers")
-        .writeStream.format("tuplewire")
-        .options(**options(workers))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(110)
+    forward(spark, workers, tmp_path, "key", "headers", includeHeaders="true")
     frame = read(spark, workers, "3,4", INCLUDEHEADERS="true")
     got = [
         TaskMessage(
@@ -227,8 +235,7 @@ def test_grouping_chooses_the_task(spark: SparkSession, workers: Any, grouping: 
     key = "concat('key', id % 10) as key" if grouping == "fields" else "1"
     frame = spark.range(0, 400, 1, 2).selectExpr("cast(id as string) as message", key)
     frame = frame if grouping == "fields" else frame.select("message")
-    chosen = options(workers, grouping=grouping, tasks=ALL)
-    frame.write.format("tuplewire").mode("append").options(**chosen).save()
+    write(frame, workers, grouping=grouping, tasks=ALL)
     got = consume(workers, 400)
     if grouping == "fields":
         keys = [f"key{int(message) % 10}" for _, _, message in got]
@@ -241,18 +248,7 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     """What is sent to two tasks goes through a query to two others, once and in order."""
     with Client(address(workers), topology=TOPOLOGY, source=7) as client:
         client.send(TaskMessageBatch.from_columns([1, 2] * 500, [b"%d" % number for number in range(1000)]))
-    query = (
-        spark.readStream.format("tuplewire")
-        .options(**options(workers, tasks="1,2", maxMessagesPerTrigger="300"))
-        .load()
-        .selectExpr("task + 2 as task", "message")
-        .writeStream.format("tuplewire")
-        .options(**options(workers))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(110)
+    query = forward(spark, workers, tmp_path, maxMessagesPerTrigger="300")
     assert [progress["numInputRows"] for progress in query.recentProgress] == [300, 300, 300, 100]
     assert list(map(lag, query.recentProgress)) == [{1: left, 2: left} for left in (350, 200, 50, 0)]
     assert lag(query) == {1: 0, 2: 0}
@@ -376,7 +372,7 @@ def test_wrong_writes(
     """A wrong column, a wrong option, an unknown task and a missing worker are errors that say so."""
     frame = spark.range(2).selectExpr(columns.split(", ", maxsplit=1)[0], *columns.split(", ")[1:])
     with pytest.raises(PySparkException, match=f"(?s){message}"):
-        frame.write.format("tuplewire").mode("append").options(**options(workers, **more)).save()
+        write(frame, workers, **more)
 
 
 def test_rejected_rows_come_again_and_are_dead_letters(spark: SparkSession, workers: Any) -> None:
@@ -393,7 +389,7 @@ def test_rejected_rows_come_again_and_are_dead_letters(spark: SparkSession, work
         )
         held = spark.createDataFrame(again.collect(), again.schema)
         consume(workers)
-        held.write.format("tuplewire").mode("append").options(**options(workers)).save()
+        write(held, workers)
 
     reject()
     found = {row.task: row for row in read(spark, workers, includeHeaders="true").collect()}
