@@ -176,9 +176,10 @@ class RestartableWorker:
 
 
 @contextmanager
-def restartable(directory: Path, tasks: Iterable[int]) -> Iterator[RestartableWorker]:
+def restartable(directory: Path, tasks: Iterable[int], *flags: str) -> Iterator[RestartableWorker]:
     """Run a worker; it has these tasks after each start."""
-    worker = RestartableWorker("w", directory, directory / "assignment.json", ["--drain-seconds=1"])
+    file = directory / "assignment.json"
+    worker = RestartableWorker("w", directory, file, ["--drain-seconds=1", *flags])
     assignment_file(directory, 1, {worker.reached: tasks})
     with worker:
         worker.wait_ready()

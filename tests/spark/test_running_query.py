@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.restartable import RestartableWorker
-from helpers.topology import TOPOLOGY, assignment_file, numbered, queued
+from helpers.restartable import RestartableWorker, restartable
+from helpers.topology import TOPOLOGY, numbered, queued
 from helpers.traffic import client_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -58,11 +58,7 @@ class Seen:
 @pytest.fixture
 def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
     """Run a worker that can be killed and comes back at its address."""
-    file = tmp_path / "assignment.json"
-    flags = ["--drain-seconds=1", f"--receive-queue-messages={QUEUE}"]
-    with RestartableWorker("w", tmp_path, file, flags) as running:
-        assignment_file(tmp_path, 1, {running.endpoint: [TASK]})
-        running.wait_ready()
+    with restartable(tmp_path, [TASK], f"--receive-queue-messages={QUEUE}") as running:
         yield running
 
 

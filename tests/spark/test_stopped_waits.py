@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.restartable import RestartableWorker
-from helpers.topology import TOPOLOGY, assignment_file, collect, numbers, queued
+from helpers.restartable import RestartableWorker, restartable
+from helpers.topology import TOPOLOGY, collect, numbers, queued
 from helpers.traffic import client_of
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -30,11 +30,7 @@ STOPS_WITHIN = 10
 @pytest.fixture
 def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
     """Run a worker whose queue is soon full."""
-    file = tmp_path / "assignment.json"
-    flags = ["--drain-seconds=1", f"--receive-queue-messages={QUEUE}"]
-    with RestartableWorker("w", tmp_path, file, flags) as running:
-        assignment_file(tmp_path, 1, {running.endpoint: [TASK]})
-        running.wait_ready()
+    with restartable(tmp_path, [TASK], f"--receive-queue-messages={QUEUE}") as running:
         yield running
 
 
