@@ -1,6 +1,6 @@
 """Detects rows that can never be sent, before a consumer sees any row of their attempt.
 
-Used by the writers and RowRouter. Owns the counts of rows of one partition. Not thread-safe. Design: docs/design/sinks.md.
+Used by RowRouter. Owns the counts of rows of one partition. Not thread-safe. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations

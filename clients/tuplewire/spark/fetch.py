@@ -95,13 +95,12 @@ class RangeReader:
                     continue
                 try:
                     yield from self._stream(place, tasks)
-                    place = None
                 except _RETRIED as error:
-                    if self._has_moved(tasks, place):  # continue at the new worker
-                        self._seen = merged(self._seen, place.runs.vector(place.position))
-                        place = None
-                    else:
+                    if not self._has_moved(tasks, place):
                         self._patience.bear(error)
+                        continue
+                    self._seen = merged(self._seen, place.runs.vector(place.position))
+                place = None  # continue at the new worker
 
     def _planned(self) -> _Place | None:
         wanted, end = self._wanted, self._wanted.end
