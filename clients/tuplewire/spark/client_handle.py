@@ -30,7 +30,7 @@ _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
 """The connected clients of this process, which runs several Spark tasks and jobs."""
 _blocks: WeakValueDictionary[_Key, TaskClient] = WeakValueDictionary()
-"""The open blocks. The references are weak, so that TaskClient.__del__ detects the lost blocks of a driver."""
+"""The open blocks. References are weak, so that TaskClient.__del__ detects the lost blocks of a driver."""
 _of_task: dict[_Key, TaskClient] = {}
 """The open blocks of a Spark task, which must stay alive until _check_task() inspects them."""
 _unheard: list[str] = []

@@ -240,10 +240,10 @@ def next_offset(
 ) -> Offset:
     """Return the end of a micro-batch that starts at `start`; `start` itself if it reads nothing.
 
-    target: the last position to read in each task; tasks that were assigned later are not read. With fewer than min_messages in all tasks, nothing is
-    read, unless a queue is nearly full. max_messages, max_bytes: for all tasks together, in
-    proportion to the waiting messages of each. Bytes are estimated from the mean size of a task's messages at
-    its worker; at least one message is read.
+    target: the last position to read in each task; tasks that were assigned later are not read. With fewer
+    than min_messages in all tasks, nothing is read, unless a queue is nearly full. max_messages, max_bytes:
+    for all tasks together, in proportion to the waiting messages of each. Bytes are estimated from the mean
+    size of a task's messages at its worker; at least one message is read.
     """
     begins = {task: each.acknowledged for task, each in held.items()}
     for task, offset in start.offsets.items():

@@ -191,45 +191,33 @@ class SourceOptions(_Connecting):
     address: str = setting(
         _ADDRESS,
         REQUIRED,
-        "address of any worker of the topology, or of several workers (default: TUPLEWIRE_ADDRESS)"
+        "address of any worker of the topology, or of several workers (default: TUPLEWIRE_ADDRESS)",
     )
     topology: str = setting(
-        ANY_TEXT,
-        REQUIRED,
-        "name of the topology (default: TUPLEWIRE_TOPOLOGY, or default)"
+        ANY_TEXT, REQUIRED, "name of the topology (default: TUPLEWIRE_TOPOLOGY, or default)"
     )
     tasks: tuple[int, ...] | TaskRanges = setting(
         _TASKS,
         REQUIRED,
-        "tasks to read, such as 1,2,10-19; required. 100- and * include tasks that are assigned later"
+        "tasks to read, such as 1,2,10-19; required. 100- and * include tasks that are assigned later",
     )
-    timeout: float = setting(
-        SECONDS, 30.0, "time without an answer from a worker after which the read fails"
-    )
+    timeout: float = setting(SECONDS, 30.0, "time without an answer from a worker after which the read fails")
     max_messages_per_trigger: int | None = setting(
-        count(),
-        None,
-        "maximum number of messages in a micro-batch, for all tasks together"
+        count(), None, "maximum number of messages in a micro-batch, for all tasks together"
     )
     max_bytes_per_trigger: int | None = setting(
-        count(),
-        None,
-        "approximate maximum number of payload bytes in a micro-batch"
+        count(), None, "approximate maximum number of payload bytes in a micro-batch"
     )
     min_messages_per_trigger: int | None = setting(
         count(),
         None,
-        "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages"
+        "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages",
     )
     max_trigger_delay: float = setting(
-        _DELAY,
-        900.0,
-        "longest wait of fewer messages than minMessagesPerTrigger"
+        _DELAY, 900.0, "longest wait of fewer messages than minMessagesPerTrigger"
     )
     starting_offsets: Start | dict[int, Start] = setting(
-        _STARTS,
-        Start.EARLIEST,
-        "start of a new query; latest discards the messages in the queue"
+        _STARTS, Start.EARLIEST, "start of a new query; latest discards the messages in the queue"
     )
     include_headers: bool = setting(FLAG, False, "true: add the column headers")
     fail_on_data_loss: bool = setting(
@@ -253,25 +241,21 @@ class SinkOptions(_Connecting):
     grouping: GroupingName = setting(
         choice(GroupingName),
         GroupingName.DIRECT,
-        "choice of a row's task; direct: the task in the column task"
+        "choice of a row's task; direct: the task in the column task",
     )
-    tasks: tuple[int, ...] = setting(
-        TASKS, (), "tasks that the grouping chooses from, such as 1,2,10-19"
-    )
+    tasks: tuple[int, ...] = setting(TASKS, (), "tasks that the grouping chooses from, such as 1,2,10-19")
     source: int | None = setting(count(0, MAX_TASK), None, "source task of the messages")
-    timeout: float = setting(
-        SECONDS, 60.0, "longest wait for a full queue or an absent worker"
-    )
+    timeout: float = setting(SECONDS, 60.0, "longest wait for a full queue or an absent worker")
     delivery_guarantee: DeliveryGuarantee | None = setting(
         choice(DeliveryGuarantee),
         None,
         "number of times that consumers see a row if Spark runs a task again (default: exactlyOnce for "
-        "streams, atLeastOnce for writes)"
+        "streams, atLeastOnce for writes)",
     )
     bad_rows: str | int = setting(
         _BAD_ROWS,
         FAIL,
-        "handling of rows that cannot be sent: fail the write, drop the rows, or send them as JSON to a task"
+        "handling of rows that cannot be sent: fail the write, drop the rows, or send them as JSON to a task",
     )
 
 

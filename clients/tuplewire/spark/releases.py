@@ -108,7 +108,7 @@ def use_in_this_thread(spark: SparkSession) -> None:
 
 
 def inheritable_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
-    """Return a new daemon thread, not started, with the caller's local properties (or Spark Connect's tags)."""
+    """Return a new daemon thread, not started, with the caller's local properties or Spark Connect's tags."""
     from pyspark import InheritableThread
 
     with_session = "session" in inspect.signature(InheritableThread).parameters  # not in 3.5

@@ -333,7 +333,9 @@ def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     begin_attempt(0, 64, 9)
     part = writer.write(iter([rows(task, range(5))]))
-    lost = replace(part, staged={at: StagedAttempt(attempt="lost", messages=5, pieces=1) for at in part.staged})
+    lost = replace(
+        part, staged={at: StagedAttempt(attempt="lost", messages=5, pieces=1) for at in part.staged}
+    )
     with pytest.raises(StageGoneError, match="Start the query"):
         writer.commit([lost], 9)
     with pytest.raises(StageGoneError, match="Start the query"):

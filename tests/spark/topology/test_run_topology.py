@@ -27,7 +27,14 @@ from tuplewire_demos.file_spout import SKIPPED
 from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, TopologyContext, Tuple
 from tuplewire_topology.coordination.termination import ProcessFailedError
-from tuplewire_topology.spark import Rows, SparkTopology, TopologyProgress, TopologyResult, run_topology, submit_topology
+from tuplewire_topology.spark import (
+    Rows,
+    SparkTopology,
+    TopologyProgress,
+    TopologyResult,
+    run_topology,
+    submit_topology,
+)
 
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find these modules.

@@ -111,7 +111,7 @@ RIGHT: dict[str, Any] = {
     "TASKS": (3, 1, 2),
     "TASK": 9,
     "POLICY": 7,
-    "guarantee": "atLeastOnce",
+    "delivery_guarantee": "atLeastOnce",
     "TIME": 7.5,
     "WHERE": {1: "latest"},
 }

@@ -314,7 +314,7 @@ def test_a_task_without_messages_does_no_harm() -> None:
     """With a bound in bytes nothing is divided by what waits; of the task, the same offset stays."""
     rests = TaskOffset(WORKER, 5, "w:1", {7: 3})
     start = Offset({1: at(5), 2: rests})
-    end = next_offset(start, now := {1: held(5, 9), 2: held(5, 5)}, max_bytes=20)
+    end = next_offset(start, {1: held(5, 9), 2: held(5, 5)}, max_bytes=20)
     assert end.offsets[1].sequence == 7
     assert end.offsets[2] is rests
 

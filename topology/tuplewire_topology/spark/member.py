@@ -84,7 +84,9 @@ class Submitted(Shipped):
             if plan is not None:
                 yield from _TopologyMember(self, plan, rank, token_file).run(rows)
 
-    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int, token_file: Path) -> Plan | None:
+    def _join(
+        self, stack: ExitStack, context: BarrierTaskContext, rank: int, token_file: Path
+    ) -> Plan | None:
         """Exchange addresses with the other tasks, and return the common plan.
 
         Returns None if another task reports a problem. Raises this task's own problem.
@@ -193,7 +195,9 @@ class _TopologyMember:
     def _push_assignment(self) -> None:
         with ExitStack() as stack:
             controls = [
-                stack.enter_context(ControlClient(address, credentials=credentials(self._token_file, own=place.own)))
+                stack.enter_context(
+                    ControlClient(address, credentials=credentials(self._token_file, own=place.own))
+                )
                 for address, place in self._plan.told(self._rank)
             ]
             for control in controls:
