@@ -17,12 +17,12 @@ class Reader(Protocol):
         """Read a partition, in a Spark task."""
 
 
-def begin_attempt(partition: int = 0, attempt: int = 0, epoch: int = 0, **properties: str) -> None:
-    """Be an attempt of a Spark task from now on."""
+def begin_attempt(partition: int = 0, attempt: int = 0, epoch: int = 0, run: str = "") -> None:
+    """Be an attempt of a Spark task from now on, in a micro-batch of a query's run."""
     context = TaskContext()
     context._partitionId, context._taskAttemptId = partition, attempt
     query = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(epoch)}
-    context._localProperties = {**query, **properties}
+    context._localProperties = {**query, "spark.jobGroup.id": run}
     TaskContext._setTaskContext(context)
 
 

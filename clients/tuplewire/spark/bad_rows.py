@@ -93,7 +93,7 @@ class BadRows:
             return False
         if (pc.max(sizes).as_py() or 0) > self.max_message_bytes:
             return False
-        return len(self._known(tasks)) == pc.count_distinct(tasks).as_py()
+        return len(self._known(tasks)) == len(pc.unique(tasks))
 
     def _known(self, tasks: pa.Array) -> set[int]:
         """Return the tasks of rows that are in the assignment. Invalid task IDs are not looked up."""

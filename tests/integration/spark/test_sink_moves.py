@@ -62,7 +62,7 @@ class Driver:
         tasks: tuple[int, ...] = (TASK,),
     ) -> Part:
         """Compute a partition: each number to each task."""
-        begin_attempt(partition, epoch=epoch, **{"spark.jobGroup.id": self._run})
+        begin_attempt(partition, epoch=epoch, run=self._run)
         rows = [(task, str(number)) for number in payloads for task in tasks]
         columns = {
             "task": pa.array([task for task, _ in rows], pa.int32()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -177,7 +178,7 @@ def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, 
         ),
     ],
 )
-def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, int], messages: int) -> None:
+def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, Any], messages: int) -> None:
     """A micro-batch takes as many messages as about fit, and one at least."""
     end = next_offset(initial_offset(now), now, **bounds)
     assert sum(each.sequence for each in end.offsets.values()) == messages
