@@ -24,7 +24,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcWiring
 from tuplewire_service.metrics.families import counter, counters, gauge
 from tuplewire_service.security.certificates import Certificates
-from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard
 from tuplewire_service.security.permissions import read_rules
 
 logger = event_logger(__name__)
@@ -46,19 +46,17 @@ class Security(Collector):
         certificates = self._certificates
         names = config.tls_worker_names  # default: the names in this worker's certificate
         self.guard = Guard(
-            Policy(
-                topology=config.topology,
-                tls=certificates is not None,
-                worker_names=lambda: names or (certificates.get().names if certificates else ()),
-                client_names=config.tls_client_names,
-                tokens=self._watched(config.token_file, read_tokens),
-                rules=self._watched(config.permissions_file, read_rules),
-            ),
+            topology=config.topology,
+            tls=certificates is not None,
+            worker_names=lambda: names or (certificates.get().names if certificates else ()),
+            client_names=config.tls_client_names,
+            tokens=self._watched(config.token_file, read_tokens),
+            read_rules=self._watched(config.permissions_file, read_rules),
         )
         self.dialler = Dialler(
             credentials,
             tls=None if certificates is None else lambda: certificates.get().tls,
-            worker_names=None if certificates is None else self.guard.policy.worker_names,
+            worker_names=None if certificates is None else self.guard.worker_names,
         )
         for file in (config.tls_key, config.token_file):
             _warn_if_others_may_read(file)

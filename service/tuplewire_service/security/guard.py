@@ -70,16 +70,20 @@ class Caller:
         return self.names[0] if self.names else self.peer.rpartition(":")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """The current policy. The callables return the current content of the files.
+@dataclass(eq=False, kw_only=True)
+class Guard:
+    """Admits callers. Not thread-safe. The callables return the current content of the files.
 
     Attributes:
+        topology: The worker's topology.
         tls: True if TCP connections use TLS.
         worker_names: Certificate names that may act as a worker.
         client_names: Certificate names that may act as a program; empty: all.
         tokens: The accepted tokens; None: no token is required.
-        rules: The rules; None: there are no rules.
+        read_rules: The rules; None: there are no rules.
+        rules: The rules at the last refresh().
+        denials: Number of denied callers by reason.
+        standing: Functions that end the open streams, by their access.
     """
 
     topology: str
@@ -87,31 +91,22 @@ class Policy:
     worker_names: Callable[[], Sequence[str]] = tuple
     client_names: Sequence[str] = ()
     tokens: Callable[[], Sequence[Token]] | None = None
-    rules: Callable[[], Rules] | None = None
+    read_rules: Callable[[], Rules] | None = None
+    rules: Rules | None = field(default=None, init=False)
+    denials: Counter[str] = field(default_factory=Counter, init=False)
+    standing: dict[Access, Callable[[RefusedError], None]] = field(default_factory=dict, init=False)
 
-
-class Guard:
-    """Admits callers. Not thread-safe. `denials` counts the denied callers by reason."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.denials: Counter[str] = Counter()
+    def __post_init__(self) -> None:
         self._log_rate = LogRate()
-        self.rules = policy.rules() if policy.rules else None
-        """The current rules."""
-        self.standing: dict[Access, Callable[[RefusedError], None]] = {}
-        """Functions that end the open streams, by their access."""
-        self._seen = self._look()
-
-    def _look(self) -> tuple[object, ...]:
-        policy = self.policy
-        return policy.tokens() if policy.tokens else (), self.rules, tuple(policy.worker_names())
+        self._seen: tuple[object, ...] = ()
+        self.refresh()
 
     def refresh(self) -> None:
         """Apply changed files, and end the streams with callers that are no longer admitted."""
-        if self.policy.rules is not None:
-            self.rules = self.policy.rules()
-        seen, self._seen = self._seen, self._look()
+        if self.read_rules is not None:
+            self.rules = self.read_rules()
+        tokens = self.tokens() if self.tokens else ()
+        seen, self._seen = self._seen, (tokens, self.rules, tuple(self.worker_names()))
         # Streams are checked only after a change, because each admission calls this.
         if seen == self._seen:
             return
@@ -133,10 +128,9 @@ class Guard:
 
     def identify(self, caller: Caller) -> tuple[str | None, bool]:
         """Return the name of its token, if any, and True if it may be a worker. Raises as admit() does."""
-        policy = self.policy
-        worker = caller.tls and allowed(caller.names, policy.worker_names())
+        worker = caller.tls and allowed(caller.names, self.worker_names())
         # Workers do not need to be in the list of clients.
-        names = policy.client_names if caller.tls and not worker else ()
+        names = self.client_names if caller.tls and not worker else ()
         if names and not allowed(caller.names, names):
             raise self.denied(
                 caller.who,
@@ -145,11 +139,11 @@ class Guard:
                 "its tls_client_names say whose are",
             )
         # A worker's certificate takes the place of a token.
-        token = None if policy.tokens is None or worker else self._token(caller, policy.tokens())
-        if not policy.tls:
+        token = None if self.tokens is None or worker else self._token(caller, self.tokens())
+        if not self.tls:
             # Without TLS, no caller can be distinguished from a worker. With rules, no caller may then be
             # one.
-            worker = policy.rules is None
+            worker = self.read_rules is None
         return None if token is None else token.name, worker
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
@@ -299,7 +293,7 @@ class Access(IAccess):
         # The sum of the rules is computed once for each version of the file.
         if self._granted is None or rules is not self._rules:
             self._rules = rules
-            self._granted = rules.of(self._caller.names, self._token, self._guard.policy.topology)
+            self._granted = rules.of(self._caller.names, self._token, self._guard.topology)
         return self._granted
 
     def _check_topology(self, topology: str) -> None:

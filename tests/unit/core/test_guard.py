@@ -10,7 +10,7 @@ from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
 from tuplewire.values.task_ids import TaskRanges
-from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard
 from tuplewire_service.security.permissions import PermissionRule, Rules
 
 TOKEN = Token("etl", "0123456789" * 2)
@@ -29,15 +29,14 @@ def guard(
     rules: Sequence[PermissionRule] | None = None,
 ) -> Guard:
     """Return one for workers whose names are *.workers.example."""
-    policy = Policy(
+    return Guard(
         topology="t",
         tls=tls,
         worker_names=lambda: ("*.workers.example",),
         client_names=client_names,
         tokens=None if tokens is None else lambda: tokens,
-        rules=None if rules is None else lambda: Rules(tuple(rules)),
+        read_rules=None if rules is None else lambda: Rules(tuple(rules)),
     )
-    return Guard(policy)
 
 
 def rule(
@@ -173,8 +172,7 @@ def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
     drivers = PermissionRule(
         (), ("etl/driver",), (), TaskRanges.parse(""), TaskRanges.parse(""), frozenset(["drain"])
     )
-    policy = Policy(topology="t", tokens=lambda: tokens, rules=lambda: Rules((drivers,)))
-    guarded = Guard(policy)
+    guarded = Guard(topology="t", tokens=lambda: tokens, read_rules=lambda: Rules((drivers,)))
     accesses = [guarded.admit(Caller("unix:", shown=token.shown)) for token in tokens]
     assert [access.owner for access in accesses] == ["token etl", "token etl", "token etl2", "token etl2"]
     accesses[1].control("Drain")
@@ -195,14 +193,13 @@ class _Files:
 
     def guard(self, *, tls: bool = False) -> Guard:
         """Return one that goes by them."""
-        policy = Policy(
+        return Guard(
             topology="t",
             tls=tls,
             worker_names=lambda: self.worker_names,
             tokens=lambda: self.tokens,
-            rules=lambda: self.rules,
+            read_rules=lambda: self.rules,
         )
-        return Guard(policy)
 
 
 def test_stream_ends_once_its_token_is_gone() -> None:
@@ -320,7 +317,7 @@ def test_who_sees_whom() -> None:
 def test_a_worker_whose_name_is_taken_away_is_one_no_more() -> None:
     """It is found out when its stream is looked at again."""
     names = ["*.workers.example"]
-    guarded = Guard(Policy(topology="t", tls=True, worker_names=lambda: tuple(names), client_names=()))
+    guarded = Guard(topology="t", tls=True, worker_names=lambda: tuple(names))
     access = guarded.admit(WORKER)
     as_worker(access)
     access.renew()
