@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import socket
+from collections.abc import Collection
 from typing import Any
 
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.addresses import check_reachable, resolve_topology
+from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
+from tuplewire.text.events import event_logger
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire_service.command.parsers import add_command, add_setting_flags, credentials_of, silence_grpc
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
+
+logger = event_logger(__name__)
+
+_LOOK_SECONDS = 2.0
 
 
 def add_membership_command(commands: Any) -> None:
@@ -35,9 +43,8 @@ def add_membership_command(commands: Any) -> None:
 
 def _membership(arguments: argparse.Namespace) -> int:
     silence_grpc()
-    from tuplewire_service.config.stop import Stop
+    from tuplewire.membership import Membership
     from tuplewire_service.control.log_output import LogOutput
-    from tuplewire_service.process.membership_program import assign_until_stopped
 
     for address in arguments.workers:
         check_reachable(address)
@@ -45,5 +52,33 @@ def _membership(arguments: argparse.Namespace) -> int:
     LogOutput("info", arguments.log_format).start()
     stop = Stop()
     stop.on_signals()
-    topology = resolve_topology(arguments.topology)
-    return assign_until_stopped(arguments.workers, tasks, topology, credentials_of(arguments), stop)
+    with Membership(
+        lambda: _addresses_of(arguments.workers),
+        tasks,
+        topology=resolve_topology(arguments.topology),
+        at_least=0,
+        credentials=credentials_of(arguments),
+    ) as membership:
+        logger.info("membership.assigns", extra={"tasks": len(tasks)})
+        while (request := stop.wait(_LOOK_SECONDS)) is None:
+            if reason := membership.status().ended:  # another program assigns the same tasks, or a defect
+                logger.error("membership.over", extra={"reason": reason})
+                return EXIT_FAILED
+    logger.info("membership.stopped", extra={"reason": request.reason})
+    return EXIT_OK
+
+
+def _addresses_of(names: Collection[str]) -> list[str]:
+    """Return host:port of each worker. A name may have many addresses, as a headless Service has.
+
+    If a name has IPv4 addresses, its IPv6 addresses are ignored: a worker with both would count as two.
+    Raises OSError for a name without an address.
+    """
+    found: set[str] = set()
+    for name in names:
+        host, port = split_host_port(name)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        families = {family for family, *_ in answers}
+        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        found.update(join_host_port(str(to[0]), port) for each, *_, to in answers if each == family)
+    return sorted(found)
