@@ -24,7 +24,7 @@ from tuplewire.wire.control_pb2_grpc import (
     add_SourceServicer_to_server,
 )
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Stop, StopRequest
+from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.health_servicer import HealthServicer
@@ -210,10 +210,10 @@ class DataPlane:
     def host(self) -> Host:
         """Return the worker's interface for its program."""
 
-        def request_stop(reason: str, *, failed: bool, deadline_seconds: float) -> None:
-            self._stop.request(StopRequest(reason, EXIT_FAILED if failed else EXIT_OK, deadline_seconds))
+        def fail(deadline_seconds: float) -> None:
+            self._stop.request(StopRequest("program-failed", EXIT_FAILED, deadline_seconds))
 
-        return Host(self.worker, request_stop)
+        return Host(self.worker, fail)
 
     def close(self) -> None:
         """Close all connections and servers."""

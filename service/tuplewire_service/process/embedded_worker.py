@@ -45,10 +45,6 @@ def _config(conf: Mapping[str, Any], worker_id: str, topology: str) -> WorkerCon
     return WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
 
 
-def _keep_running(reason: str, *, failed: bool, deadline_seconds: float) -> None:
-    """Ignore the request: the process belongs to the embedding program."""
-
-
 class EmbeddedWorker:
     """A worker in this process, with a Host for the program that uses it."""
 
@@ -68,7 +64,7 @@ class EmbeddedWorker:
             lambda: Worker(config, self._context, incarnation, own_program=self._own)
         )
         self._loop.run(self._worker.start(0))
-        self.host = Host(self._worker, _keep_running)
+        self.host = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
         # The address is host:port, or ipc://.../port.ipc in ZeroMQ's local mode.
         self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
         self.peer = worker_id, f"{_HOST}:{self.port}"  # its ID and address for other workers

@@ -39,7 +39,7 @@ from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.program import ProgramFlags, load_program
+from tuplewire_service.process.program import load_program
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
@@ -111,8 +111,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         program = None
         if config.program:
             conf = read_conf(config.program_conf) if config.program_conf else {}
-            flags = ProgramFlags(config.program, conf, config.program_state_file)
-            plane.program = program = load_program(plane.host(), flags)
+            program = load_program(plane.host(), config.program, conf, config.program_state_file)
+            plane.program = program
         plane.bind()
         servers = plane.worker.servers
         if config.tasks:  # the worker assigns them to itself

@@ -10,9 +10,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any
 
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
@@ -64,72 +64,47 @@ class Program(ABC):
         """End, after the drain; return False if it did not end within `timeout` seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramFlags:
-    """The settings and flags of a worker process for its program.
+def load_program(host: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:
+    """Create the installed program. Raises ConfigError if none is installed, or its settings are invalid.
 
-    Attributes:
-        program: The name of the program, as in the setting.
+    Args:
+        host: The worker.
+        name: The name of the program, as in the setting.
         conf: The program's settings, by their keys.
         state_file: The file that shows that it is alive; None: there is none.
     """
-
-    program: str
-    conf: Mapping[str, object]
-    state_file: str | None = None
-
-
-class MakeProgram(Protocol):
-    """The object of an entry point: creates the program."""
-
-    def __call__(self, host: Host, flags: ProgramFlags) -> Program:
-        """Return the program. Raises ConfigError if the settings are invalid."""
-
-
-def load_program(host: Host, flags: ProgramFlags) -> Program:
-    """Return the installed program. Raises ConfigError if none is installed."""
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        make: MakeProgram = point.load()
-        return make(host, flags)
-    raise ConfigError(f"no program is installed that could run {flags.program!r}; install tuplewire again")
+        program: Program = point.load()(host, name, conf, state_file)
+        return program
+    raise ConfigError(f"no program is installed that could run {name!r}; install tuplewire again")
 
 
-def listen_host(conf: Mapping[str, Any]) -> str:
-    """Check the settings of worker processes among a topology's, and return the host that they listen on.
+def host_and_credentials(conf: Mapping[str, Any]) -> tuple[str, Credentials]:
+    """Check the settings of worker processes among a topology's.
 
-    Raises ConfigError for an invalid setting, and for a transport within one process.
+    Returns the host that they listen on, and the credentials to control them. Raises ConfigError for an
+    invalid setting, and for a transport within one process.
     """
     if conf.get(TRANSPORT_KEY) == "local":
         raise ConfigError(
             f"{TRANSPORT_KEY} 'local' connects workers of one process only; use another one, such as 'grpc'"
         )
-    return split_host_port(settings_in(conf).get("listen", "127.0.0.1:0"))[0]
-
-
-def credentials_in(conf: Mapping[str, Any]) -> Credentials:
-    """Return the credentials for control of worker processes with these settings of a topology."""
     given = settings_in(conf)
+    host, _ = split_host_port(given.get("listen", "127.0.0.1:0"))
     found = Credentials(**{name: given[name] for name in settings_of(Credentials) if name in given})
-    if found.tls_ca is None or found.tls_worker_names:
-        return found
-    return replace(found, tls_worker_names=Certificates(found).get().names)  # as workers do
-
-
-class RequestStop(Protocol):
-    """Requests the end of the process."""
-
-    def __call__(self, reason: str, *, failed: bool, deadline_seconds: float) -> None:
-        """Stop after a drain of at most `deadline_seconds`. `reason` is one word for the log."""
+    if found.tls_ca is not None and not found.tls_worker_names:  # by default, their own names, as in workers
+        found = replace(found, tls_worker_names=Certificates(found).get().names)
+    return host, found
 
 
 class Host:
     """The worker, for the program in its process. Thread-safe."""
 
-    def __init__(self, worker: Worker, request_stop: RequestStop) -> None:
-        """Wrap a worker."""
+    def __init__(self, worker: Worker, fail: Callable[[float], None]) -> None:
+        """Wrap a worker. `fail` ends the process with an error, after a drain of at most these seconds."""
         self.worker_id = worker.settings.worker_id
         self.topology = worker.settings.topology
-        self.request_stop = request_stop
+        self.fail = fail
         self._worker = worker
         self._loop = messaging_loop()
 

@@ -15,7 +15,6 @@ from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MalformedError, MessageTooLargeError, RefusedError
-from tuplewire_service.process.program import ProgramFlags
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,
@@ -243,9 +242,7 @@ def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptu
     words = helpers.words.topology()
     (spout,) = words.tasks_of("lines")
     with hosted(topology, [spout]) as (here,):
-        program = TopologyProgram(
-            here.host, ProgramFlags("helpers.words:topology", {"topology.acker.executors": 0})
-        )
+        program = TopologyProgram(here.host, "helpers.words:topology", {"topology.acker.executors": 0})
         program.start("127.0.0.1:1")
         eventually(lambda: logged(caplog, "assignment.tasks_missing"), SECONDS)
         assert logged(caplog, "assignment.tasks_missing")[0]["tasks"] == sorted(words.tasks_of("split"))

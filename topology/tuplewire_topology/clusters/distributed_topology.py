@@ -27,7 +27,7 @@ from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
 from tuplewire.wire import control_pb2
-from tuplewire_service.process.program import credentials_in, listen_host
+from tuplewire_service.process.program import host_and_credentials
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
@@ -84,7 +84,7 @@ class DistributedTopology(RunningTopology):
         portions = shares_of(self.topology, running.workers)
         write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
         files = directory_of(directory / "run", self._settings.run_as)
-        host, credentials = listen_host(conf), credentials_in(conf)
+        host, credentials = host_and_credentials(conf)
         for index in range(len(portions)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"

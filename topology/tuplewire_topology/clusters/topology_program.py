@@ -7,7 +7,7 @@ Design: docs/design/topologies.md (a process that runs executors is a worker).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.process.program import Host, Program, ProgramFlags
+from tuplewire_service.process.program import Host, Program
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.topology_settings import TopologySettings
@@ -64,13 +64,15 @@ class TopologyProgram(Program):
     The assignment also activates and deactivates the spouts. An error of a spout or bolt ends the process.
     """
 
-    def __init__(self, host: Host, flags: ProgramFlags) -> None:
-        """Load the topology, and attach to the worker. Raises ConfigError for invalid settings."""
-        self._conf = dict(flags.conf)
+    def __init__(
+        self, host: Host, name: str, conf: Mapping[str, Any], state_file: str | None = None
+    ) -> None:
+        """Load the topology, and attach to the worker; see load_program()."""
+        self._conf = dict(conf)
         ackers = TopologySettings.from_conf(self._conf).ackers
-        self._topology = with_ackers(load_topology(flags.program), ackers)
+        self._topology = with_ackers(load_topology(name), ackers)
         self._host = host
-        self._state_file = flags.state_file
+        self._state_file = state_file
         self._captured: Captured | None = None
         self._parts: Iterator[list[Any]] = iter(())
         self._port = 0
@@ -146,7 +148,7 @@ class TopologyProgram(Program):
         except BaseException:
             logger.exception("program.failed")  # with the place in the user's code
             self._told.wait(_TELL_SECONDS)
-            self._host.request_stop("program-failed", failed=True, deadline_seconds=_FAILED_SECONDS)
+            self._host.fail(_FAILED_SECONDS)
 
     def _step(self) -> ExecutorWorker | None:
         """Apply the current assignment, and return the executors. Raises the failure of the program."""
