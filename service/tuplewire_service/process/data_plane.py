@@ -38,7 +38,6 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.local.local_transport import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.process.claimed_socket import file_mode
 from tuplewire_service.process.program import Host, Program
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.worker_security import Security
@@ -76,7 +75,7 @@ class DataPlane:
                 host=host,
                 listen=[f"unix://{config.listen_unix}"] if config.listen_unix else (),
             ),
-            self.security.wiring([self._services]),
+            self.security.wiring([self._services], config.socket_mode),
         )
         self._contexts: list[IContext] = [programs]
         peers = None  # by default, workers use the transport of programs
@@ -123,8 +122,7 @@ class DataPlane:
 
     def bind(self) -> None:
         """Listen on TCP and on the Unix socket. Raise BindError if an address is in use."""
-        with file_mode(self._config.socket_mode):
-            self.loop.run(self._bind())
+        self.loop.run(self._bind())
 
     async def _bind(self) -> None:
         await self.worker.start(split_host_port(self._config.listen)[1], self._peers_port)

@@ -34,10 +34,10 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import await_stop, memory_limit
+from tuplewire_service.messaging.claimed_socket import claimed_socket
 from tuplewire_service.metrics.admin_server import AdminServer
 from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
-from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.program import load_program
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

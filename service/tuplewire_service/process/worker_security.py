@@ -71,10 +71,12 @@ class Security(Collector):
         self._files.append(watched)
         return watched.get
 
-    def wiring(self, services: Sequence[grpc.GenericRpcHandler]) -> GrpcWiring:
+    def wiring(self, services: Sequence[grpc.GenericRpcHandler], socket_mode: int) -> GrpcWiring:
         """Return the settings of the programs' transport, with the services that it adds to Messaging."""
         tls = self._certificates.server_credentials() if self._certificates else None
-        return GrpcWiring(services=services, tls=tls, admit=self.admit, dialler=self.dialler)
+        return GrpcWiring(
+            services=services, tls=tls, admit=self.admit, dialler=self.dialler, socket_mode=socket_mode
+        )
 
     def admit(self, context: Context) -> Access:
         """Return the rights of a method's caller. Raise RefusedError if it is not admitted."""

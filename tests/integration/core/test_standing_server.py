@@ -82,7 +82,7 @@ async def _said_to(address: str) -> bytes:
 async def _served(path: Path) -> AsyncIterator[tuple[StandingServer, str]]:
     """Run a server at a port and a socket; return it with its address. Nothing of it is left in the end."""
     async with asyncio.timeout(30):
-        server = StandingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0))
+        server = StandingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), 0o610)
         await server.start(["127.0.0.1:0", f"unix://{path}"])
         try:
             yield server, server.addresses[0]
@@ -115,11 +115,11 @@ async def test_a_socket_has_the_mode_that_it_had(tmp_path: Path) -> None:
     """Whoever might not connect before may not do so now."""
     path = tmp_path / "socket"
     async with _served(path) as (server, address):
-        before = stat.S_IMODE(path.stat().st_mode)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o610
         await _end_server(address)
         await _another()
         assert server.restarts == 1
-        assert stat.S_IMODE(path.stat().st_mode) == before
+        assert stat.S_IMODE(path.stat().st_mode) == 0o610
 
 
 async def test_an_address_that_cannot_be_bound_is_tried_again(

@@ -130,12 +130,14 @@ class GrpcWiring:
         tls: The server credentials of every TCP address.
         admit: Returns the rights of each stream's caller.
         dialler: Creates the channels to other workers.
+        socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
     """
 
     services: Sequence[grpc.GenericRpcHandler] = ()
     tls: grpc.ServerCredentials | None = None
     admit: Admit | None = None
     dialler: Dialler = field(default_factory=lambda: Dialler(Credentials()))
+    socket_mode: int | None = None
 
 
 def _bytes_server(server: grpc.aio.Server) -> Any:
@@ -153,9 +155,10 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
     """Serves senders (Send) and consumers (Recv) of one topology."""
 
     async def _bind(self) -> int:
-        settings, session = self._context.settings, self._context.settings.session
+        settings, wiring = self._context.settings, self._context.wiring
+        session = settings.session
         backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
-        self._server = StandingServer(self._new_server, self._context.wiring.tls, backoff)
+        self._server = StandingServer(self._new_server, wiring.tls, backoff, wiring.socket_mode)
         await self._server.start([f"{settings.host}:{self.port}", *settings.listen])
         self.addresses = self._server.addresses
         return int(self.addresses[0].rpartition(":")[2])

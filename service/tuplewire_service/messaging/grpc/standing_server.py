@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ class StandingServer:
         make: Callable[[], grpc.aio.Server],
         credentials: grpc.ServerCredentials | None,
         backoff: Backoff,
+        socket_mode: int | None,
     ) -> None:
         """Prepare to start.
 
@@ -48,13 +48,14 @@ class StandingServer:
             make: Returns an unbound server with its handlers.
             credentials: The credentials of every TCP address.
             backoff: The delays between attempts to bind an address again.
+            socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
         """
         self._make = make
         self._credentials = credentials
         self._backoff = backoff
+        self._socket_mode = socket_mode
         self._servers: list[grpc.aio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._modes: dict[str, int] = {}
         self._stopping = False
         self.addresses: list[str] = []
         """The bound addresses, host:port or unix:///path."""
@@ -76,33 +77,20 @@ class StandingServer:
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
 
     def _listen(self, server: grpc.aio.Server, address: str) -> str:
-        unix = address.startswith("unix:")
-        credentials = None if unix else self._credentials
         try:
-            with self._same_mode(address):
-                port = (
-                    server.add_insecure_port(grpc_target(address) if unix else address)
-                    if credentials is None
-                    else server.add_secure_port(address, credentials)
-                )
+            if address.startswith("unix:"):
+                with _file_mode(self._socket_mode):
+                    server.add_insecure_port(grpc_target(address))
+                return address
+            if self._credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise BindError(
                 f"cannot listen on {address}: it is in use, or not an address of this machine"
             ) from error
-        return address if unix else f"{address.rpartition(':')[0]}:{port}"
-
-    @contextlib.contextmanager
-    def _same_mode(self, address: str) -> Iterator[None]:
-        """Give a Unix socket the mode of the previous one."""
-        mode = self._modes.get(address)
-        umask = None if mode is None else os.umask(0o777 & ~mode)
-        try:
-            yield
-        finally:
-            if umask is not None:
-                os.umask(umask)
-        if address.startswith("unix:"):
-            self._modes[address] = stat.S_IMODE(_path(address).stat().st_mode)
+        return f"{address.rpartition(':')[0]}:{port}"
 
     async def _serve(self, server: grpc.aio.Server) -> None:
         before = asyncio.all_tasks()
@@ -155,8 +143,9 @@ class StandingServer:
 
     async def _sockets_removed(self) -> None:
         """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
+        paths = [Path(each.removeprefix("unix://")) for each in self.addresses if each.startswith("unix:")]
         for _ in range(_LOOKS):
-            if not any(_path(address).exists() for address in self._modes):
+            if not any(path.exists() for path in paths):
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -165,5 +154,14 @@ def _called(name: str) -> set[asyncio.Task[Any]]:
     return {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == name}
 
 
-def _path(address: str) -> Path:
-    return Path(address.removeprefix("unix://"))
+@contextlib.contextmanager
+def _file_mode(mode: int | None) -> Iterator[None]:
+    """Limit the mode of files that are created in the block. The umask applies to the whole process."""
+    if mode is None:
+        yield
+        return
+    before = os.umask(0o777 & ~mode)
+    try:
+        yield
+    finally:
+        os.umask(before)

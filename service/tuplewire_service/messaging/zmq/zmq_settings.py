@@ -1,23 +1,24 @@
 """The settings of the ZeroMQ transport, and its endpoints: `tcp`, and `ipc` in local mode.
 
-Used by zmq_transport.py and zmq_sockets.py. Owns the lock file of each bound local port. Not thread-safe.
+Used by zmq_transport.py and zmq_sockets.py. Owns no state. Not thread-safe.
 Design: docs/design/sessions.md (ZeroMQ between workers).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import stat
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings.config import MIB
 from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, count, storms
+from tuplewire_service.messaging.claimed_socket import claimed_socket
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import Allowance
 
@@ -65,10 +66,14 @@ def tcp_endpoint(host: str, port: int) -> str:
 
 def ipc_endpoint(port: int) -> str:
     """Return the endpoint of a port in local mode. Source: Storm's `ZMQContext`, `ipc?`."""
+    return f"ipc://{_ipc_path(port)}"
+
+
+def _ipc_path(port: int) -> Path:
     path = _directory() / f"{port}.ipc"
     if len(os.fsencode(path)) > _MAX_PATH:
         raise ConfigError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter path")
-    return f"ipc://{path}"
+    return path
 
 
 def _directory() -> Path:
@@ -84,34 +89,13 @@ def _directory() -> Path:
     return path
 
 
-class IpcPort:
-    """A port of local mode, locked by this process; libzmq itself would take over a port in use."""
+def claimed_ipc_port(port: int, claim: ExitStack) -> int:
+    """Claim a port of local mode, or any free one for 0, until `claim` is closed.
 
-    def __init__(self, port: int) -> None:
-        """Lock a port, or any free one for 0. Raises BindError if it is in use."""
-        for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
-            self.port = candidate
-            self.endpoint = ipc_endpoint(candidate)
-            if self._lock(Path(self.endpoint.removeprefix("ipc://")).with_suffix(".lock")):
-                return
-        raise BindError(f"cannot listen on {self.endpoint}: it is in use; choose another port, or 0")
-
-    def _lock(self, path: Path) -> bool:
-        try:
-            held = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError as error:
-            raise BindError(f"cannot listen on {self.endpoint}: {error.strerror}") from error
-        with contextlib.suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have removed the file after it was opened here.
-            if os.fstat(held).st_ino == path.stat().st_ino:
-                self._held, self._path = held, path
-                return True
-        os.close(held)
-        return False
-
-    def release(self) -> None:
-        """Unlock the port after the socket is closed; libzmq does not remove the socket's file."""
-        Path(self.endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
-        self._path.unlink(missing_ok=True)
-        os.close(self._held)
+    Raises BindError if it is in use.
+    """
+    for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+        with contextlib.suppress(BindError):
+            claim.enter_context(claimed_socket(_ipc_path(candidate)))
+            return candidate
+    raise BindError(f"cannot listen on {ipc_endpoint(port)}: it is in use; choose another port, or 0")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import zmq
@@ -30,7 +31,12 @@ from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import code_of, log_refusal
 from tuplewire_service.messaging.streamed_transport import Serve, StreamedContext, StreamedServer
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
-from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
+from tuplewire_service.messaging.zmq.zmq_settings import (
+    ZmqSettings,
+    claimed_ipc_port,
+    ipc_endpoint,
+    tcp_endpoint,
+)
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, dial_zmq
 
@@ -59,7 +65,8 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._over: set[bytes] = set()
         """Connections with an ended or invalid stream; their frames are ignored."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ipc: IpcPort | None = None
+        self._claim = ExitStack()
+        """Holds the port in local mode."""
         self._unbinding = False
         self._unbound = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
@@ -83,9 +90,10 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     def _listen(self) -> int:
         settings = self._settings
-        if settings.cluster_mode == "local":
-            self._ipc = IpcPort(self.port)
-            endpoint = self._ipc.endpoint
+        local = settings.cluster_mode == "local"
+        if local:
+            port = claimed_ipc_port(self.port, self._claim)
+            endpoint = ipc_endpoint(port)
         else:
             endpoint = tcp_endpoint(settings.host, self.port)
             self._socket.set(zmq.IPV6, int(":" in settings.host))
@@ -96,11 +104,9 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
                 f"cannot listen on {endpoint}: it is in use, or not an address of this machine ({error})"
             ) from error
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if self._ipc is not None:
-            self.addresses = [self._endpoint]
-            return self._ipc.port
-        port = int(self._endpoint.rpartition(":")[2])
-        self.addresses = [f"{settings.host}:{port}"]
+        if not local:
+            port = int(self._endpoint.rpartition(":")[2])
+        self.addresses = [self._endpoint if local else f"{settings.host}:{port}"]
         return port
 
     def _take(self, parts: list[zmq.Frame]) -> None:
@@ -234,8 +240,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._socket.disable_monitor()
         self._sockets.close(self._monitor)
         self._sockets.close(self._socket, linger)
-        if self._ipc is not None:
-            self._ipc.release()
+        self._claim.close()
 
 
 def _address_of(part: zmq.Frame) -> str:

@@ -1,7 +1,8 @@
 """Exclusive use of a Unix socket's path, claimed before a server binds it.
 
-gRPC lets a second server replace a live socket without an error, and the first server that stops removes the
-file of both. So a lock file decides between workers, and a connection attempt identifies a stale socket.
+gRPC and ZeroMQ let a second server replace a live socket without an error, and the first gRPC server that
+stops removes the file of both. So a lock file decides between workers, and a connection attempt identifies a
+stale socket. Used by process/main.py and the ZeroMQ transport. Owns the lock file. Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,36 +24,39 @@ _CONNECT_SECONDS = 2.0
 def claimed_socket(path: Path) -> Iterator[None]:
     """Reserve the path during the block. Raise BindError if another process uses it.
 
-    A stale socket file is removed. The lock is the file PATH.lock.
+    A stale socket file is removed. The lock is the file PATH.lock. Both files are removed at the end.
     """
     lock = path.with_name(path.name + ".lock")
+    descriptor = _locked(path, lock)
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise BindError(
-            f"cannot listen on {path}: cannot open {lock}: {error.strerror}; "
-            "give --listen-unix a directory that exists and is writable"
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BindError(f"cannot listen on {path}: another worker uses it (it holds {lock})") from error
         _remove_left_over(path)
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # ZeroMQ leaves it
     finally:
-        # The lock file remains. If it were removed, two processes could lock two files of the same name.
+        lock.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-@contextmanager
-def file_mode(mode: int) -> Iterator[None]:
-    """Limit the mode of files that are created in the block. The umask applies to the whole process."""
-    before = os.umask(0o777 & ~mode)
-    try:
-        yield
-    finally:
-        os.umask(before)
+def _locked(path: Path, lock: Path) -> int:
+    """Lock a file, and return its descriptor."""
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise BindError(
+                f"cannot listen on {path}: cannot open {lock}: {error.strerror}; "
+                "give a directory that exists and is writable"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise BindError(f"cannot listen on {path}: another worker uses it (it holds {lock})") from error
+        if os.fstat(descriptor).st_nlink:  # else the previous holder has removed the file since it was opened
+            return descriptor
+        os.close(descriptor)
 
 
 def _remove_left_over(path: Path) -> None:
