@@ -6,19 +6,135 @@ Used by tests. Owns its connections, an event loop and its thread. Thread-safe. 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
+import enum
+import math
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tuplewire_service.testing.fault_line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
-
+_CHUNK_BYTES = 64 * 1024
+_HELD_CHUNKS = 64
+"""One direction of a connection stops reading when it buffers these, at most 4 MiB, like a full network."""
+_PIECE_SECONDS = 0.05
+"""A throttled connection forwards the bytes for this time at once, and then waits."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
+_Held = asyncio.Queue[tuple[float, bytes | None]]
+"""Chunks with their times of arrival. The last one is empty for a close, or None for a reset."""
 _Result = TypeVar("_Result")
+
+
+class Direction(enum.StrEnum):
+    """The direction of bytes."""
+
+    TO_TARGET = "to target"
+    TO_CLIENT = "to client"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """The faults that apply to forwarded bytes.
+
+    delay_seconds: of each byte. bytes_per_second: the limit in each direction of each connection. silent: the
+    directions that forward nothing, not even the close of an end.
+    """
+
+    delay_seconds: float = 0.0
+    bytes_per_second: float = math.inf
+    silent: frozenset[Direction] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay_seconds < math.inf:
+            raise ValueError(f"a delay is 0 seconds or more, not {self.delay_seconds!r}")
+        if not self.bytes_per_second > 0:
+            raise ValueError(f"a throttle is more than 0 bytes per second, not {self.bytes_per_second!r}")
+
+
+class BrokenEndError(Exception):
+    """One end of a connection was reset, so the other end must be reset, too."""
+
+
+class Line:
+    """Forwards the bytes of a proxy's connections under the current conditions. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.conditions = Conditions()
+        self._changed = asyncio.Event()
+
+    async def change(self, conditions: Conditions) -> None:
+        """Set new conditions, and wake all calls of _wait(), which may depend on the old ones."""
+        self.conditions = conditions
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def forward(
+        self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Forward all bytes of one direction, in order and unchanged, and then the close.
+
+        Raises BrokenEndError if the close is a reset.
+        """
+        held: _Held = asyncio.Queue(_HELD_CHUNKS)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(_take_in(reader, held))
+            both.create_task(self._pass_on(direction, held, writer))
+
+    async def _pass_on(self, direction: Direction, held: _Held, writer: asyncio.StreamWriter) -> None:
+        rest: bytes | None = b""
+        while True:
+            if not rest:
+                since, rest = await held.get()
+            await self._until_due(direction, since)
+            if not rest:  # the end of the stream
+                break
+            rate = self.conditions.bytes_per_second
+            size = len(rest) if rate == math.inf else max(1, int(rate * _PIECE_SECONDS))
+            piece, rest = rest[:size], rest[size:]
+            # If that end has closed, the other direction forwards the close to the end that this one reads.
+            if not writer.is_closing():
+                with contextlib.suppress(OSError):
+                    writer.write(piece)
+                    await writer.drain()
+            if rate != math.inf:
+                await self._wait(len(piece) / rate)
+        if rest is None:
+            raise BrokenEndError
+        writer.write_eof()
+
+    async def _until_due(self, direction: Direction, since: float) -> None:
+        while True:
+            conditions = self.conditions
+            left: float | None = since + conditions.delay_seconds - _now()
+            if direction in conditions.silent:
+                left = None  # until the next change of the conditions
+            elif left is not None and left <= 0:
+                return
+            await self._wait(left)
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Wait for `seconds` (None: without a limit), or until the conditions change."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+
+async def _take_in(reader: asyncio.StreamReader, held: _Held) -> None:
+    data: bytes | None = b"-"
+    while data:
+        try:
+            data = await reader.read(_CHUNK_BYTES)
+        except OSError:
+            data = None  # a reset, which is forwarded as a reset
+        await held.put((_now(), data))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class FaultProxy:
@@ -73,7 +189,7 @@ class FaultProxy:
 
     def half_open(self, dead: Direction = Direction.TO_CLIENT) -> None:
         """Forward nothing in one direction, not even a close; by default, from the target to its clients."""
-        self._add(silent=frozenset((*self._line.conditions.silent, dead)))
+        self._add(silent=self.conditions.silent | {dead})
 
     def delay(self, seconds: float) -> None:
         """Delay each byte, in both directions. Raises ValueError if the delay is negative or infinite."""
@@ -85,7 +201,7 @@ class FaultProxy:
 
     def resume(self) -> None:
         """Remove all faults. Buffered bytes are forwarded first."""
-        self._run(self._change(lambda _: CLEAR))
+        self._run(self._line.change(Conditions()))
 
     @property
     def conditions(self) -> Conditions:
@@ -109,12 +225,9 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _add(self, **conditions: Any) -> None:
-        self._run(self._change(lambda before: dataclasses.replace(before, **conditions)))
+        self._run(self._line.change(replace(self.conditions, **conditions)))
 
     # --- on the loop -----------------------------------------------------------------------------
-
-    async def _change(self, change: Callable[[Conditions], Conditions]) -> None:
-        self._line.change(change(self._line.conditions))
 
     async def _listen(self) -> None:
         if self.address.startswith(_UNIX):
@@ -143,8 +256,8 @@ class FaultProxy:
         self._writers.add(far_writer)
         try:
             async with asyncio.TaskGroup() as ways:
-                ways.create_task(OneWay(self._line, Direction.TO_TARGET, reader, far_writer).run())
-                ways.create_task(OneWay(self._line, Direction.TO_CLIENT, far_reader, writer).run())
+                ways.create_task(self._line.forward(Direction.TO_TARGET, reader, far_writer))
+                ways.create_task(self._line.forward(Direction.TO_CLIENT, far_reader, writer))
             for each in (writer, far_writer):
                 each.close()
                 await each.wait_closed()  # without a limit, until the peer has all bytes

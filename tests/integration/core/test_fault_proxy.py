@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tuplewire_service.testing import eventually
-from tuplewire_service.testing.fault_line import Direction
-from tuplewire_service.testing.fault_proxy import FaultProxy
+from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
 
 _DEADLINE_SECONDS = 20.0
 _QUIET_SECONDS = 0.2

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from helpers.hand_loop import HandLoop
 
-from tuplewire_service.testing.fault_line import Conditions, Direction, Line, OneWay
+from tuplewire_service.testing.fault_proxy import Conditions, Direction, Line
 
 CHUNKS = 16
 DATA = os.urandom(CHUNKS * 64 * 1024)
@@ -45,9 +45,9 @@ def carried(conditions: Conditions, data: bytes) -> Iterator[tuple[HandLoop, Arr
 
     def begin() -> None:
         line, reader = Line(), asyncio.StreamReader()
-        line.change(conditions)
+        line.conditions = conditions
         writer = asyncio.StreamWriter(arrivals, asyncio.StreamReaderProtocol(reader), None, loop)
-        loop.create_task(OneWay(line, Direction.TO_TARGET, reader, writer).run())
+        loop.create_task(line.forward(Direction.TO_TARGET, reader, writer))
         reader.feed_data(data)
 
     loop.inside(begin)

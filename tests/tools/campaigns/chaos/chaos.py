@@ -19,8 +19,7 @@ from helpers.history import Verdict
 from helpers.restartable import THIS_HOST, Host
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing.fault_line import Direction
-from tuplewire_service.testing.fault_proxy import FaultProxy
+from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
 
 _EXIT_SECONDS = 10.0
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from campaigns.campaign import Action
 
-from tuplewire_service.testing.fault_line import Direction
+from tuplewire_service.testing.fault_proxy import Direction
 
 
 class Kind(enum.StrEnum):
