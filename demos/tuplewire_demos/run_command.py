@@ -151,9 +151,6 @@ def _run_wordcount(arguments: argparse.Namespace, progress: Progress) -> Finding
 
     check_output(arguments.output)
     arguments.workers = arguments.workers or (1 if arguments.mode == "local" else 2)
-    if arguments.mode != "spark":
-        # Silence gRPC's connection messages on the user's terminal.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from tuplewire_demos.run_wordcount import run_words, run_words_on_spark
 
     with file_of(arguments.input) as path:

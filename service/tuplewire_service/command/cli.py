@@ -29,7 +29,6 @@ from tuplewire_service.command.parsers import (
     add_command,
     add_setting_flags,
     given_flags,
-    silence_grpc,
 )
 from tuplewire_service.command.top_command import add_top_command
 from tuplewire_service.config.config_sources import CONFIG_VARIABLE, load, to_toml
@@ -58,6 +57,8 @@ _EXTRA_OF = {  # by optional module, the extra of the distribution that installs
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0, 1 (failed), 64 (wrong usage), 70 (a defect) or 130 (interrupted)."""
+    # gRPC's own log would only repeat Tuplewire's errors. gRPC reads the variable when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
@@ -178,7 +179,6 @@ def _worker(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(to_toml(loaded.config, loaded.origins))
         return EXIT_OK
-    silence_grpc()
     from tuplewire_service.process.main import run_worker
 
     return run_worker(loaded.config, until_input_ends=arguments.until_input_ends)

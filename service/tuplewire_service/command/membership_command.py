@@ -11,7 +11,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.values.task_ids import parse_tasks
-from tuplewire_service.command.parsers import add_command, add_setting_flags, credentials_of, silence_grpc
+from tuplewire_service.command.parsers import add_command, add_setting_flags, credentials_of
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
 logger = event_logger(__name__)
@@ -42,7 +42,6 @@ def add_membership_command(commands: Any) -> None:
 
 
 def _membership(arguments: argparse.Namespace) -> int:
-    silence_grpc()
     from tuplewire.membership import Membership
     from tuplewire_service.control.log_output import LogOutput
 

@@ -1,12 +1,11 @@
 """Parsers, flags and control clients that the subcommands of `tuplewire` share.
 
-Used by all commands. They import gRPC late, after silence_grpc(). Owns no state. Not thread-safe.
+Used by all commands. Owns no state. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -115,12 +114,6 @@ def given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict
     return {name: value for name, value in given.items() if value is not None}
 
 
-def silence_grpc() -> None:
-    """Disable gRPC's own log on standard error: Tuplewire's errors contain the relevant problems."""
-    # gRPC reads the variable when it is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
 def credentials_of(arguments: argparse.Namespace) -> Credentials:
     """Return the credentials of the flags and, for missing flags, of the environment."""
     known = settings_of(Credentials)
@@ -131,7 +124,6 @@ def credentials_of(arguments: argparse.Namespace) -> Credentials:
 
 def control_of(arguments: argparse.Namespace) -> ControlClient:
     """Return a client of the control service for the flags of add_access()."""
-    silence_grpc()
     from tuplewire.connection.control_client import ControlClient
 
     return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))

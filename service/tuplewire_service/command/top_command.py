@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
 from tuplewire_service.command.asking_commands import add_asking
-from tuplewire_service.command.parsers import credentials_of, positive_seconds, silence_grpc
+from tuplewire_service.command.parsers import credentials_of, positive_seconds
 from tuplewire_service.command.terminal import console_of
 from tuplewire_service.config.stop import EXIT_OK
 
@@ -61,7 +61,6 @@ def _top(arguments: argparse.Namespace) -> int:
     console = None if printed or arguments.web else console_of(sys.stdout)
     if console is None and not (printed or arguments.web):
         raise ConfigError("the live view needs a terminal: use --once, --json or --web")
-    silence_grpc()
     from tuplewire.connection.control_client import ControlClient
     from tuplewire_service.command.cluster_tables import write_tables
     from tuplewire_service.command.status_report import MOST_LINES
