@@ -23,7 +23,7 @@ from typing import Any
 
 import google.protobuf
 import grpc
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 import tuplewire
 from tuplewire.errors import ResourceLimitError
@@ -31,7 +31,6 @@ from tuplewire_service.config.config_sources import to_toml
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import resident_bytes
-from tuplewire_service.metrics.families import encode_text
 from tuplewire_service.worker.worker import Worker
 
 _TOGETHER = 200
@@ -63,7 +62,7 @@ class Debugging:
             yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
             yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
             if self.registry is not None:
-                text = await asyncio.to_thread(encode_text, self.registry)
+                text = await asyncio.to_thread(generate_latest, self.registry)
                 yield "metrics.txt", text.decode()
 
     def _versions(self, worker: Worker) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Metric families of a worker, and their text formats.
+"""Metric families of a worker, and their format for Prometheus.
 
-The text is byte for byte that of prometheus-client, in a third of its time. The encoders support only samples
+The text is byte for byte that of prometheus-client, in a third of its time. The encoder supports only samples
 of Tuplewire's collectors: no timestamps, no native histograms, and exemplars only in buckets. Used by the
 collectors and admin_server.py. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
@@ -8,7 +8,7 @@ collectors and admin_server.py. Owns no state. Thread-safe. Design: docs/design/
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar as SampleExemplar
+from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 from tuplewire.session.durations import BOUNDS
@@ -32,8 +32,6 @@ Encoder = Callable[[Collector], bytes]
 
 _SPECIAL = re.compile(r'["\\\n]')
 _ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n"}
-_SUFFIXES = {"counter": "_total", "info": "_info"}
-_TEXT_TYPES = {"info": "gauge", "unknown": "untyped"}  # types with another name in the text format
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
@@ -69,12 +67,12 @@ def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[
 
 def histogram(name: str, help_text: str, latency: pb.Latency) -> Metric:
     """Return a histogram in seconds. A bucket with a traced message has an exemplar."""
-    buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = list(
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = list(
         zip(_BUCKETS, accumulate(latency.messages), strict=True)
     )
     for place, found in latency.exemplars.items():
         ids = {"trace_id": found.trace_id, "span_id": found.span_id}
-        buckets[place] = *buckets[place][:2], SampleExemplar(ids, found.seconds, found.at)
+        buckets[place] = *buckets[place][:2], Exemplar(ids, found.seconds, found.at)
     return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=latency.seconds)
 
 
@@ -83,22 +81,10 @@ _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 def encoder_for(accept: str) -> tuple[Encoder, str]:
     """Return the encoder for an Accept header, and the content type."""
-    _, content_type = choose_encoder(accept)
+    encode, content_type = choose_encoder(accept)
     if content_type.startswith("application/openmetrics-text"):
         return encode_openmetrics, _OPENMETRICS  # the encoder writes version 1.0 for every requested version
-    return encode_text, content_type
-
-
-def encode_text(registry: Collector) -> bytes:
-    """Return all families in Prometheus's text format."""
-    lines: list[str] = []
-    for metric in registry.collect():
-        name = metric.name + _SUFFIXES.get(metric.type, "")
-        documentation = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")
-        lines.append(f"# HELP {name} {documentation}\n")
-        lines.append(f"# TYPE {name} {_TEXT_TYPES.get(metric.type, metric.type)}\n")
-        lines += _samples(metric)
-    return "".join(lines).encode()
+    return encode, content_type
 
 
 def encode_openmetrics(registry: Collector) -> bytes:
@@ -109,27 +95,25 @@ def encode_openmetrics(registry: Collector) -> bytes:
         lines.append(f"# TYPE {metric.name} {metric.type}\n")
         if metric.unit:
             lines.append(f"# UNIT {metric.name} {metric.unit}\n")
-        lines += _samples(metric, exemplars=True)
+        lines += map(_line, metric.samples)
     lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-def _samples(metric: Metric, *, exemplars: bool = False) -> Iterator[str]:
-    for sample in metric.samples:
-        value = sample.value
-        # Fast path: only NaN, infinite and large values need the library's function.
-        shown = repr(float(value)) if -1e6 < value < 1e6 else _unusual(value)
-        if sample.labels:
-            labels = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(sample.labels.items())])
-            exemplar = f" # {_shown_exemplar(sample.exemplar)}" if exemplars and sample.exemplar else ""
-            yield f"{sample.name}{{{labels}}} {shown}{exemplar}\n"
-        else:
-            yield f"{sample.name} {shown}\n"
+def _line(sample: Sample) -> str:
+    # Fast path: only NaN, infinite and large values need the library's function.
+    value = repr(float(sample.value)) if -1e6 < sample.value < 1e6 else _unusual(sample.value)
+    if not sample.labels:
+        return f"{sample.name} {value}\n"
+    line = f"{sample.name}{_labels(sample.labels)} {value}"
+    if (found := sample.exemplar) is not None:
+        line += f" # {_labels(found.labels)} {_unusual(found.value)} {found.timestamp}"
+    return f"{line}\n"
 
 
-def _shown_exemplar(exemplar: SampleExemplar) -> str:
-    labels = ",".join(f'{key}="{_escape(text)}"' for key, text in sorted(exemplar.labels.items()))
-    return f"{{{labels}}} {_unusual(exemplar.value)} {exemplar.timestamp}"
+def _labels(labels: Mapping[str, str]) -> str:
+    shown = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(labels.items())])
+    return f"{{{shown}}}"
 
 
 def _escape(text: str) -> str:
