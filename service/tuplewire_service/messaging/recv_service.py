@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.connection.pacer import Pacer
@@ -28,14 +28,12 @@ from tuplewire.wire.translate import cursor_slices
 from tuplewire_service.messaging.server_stream import (
     IAccess,
     ServerStream,
-    SilentStreams,
     StreamService,
     check_id,
     ended_to_wire,
     finish_writing,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
-from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
@@ -48,20 +46,12 @@ _Denied = asyncio.Future[RefusedError]
 """Done once the consumer's admission is withdrawn."""
 
 
+@dataclass(eq=False)
 class RecvService(StreamService):
     """All Recv streams of one bound server. Call only from the event loop."""
 
-    def __init__(
-        self,
-        topology: str,
-        settings: TransportSettings,
-        silent: SilentStreams,
-        refused: Counter[str],
-        source: ISubscriptionSource,
-    ) -> None:
-        super().__init__(topology, settings, silent, refused)
-        self.source = source
-        self.draining = False
+    source: ISubscriptionSource
+    draining: bool = False
 
     async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from subscribe to end."""
@@ -122,26 +112,19 @@ class RecvService(StreamService):
         )
 
 
+@dataclass(eq=False)
 class RecvStream:
-    """The stream of one subscription."""
+    """The stream of one subscription. `limit` is the maximum number of bytes of a response."""
 
-    def __init__(
-        self,
-        settings: SessionSettings,
-        wire: ServerStream,
-        subscription: ISubscription,
-        wake: asyncio.Event,
-        denied: _Denied,
-        limit: int,
-    ) -> None:
-        """Start to serve. `limit` is the maximum number of bytes of a response."""
-        self._wire = wire
-        self._subscription = subscription
-        self._wake = wake
-        self._denied = denied
-        self._limit = limit
-        self._max_bytes = settings.max_frame_bytes
-        self._pacer = Pacer(settings.gather_seconds)
+    settings: SessionSettings
+    wire: ServerStream
+    subscription: ISubscription
+    wake: asyncio.Event
+    denied: _Denied
+    limit: int
+
+    def __post_init__(self) -> None:
+        self._pacer = Pacer(self.settings.gather_seconds)
         self._closing = False
         self._clock = asyncio.get_running_loop().time
         self._progress_timer = ProbeTimer(self._clock())
@@ -155,11 +138,11 @@ class RecvStream:
             asyncio.create_task(self._probe(), name="probe"),
         ]
         try:
-            ends: list[asyncio.Future[Any]] = [writer, self._denied, *others]
+            ends: list[asyncio.Future[Any]] = [writer, self.denied, *others]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._closing = True
-            self._wake.set()
+            self.wake.set()
             for task in others:
                 task.cancel()
             try:
@@ -169,16 +152,16 @@ class RecvStream:
                 for task in others:
                     with contextlib.suppress(asyncio.CancelledError, StreamBroken):
                         await task
-        if self._denied.done():
-            raise self._denied.result()
+        if self.denied.done():
+            raise self.denied.result()
 
     async def _read(self) -> None:
-        while (data := await self._wire.read()) is not None:
+        while (data := await self.wire.read()) is not None:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 self._progress_timer.heard(self._clock())
-                await _take_progress(self._subscription, request.progress)
+                await _take_progress(self.subscription, request.progress)
                 self._pacer.press()
             elif kind == "goodbye":
                 return
@@ -187,7 +170,7 @@ class RecvStream:
 
     async def _write(self) -> None:
         sequence, asking = 0, Asking()
-        wire, subscription, wake = self._wire, self._subscription, self._wake
+        wire, subscription, wake = self.wire, self.subscription, self.wake
         while not self._closing:
             wake.clear()
             if self._probe_due:
@@ -195,11 +178,11 @@ class RecvStream:
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while answers := subscription.take_answers():  # before the messages after them
                 await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
-            if deliveries := subscription.take(self._max_bytes):
+            if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 pressing = subscription.crowded or any(each.group.kept for each in deliveries)
                 asks = asking.asks(self._clock(), pressing=pressing)
-                for part in _fitting(deliveries, self._limit):
+                for part in _fitting(deliveries, self.limit):
                     sequence += 1
                     data = frame_of(sequence, part, asks=asks)
                     await wire.write(data)
@@ -211,8 +194,8 @@ class RecvStream:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
             await wake.wait()
-        if self._denied.done():
-            await wire.write(pb.RecvResponse(ended=ended_to_wire(self._denied.result())).SerializeToString())
+        if self.denied.done():
+            await wire.write(pb.RecvResponse(ended=ended_to_wire(self.denied.result())).SerializeToString())
 
     async def _probe(self) -> None:
         """Request the consumer's state again if expected progress is overdue: it may have been lost."""
@@ -220,9 +203,9 @@ class RecvStream:
             await asyncio.sleep(self._progress_timer.wait(self._clock()))
             if not self._progress_timer.wait(self._clock()):
                 self._progress_timer.heard(self._clock())
-                self._probe_due = self._subscription.waiting
+                self._probe_due = self.subscription.waiting
                 if self._probe_due:
-                    self._wake.set()
+                    self.wake.set()
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, pb.TaskCursor]:

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tuplewire.connection.memory_stream import PassedFrame
 from tuplewire.errors import (
@@ -34,12 +35,10 @@ from tuplewire_service.messaging.sender_sessions import SendStream
 from tuplewire_service.messaging.server_stream import (
     IAccess,
     ServerStream,
-    SilentStreams,
     StreamService,
     check_id,
     finish_writing,
 )
-from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _FRAMES = (OpaqueFrame, PassedFrame)
 _MOST_LOADS = 10_000
@@ -50,25 +49,19 @@ _FAREWELL_SECONDS = 1.0
 """Seconds for a sender to end its stream after a drain notice; then reading stops."""
 
 
+@dataclass(eq=False)
 class SendService(StreamService):
     """All Send streams of one bound server. Call only from the event loop."""
 
-    def __init__(
-        self,
-        topology: str,
-        settings: TransportSettings,
-        silent: SilentStreams,
-        refused: Counter[str],
-        reception: Reception,
-    ) -> None:
-        super().__init__(topology, settings, silent, refused)
+    reception: Reception
+
+    def __post_init__(self) -> None:
         self.opened = asyncio.Event()
         """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = Intake.ALL
         self.exhausted: Counter[int] = Counter()
         self._ending = False
-        self._reception = reception
-        self.leases: Leases = Leases(settings, reception.forget)
+        self.leases: Leases = Leases(self.settings, self.reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
@@ -169,7 +162,7 @@ class SendService(StreamService):
 
     def _worker_is(self, session: Session, *, connected: bool) -> None:
         if session.worker_number:
-            self._reception.callback.worker_is(session.worker_number, connected=connected)
+            self.reception.callback.worker_is(session.worker_number, connected=connected)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
         request = await self.silent.first(wire.read_request, "hello")
@@ -185,7 +178,7 @@ class SendService(StreamService):
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if intake is Intake.ALL and (error := self._reception.callback.not_ready) is not None:
+        if intake is Intake.ALL and (error := self.reception.callback.not_ready) is not None:
             raise error
         if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
@@ -234,7 +227,7 @@ class SendService(StreamService):
                 max_message_bytes=settings.session.max_message_bytes,
                 max_frame_bytes=settings.session.max_request_bytes,
                 refusals=ack.refusals,
-                assignment_version=self._reception.callback.assignment_version,
+                assignment_version=self.reception.callback.assignment_version,
                 load=self._loads,
                 worker_incarnation=settings.incarnation,
                 departures=[
@@ -282,7 +275,7 @@ class SendService(StreamService):
             if kind == "goodbye":
                 if session.worker_number and request.goodbye.departures:
                     departures = [departure_from_wire(each) for each in request.goodbye.departures]
-                    self._reception.callback.workers_left(departures)
+                    self.reception.callback.workers_left(departures)
                 if self.leases.get(session.key) is session:
                     self.leases.forget(session.key)
                 return
@@ -314,10 +307,10 @@ class SendService(StreamService):
         # A repeated frame was accepted before.
         if accepted is None:
             return
-        self._reception.count(session.source, groups)
+        self.reception.count(session.source, groups)
         for group, error in denied:
-            self._reception.refused_messages[error.code] += len(group)
-        self._reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
+            self.reception.refused_messages[error.code] += len(group)
+        self.reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
 
     async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeVar
 
 from tuplewire.connection.memory_stream import PassedFrame
@@ -165,20 +166,17 @@ class SilentStreams:
             self._waiting.pop(key, None)
 
 
+@dataclass(eq=False)
 class StreamService:
-    """The base of a bound server's stream services. Call only from the event loop."""
+    """The base of a bound server's stream services. Call only from the event loop.
 
-    def __init__(
-        self, topology: str, settings: TransportSettings, silent: SilentStreams, refused: Counter[str]
-    ) -> None:
-        """Start to serve.
+    All services of a server share `silent`, and count refused streams by error code in `refused_streams`.
+    """
 
-        All services of a server share `silent`, and count refused streams by error code in `refused`.
-        """
-        self.topology = topology
-        self.settings = settings
-        self.silent = silent
-        self.refused_streams = refused
+    topology: str
+    settings: TransportSettings
+    silent: SilentStreams
+    refused_streams: Counter[str]
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
         """Raise RefusedError for another protocol or topology, or a peer that expects another worker."""
