@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -53,58 +54,50 @@ _PIECE_BYTES = 1 << 20
 
 
 # ruff: noqa: N802 - methods have the wire's names
+@dataclass(eq=False)
 class ControlServicer(control_pb2_grpc.ControlServicer):
-    """Serves tuplewire.v1.Control for one worker. Call only from the event loop."""
+    """Serves tuplewire.v1.Control for one worker. Call only from the event loop.
 
-    def __init__(
-        self,
-        worker: Worker,
-        stop: Stop,
-        admit: Callable[[Context], IAccess],
-        status: Callable[[int | None], Awaitable[pb.GetStatusResponse]],
-        debugging: Debugging,
-        reports: ProgramReports,
-        call_program: Callable[[bytes], bytes],
-    ) -> None:
-        """Serve a worker.
+    Attributes:
+        worker: The worker.
+        stop: Stops the process.
+        admit: Returns the rights of a caller. The right to call the method is checked before.
+        status: Returns the status with at most this many tasks, or all; without senders and consumers.
+        debugging: Creates debug bundles, and changes the logging.
+        reports: Stores the reports of programs.
+        call_program: Calls the program in the process; it may block.
+        reserved: The names of the worker's own metrics, which programs must not use.
+    """
 
-        Args:
-            worker: The worker.
-            stop: Stops the process.
-            admit: Returns the rights of a caller. The right to call the method is checked before.
-            status: Returns the status with at most this many tasks, or all; without senders and consumers.
-            debugging: Creates debug bundles, and changes the logging.
-            reports: Stores the reports of programs.
-            call_program: Calls the program in the process; it may block.
-        """
-        self._worker = worker
-        self._status = status
-        self._admit = admit
-        self._stop = stop
-        self._taps = TapService(worker)
-        self._reports = reports
-        self._call_program = call_program
-        self.reserved: frozenset[str] = frozenset()
-        """The names of the worker's own metrics, which programs must not use."""
-        self._debugging = debugging
+    worker: Worker
+    stop: Stop
+    admit: Callable[[Context], IAccess]
+    status: Callable[[int | None], Awaitable[pb.GetStatusResponse]]
+    debugging: Debugging
+    reports: ProgramReports
+    call_program: Callable[[bytes], bytes]
+    reserved: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._taps = TapService(self.worker)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
-        status = await self._status(request.most_tasks if request.HasField("most_tasks") else None)
-        most, sees = min(request.most_clients, MOST_CLIENTS), self._admit(context).sees
+        status = await self.status(request.most_tasks if request.HasField("most_tasks") else None)
+        most, sees = min(request.most_clients, MOST_CLIENTS), self.admit(context).sees
         listed = set(islice((who for who in status.identities if sees(who)), most))
         for who in set(status.identities) - listed:
             del status.identities[who]
         if most:
-            add_clients(status, *self._worker.clients(), most, sees)
+            add_clients(status, *self.worker.clients(), most, sees)
         return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
         """Return the load of the named tasks."""
-        tasks = distinct(request.tasks, "tasks") or list(self._worker.router.table.owner_of)
+        tasks = distinct(request.tasks, "tasks") or list(self.worker.router.table.owner_of)
         loads: dict[int, float] = {}
         for start in range(0, len(tasks), _TURN_TASKS):
-            loads.update(self._worker.loads(tasks[start : start + _TURN_TASKS]))
+            loads.update(self.worker.loads(tasks[start : start + _TURN_TASKS]))
             await asyncio.sleep(0)
         return pb.GetLoadResponse(loads=loads)
 
@@ -112,10 +105,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self, _request: pb.GetAssignmentRequest, _context: Context
     ) -> pb.GetAssignmentResponse:
         """Return the current assignment, if any."""
-        found = self._worker.assignment
+        found = self.worker.assignment
         return pb.GetAssignmentResponse(
             assignment=None if found is None else assignment_to_wire(found),
-            max_message_bytes=self._worker.settings.session.max_message_bytes,
+            max_message_bytes=self.worker.settings.session.max_message_bytes,
         )
 
     async def UpdateAssignment(
@@ -125,7 +118,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         try:
             # In a thread: 100,000 tasks would block messages.
             assignment = await asyncio.to_thread(assignment_from_wire, request.assignment)
-            changed = self._worker.update_assignment(assignment, force=request.force)
+            changed = self.worker.update_assignment(assignment, force=request.force)
         except ConfigError as error:
             raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
@@ -133,7 +126,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
         """Yield copies of passing messages."""
         async with contextlib.aclosing(
-            self._taps.tap(request, self._admit(context), context.peer())
+            self._taps.tap(request, self.admit(context), context.peer())
         ) as responses:
             async for response in responses:
                 yield response
@@ -146,8 +139,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self, _request: pb.GetDebugRequest, context: Context
     ) -> AsyncGenerator[pb.GetDebugResponse]:
         """Yield the files of a debug bundle, in pieces."""
-        logger.info("debug.asked", extra={"client": context.peer(), "who": self._admit(context).owner})
-        async with contextlib.aclosing(self._debugging.files(self._worker)) as files:
+        logger.info("debug.asked", extra={"client": context.peer(), "who": self.admit(context).owner})
+        async with contextlib.aclosing(self.debugging.files(self.worker)) as files:
             async for name, text in files:
                 content = text.encode(errors="backslashreplace")
                 for start in range(0, len(content) or 1, _PIECE_BYTES):
@@ -155,35 +148,35 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
         """Change the log level for a limited time."""
-        by = {"client": context.peer(), "who": self._admit(context).owner}
-        self._debugging.log.change(request.level, request.every_seconds, request.seconds, by)
+        by = {"client": context.peer(), "who": self.admit(context).owner}
+        self.debugging.log.change(request.level, request.every_seconds, request.seconds, by)
         return pb.SetLoggingResponse()
 
     async def ReportProgram(
         self, request: pb.ReportProgramRequest, context: Context
     ) -> pb.ReportProgramResponse:
         """Store a program's report about its topology."""
-        settings = self._worker.settings
+        settings = self.worker.settings
         check_receiver(settings.worker_id, settings.topology, "program", request)
         # In a thread: 10,000 samples would block messages.
         await asyncio.to_thread(check_report, request, self.reserved)
-        assignment = self._worker.assignment
+        assignment = self.worker.assignment
         version = 0 if assignment is None else assignment.version
-        self._reports.take(self._admit(context).owner, request, version)
+        self.reports.take(self.admit(context).owner, request, version)
         return pb.ReportProgramResponse()
 
     async def CallProgram(self, request: pb.CallProgramRequest, _context: Context) -> pb.CallProgramResponse:
         """Pass a request to the program in this process."""
         # In a thread: the program may take a minute to open its tasks.
-        response = await asyncio.to_thread(self._call_program, request.request)
+        response = await asyncio.to_thread(self.call_program, request.request)
         return pb.CallProgramResponse(response=response)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Request a drain and the process exit, after the response: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
-        context.add_done_callback(lambda _: self._stop.request(stop))  # type: ignore[arg-type]  # stub
-        return pb.DrainResponse(started=not self._stop.requested)
+        context.add_done_callback(lambda _: self.stop.request(stop))  # type: ignore[arg-type]  # stub
+        return pb.DrainResponse(started=not self.stop.requested)
 
 
 class Services(grpc.GenericRpcHandler):

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,39 +33,34 @@ _AS_LONG_AS_IT_TAKES = 1e9
 _LOOKS, _LOOK_SECONDS = 100, 0.01
 
 
+@dataclass(eq=False)
 class StandingServer:
-    """A sequence of servers at the same addresses. Call only from the event loop."""
+    """A sequence of servers at the same addresses. Call only from the event loop.
 
-    def __init__(
-        self,
-        make: Callable[[], grpc.aio.Server],
-        credentials: grpc.ServerCredentials | None,
-        backoff: Backoff,
-        socket_mode: int | None,
-    ) -> None:
-        """Prepare to start.
+    Attributes:
+        make: Returns an unbound server with its handlers.
+        credentials: The credentials of every TCP address.
+        backoff: The delays between attempts to bind an address again.
+        socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
+        addresses: The bound addresses, host:port or unix:///path.
+        restarts: Number of failed servers that were replaced.
+    """
 
-        Args:
-            make: Returns an unbound server with its handlers.
-            credentials: The credentials of every TCP address.
-            backoff: The delays between attempts to bind an address again.
-            socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
-        """
-        self._make = make
-        self._credentials = credentials
-        self._backoff = backoff
-        self._socket_mode = socket_mode
+    make: Callable[[], grpc.aio.Server]
+    credentials: grpc.ServerCredentials | None
+    backoff: Backoff
+    socket_mode: int | None
+    addresses: Sequence[str] = ()
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
         self._servers: list[grpc.aio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self.addresses: list[str] = []
-        """The bound addresses, host:port or unix:///path."""
-        self.restarts = 0
-        """Number of failed servers that were replaced."""
 
     async def start(self, addresses: Sequence[str]) -> None:
         """Bind all addresses; port 0 is any free port. Raises BindError."""
-        server = self._make()
+        server = self.make()
         self.addresses = [self._listen(server, address) for address in addresses]
         await self._serve(server)
 
@@ -79,13 +75,13 @@ class StandingServer:
     def _listen(self, server: grpc.aio.Server, address: str) -> str:
         try:
             if address.startswith("unix:"):
-                with _file_mode(self._socket_mode):
+                with _file_mode(self.socket_mode):
                     server.add_insecure_port(grpc_target(address))
                 return address
-            if self._credentials is None:
+            if self.credentials is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, self._credentials)
+                port = server.add_secure_port(address, self.credentials)
         except RuntimeError as error:
             raise BindError(
                 f"cannot listen on {address}: it is in use, or not an address of this machine"
@@ -120,7 +116,7 @@ class StandingServer:
 
     async def _start_again(self) -> None:
         await self._sockets_removed()
-        server = self._make()
+        server = self.make()
         try:
             for address in self.addresses:
                 await self._listen_again(server, address)
@@ -136,9 +132,9 @@ class StandingServer:
                 self._listen(server, address)
             except BindError as error:
                 logger.warning("server.not_bound", extra={"reason": str(error)})
-                await asyncio.sleep(self._backoff.next())
+                await asyncio.sleep(self.backoff.next())
             else:
-                self._backoff.succeeded()
+                self.backoff.succeeded()
                 return
 
     async def _sockets_removed(self) -> None:
