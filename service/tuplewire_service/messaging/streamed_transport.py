@@ -246,7 +246,8 @@ class StreamedClient(IClientConnection):
 class StreamedContext(IContext):
     """Binds and connects; a transport implements _dial(), and sets `server`.
 
-    Do not use it on the messaging loop: bind(), close() and term() wait for that loop.
+    Do not use it on the messaging loop: bind(), close() and term() wait for that loop. Direct users may pass
+    settings instead of calling prepare().
     """
 
     kind: ClassVar[type[TransportSettings]] = TransportSettings
@@ -254,8 +255,8 @@ class StreamedContext(IContext):
     server: ClassVar[type[StreamedServer[Any]]]
     """Serves at a bound port."""
 
-    def __init__(self) -> None:
-        self.settings = self.kind.from_conf({})
+    def __init__(self, settings: TransportSettings | None = None) -> None:
+        self.settings = settings or self.kind.from_conf({})
         self._made: list[IConnection] = []
         self._connections = 0
         self._start = uuid.uuid4().hex[:16]

@@ -89,8 +89,7 @@ class DataPlane:
             self._contexts.append(peers)
         own_program = None
         if config.program:
-            own_program = OwnProgramContext()
-            own_program.prepare(TransportSettings(**of_transport(config, incarnation)).conf())
+            own_program = OwnProgramContext(TransportSettings(**of_transport(config, incarnation)))
             self._contexts.append(own_program)
         advertise = config.advertise or ""
         self.worker = self.loop.call(
@@ -116,7 +115,6 @@ class DataPlane:
         self._watches: list[asyncio.Task[None]] = []
         state = config.state_file
         self._state = StateFile(Path(state), config.worker_id, incarnation) if state else None
-        self._keeping: asyncio.Task[None] | None = None
         if self._state is not None:
             self.worker.predecessor_lost = self._state.predecessor_lost
 
@@ -129,10 +127,9 @@ class DataPlane:
         watches = [("security files", self.security.watch())]
         if self._assignment_source is not None:
             watches.append(("assignment file", self._assignment_source.watch()))
-        self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
         if self._state is not None:
-            keep = self._state.keep(lambda: self.worker.router.unkept_messages)
-            self._keeping = watched(asyncio.create_task(keep, name="state file"))
+            watches.append(("state file", self._state.keep(lambda: self.worker.router.unkept_messages)))
+        self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
 
     def assign(self, assignment: Assignment) -> None:
         """Apply an assignment."""
@@ -200,8 +197,7 @@ class DataPlane:
         # Only now: a draining worker applies new assignments, and closes the streams of removed tokens.
         for watch in self._watches:
             watch.cancel()
-        if self._state is not None and self._keeping is not None:
-            self._keeping.cancel()
+        if self._state is not None:
             await asyncio.to_thread(self._state.end)  # it writes a file
         return ledger
 

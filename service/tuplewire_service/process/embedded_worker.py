@@ -57,8 +57,7 @@ class EmbeddedWorker:
         config = _config(conf, worker_id, topology)
         incarnation = time.time_ns()
         self._loop = messaging_loop()
-        self._own = OwnProgramContext()
-        self._own.prepare(TransportSettings(**of_transport(config, incarnation)).conf())
+        self._own = OwnProgramContext(TransportSettings(**of_transport(config, incarnation)))
         self._context = _context(conf, config, incarnation)
         self._worker = self._loop.call(
             lambda: Worker(config, self._context, incarnation, own_program=self._own)

@@ -203,18 +203,14 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
 
 
 class GrpcContext(StreamedContext):
-    """Binds the Messaging service and connects to it. Source: Storm's `messaging.netty.Context`.
-
-    Direct users may pass settings instead of calling prepare(), and the wiring.
-    """
+    """Binds the Messaging service and connects to it. Source: Storm's `messaging.netty.Context`."""
 
     kind = GrpcSettings
     server = GrpcServerConnection
     settings: GrpcSettings
 
     def __init__(self, settings: GrpcSettings | None = None, wiring: GrpcWiring | None = None) -> None:
-        super().__init__()
-        self.settings = settings or self.settings
+        super().__init__(settings)
         self.wiring = wiring or GrpcWiring()
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
