@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.credentials import allowed
@@ -176,8 +177,8 @@ class Access(IAccess):
         self._guard = guard
         self._caller = caller
         self._is_worker = False
-        self._received: tuple[str, Sequence[int]] | None = None
-        self._tapped: tuple[str, Collection[int]] | None = None
+        self._check_again: Callable[[Access], object] | None = None
+        """Checks the right that its stream was admitted with."""
         self._identify()
 
     def _identify(self) -> None:
@@ -200,12 +201,8 @@ class Access(IAccess):
         Sent messages are checked frame by frame anyway.
         """
         self._identify()
-        if self._is_worker:
-            self._check_worker()
-        if self._received is not None:
-            self.receive(*self._received)
-        if self._tapped is not None:
-            self.tap(*self._tapped)
+        if self._check_again is not None:
+            self._check_again(self)
 
     def _check_worker(self) -> None:
         if not self._may_be_worker:
@@ -218,21 +215,22 @@ class Access(IAccess):
 
     def open_session(self, topology: str, *, worker: bool) -> None:
         if worker:
+            self._check_again = Access._check_worker
             self._check_worker()
         else:
             self._check_topology(topology)
         self._is_worker = worker
 
     def receive(self, topology: str, tasks: Iterable[int]) -> None:
-        self._received = topology, list(tasks)
-        tasks = self._received[1]
+        tasks = list(tasks)
+        self._check_again = partial(Access.receive, topology=topology, tasks=tasks)
         self._check_topology(topology)
         granted = self._permissions()
         if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
             raise self._task(f"receive from task {foreign[0]}", "receive")
 
     def tap(self, topology: str, tasks: Collection[int]) -> None:
-        self._tapped = topology, tasks
+        self._check_again = partial(Access.tap, topology=topology, tasks=tasks)
         self._check_topology(topology)
         granted = self._permissions()
         if granted is None:
