@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import NotReadyError, TuplewireError
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.text.shown import shown
 from tuplewire_service.command.parsers import (
-    ADDRESS_VARIABLE,
     Handler,
     add_access,
     add_command,

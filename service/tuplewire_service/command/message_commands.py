@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from tuplewire.errors import FlushTimeoutError, UnreachableError
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.text.shown import shown
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
-    ADDRESS_VARIABLE,
     Handler,
     add_access,
     add_command,

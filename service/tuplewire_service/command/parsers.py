@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.settings import (
-    ENVIRONMENT_PREFIX,
-    SECONDS,
-    Kind,
-    Settings,
-    count,
-    settings_of,
-    within,
-)
+from tuplewire.settings.settings import SECONDS, Kind, Settings, count, settings_of, within
 from tuplewire.text.shown import shown
 from tuplewire.values.task_ids import TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
@@ -28,8 +20,6 @@ if TYPE_CHECKING:
     from tuplewire.connection.control_client import ControlClient
 
 Handler = Callable[[argparse.Namespace], int]
-ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
-
 
 EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 interrupted."
 """The last part of each command's help."""
