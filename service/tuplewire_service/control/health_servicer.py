@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 
 from tuplewire.wire import health_pb2, health_pb2_grpc
+from tuplewire_service.messaging.grpc.grpc_transport import Context
 from tuplewire_service.worker.worker import Worker, WorkerState
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
 

@@ -32,9 +32,8 @@ from tuplewire_service.control.control_messages import (
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.program_reports import ProgramReports, check_report
 from tuplewire_service.control.tap_service import TapService
-from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
+from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context, GrpcServerStream
 from tuplewire_service.messaging.server_stream import (
-    IAccess,
     ServerStream,
     SilentStreams,
     check_receiver,
@@ -44,7 +43,6 @@ from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
 """Raises RefusedError if the caller may not call /SERVICE/METHOD."""
 _TURN_TASKS = 500
@@ -71,7 +69,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     worker: Worker
     stop: Stop
-    admit: Callable[[Context], IAccess]
+    admit: Admit
     status: Callable[[int | None], Awaitable[pb.GetStatusResponse]]
     debugging: Debugging
     reports: ProgramReports

@@ -7,32 +7,31 @@ Design: docs/design/readers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
-
-import grpc
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
 from tuplewire.errors import NotLocalError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.control.control_messages import distinct
+from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context
 from tuplewire_service.messaging.recv_service import frame_of
-from tuplewire_service.messaging.server_stream import IAccess, check_receiver
+from tuplewire_service.messaging.server_stream import check_receiver
 from tuplewire_service.worker.worker import Worker
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _MOST_WAIT_SECONDS = 10.0
 
 
 # ruff: noqa: N802 - methods have the wire's names
+@dataclass(eq=False)
 class SourceServicer(control_pb2_grpc.SourceServicer):
-    """Serves tuplewire.v1.Source for one worker. Call only from the event loop."""
+    """Serves tuplewire.v1.Source for one worker. Call only from the event loop.
 
-    def __init__(self, worker: Worker, admit: Callable[[Context], IAccess]) -> None:
-        """Serve a worker. `admit` returns a caller's rights to receive."""
-        self._worker = worker
-        self._readers = worker.router.queues
-        self._admit = admit
+    `admit` returns a caller's rights to receive.
+    """
+
+    worker: Worker
+    admit: Admit
 
     def _check(
         self,
@@ -41,13 +40,13 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         tasks: Iterable[int],
     ) -> None:
         """Raise RefusedError for a reader that expects another worker, or has no right to the tasks."""
-        settings = self._worker.settings
+        settings = self.worker.settings
         check_receiver(settings.worker_id, settings.topology, "reader", request)
-        self._admit(context).receive(request.topology, tasks)
+        self.admit(context).receive(request.topology, tasks)
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
         """Return the state of tasks; wait for a change if requested."""
-        worker, router = self._worker, self._worker.router
+        worker, router = self.worker, self.worker.router
         distinct([each.task for each in request.tasks], "tasks")
         wanted = {each.task: each for each in request.tasks}
         incarnations = distinct(request.incarnations, "workers")
@@ -55,7 +54,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         if request.wait_millis:
             seen = {task: each.seen_sequence for task, each in wanted.items()}
             seconds = min(request.wait_millis / 1000, _MOST_WAIT_SECONDS)
-            await self._readers.wait_for_change(seen, seconds)
+            await router.queues.wait_for_change(seen, seconds)
         # Read all at one moment; do the rest in a thread, as a queue may have a million groups.
         held = [each for each in map(router.queues.held, wanted) if each is not None]
         response = pb.PollResponse(
@@ -83,13 +82,13 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield messages as encoded ReadResponses; other calls run between two frames."""
         self._check(request, context, [request.task])
-        worker = self._worker
+        worker = self.worker
         if request.incarnation != worker.incarnation:
             raise NotLocalError(f"worker {worker.settings.worker_id!r} has been restarted")
         position, number = request.after_sequence, 0
         max_bytes = worker.settings.session.max_frame_bytes
         while position < request.last_sequence:
-            found = self._readers.read(request.task, position, request.last_sequence, max_bytes)
+            found = worker.router.queues.read(request.task, position, request.last_sequence, max_bytes)
             if not found:
                 return
             position, number = found[-1].last, number + 1
@@ -99,9 +98,9 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         """Release the messages that a reader has processed."""
         tasks = distinct([each.task for each in request.tasks], "tasks")
         self._check(request, context, tasks)
-        if request.incarnation == self._worker.incarnation:
+        if request.incarnation == self.worker.incarnation:
             for each in request.tasks:
-                while self._readers.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
+                while self.worker.router.queues.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
                     await asyncio.sleep(0)  # let other calls run
                 await asyncio.sleep(0)
         return pb.AcknowledgeResponse()

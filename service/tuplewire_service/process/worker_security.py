@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-import grpc.aio
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -21,7 +20,7 @@ from tuplewire.connection.dialling import Dialler
 from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.grpc.grpc_transport import GrpcWiring
+from tuplewire_service.messaging.grpc.grpc_transport import Context, GrpcWiring
 from tuplewire_service.metrics.families import counter, counters, gauge
 from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard
@@ -30,7 +29,6 @@ from tuplewire_service.security.permissions import read_rules
 logger = event_logger(__name__)
 
 _Content = TypeVar("_Content")
-Context = grpc.aio.ServicerContext[Any, Any]
 _HEALTH = "/grpc.health.v1."  # open to all: probes have no token, and learn only if the worker is ready
 _POLL_SECONDS = 1.0
 

@@ -85,17 +85,16 @@ class GrpcSettings(TransportSettings):
     listen: Sequence[str] = setting(_ADDRESSES, (), "further addresses to bind", key="tuplewire.grpc.listen")
 
 
-_Context = grpc.aio.ServicerContext[Any, Any]
-
-
-Admit = Callable[[_Context], IAccess]
+Context = grpc.aio.ServicerContext[Any, Any]
+"""The context of a call."""
+Admit = Callable[[Context], IAccess]
 """Returns the rights of a method's caller. Raises RefusedError for a caller that is not admitted."""
 
 
 class GrpcServerStream(GrpcStream, ServerStream):
     """A gRPC call in progress, as a stream."""
 
-    def __init__(self, context: _Context, admit: Admit | None) -> None:
+    def __init__(self, context: Context, admit: Admit | None) -> None:
         super().__init__(context)
         self._context = context
         self.peer = context.peer()
@@ -170,7 +169,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         server.add_generic_rpc_handlers(self._context.wiring.services)
         return server
 
-    async def _serve(self, method: str, _: object, context: _Context) -> None:
+    async def _serve(self, method: str, _: object, context: Context) -> None:
         if method not in self._handlers:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
         with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
