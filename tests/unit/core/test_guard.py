@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import pytest
@@ -40,10 +41,11 @@ def guard(
 
 
 def rule(
-    send: str = "", *, tokens: tuple[str, ...] = (), control: frozenset[str] = frozenset()
+    send: str = "", receive: str = "", tap: str = "", *, tokens: Sequence[str] = (), control: str = ""
 ) -> PermissionRule:
-    """Return a rule, for everybody unless it names tokens."""
-    return PermissionRule((), tokens, (), TaskRanges.parse(send), NOTHING, control)
+    """Return a rule, for everybody unless it names tokens. control: one action, if any."""
+    sent, received, tapped = map(TaskRanges.parse, (send, receive, tap))
+    return PermissionRule((), tuple(tokens), (), sent, received, frozenset([control] if control else []), tapped)
 
 
 def reason(guarded: Guard) -> str:
@@ -135,7 +137,7 @@ def test_listed_programs_only() -> None:
 )
 def test_control(method: str, needs: str | None) -> None:
     """What changes a worker takes a rule, also what nobody has thought of yet."""
-    without, given = guard(rules=[rule()]), guard(rules=[rule(control=frozenset({needs or ""}))])
+    without, given = guard(rules=[rule()]), guard(rules=[rule(control=needs or "")])
     given.admit(UNIX).control(method)
     if needs is None:
         without.admit(UNIX).control(method)
@@ -169,10 +171,7 @@ def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> No
 def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
     """A driver's sinks are its executors', and theirs alone; its rights are its own."""
     tokens = [Token(name, f"{name}-0123456789") for name in ("etl", "etl/driver", "etl2", "etl2/driver")]
-    drivers = PermissionRule(
-        (), ("etl/driver",), (), TaskRanges.parse(""), TaskRanges.parse(""), frozenset(["drain"])
-    )
-    guarded = Guard(topology="t", tokens=lambda: tokens, read_rules=lambda: Rules((drivers,)))
+    guarded = guard(tls=False, tokens=tokens, rules=[rule(tokens=["etl/driver"], control="drain")])
     accesses = [guarded.admit(Caller("unix:", shown=token.shown)) for token in tokens]
     assert [access.owner for access in accesses] == ["token etl", "token etl", "token etl2", "token etl2"]
     accesses[1].control("Drain")
@@ -186,20 +185,11 @@ class _Files:
 
     def __init__(self) -> None:
         self.tokens: Sequence[Token] = (TOKEN,)
-        self.rules = Rules(
-            (PermissionRule((), (), (), TaskRanges.parse("1"), TaskRanges.parse("1-5"), frozenset()),)
-        )
-        self.worker_names: Sequence[str] = ("*.workers.example",)
+        self.rules = Rules((rule("1", "1-5"),))
 
-    def guard(self, *, tls: bool = False) -> Guard:
+    def guard(self) -> Guard:
         """Return one that goes by them."""
-        return Guard(
-            topology="t",
-            tls=tls,
-            worker_names=lambda: self.worker_names,
-            tokens=lambda: self.tokens,
-            read_rules=lambda: self.rules,
-        )
+        return Guard(topology="t", tokens=lambda: self.tokens, read_rules=lambda: self.rules)
 
 
 def test_stream_ends_once_its_token_is_gone() -> None:
@@ -245,8 +235,7 @@ def test_subscription_ends_once_no_rule_allows_it() -> None:
     consumer.receive("t", [1, 2])
     ended: list[RefusedError] = []
     with sender.standing(lambda _: pytest.fail("a sender")), consumer.standing(ended.append):
-        nothing_sent = PermissionRule((), (), (), NOTHING, TaskRanges.parse("1"), frozenset())
-        files.rules = Rules((nothing_sent,))
+        files.rules = Rules((rule(receive="1"),))
         guarded.refresh()
     assert [type(each) for each in ended] == [PermissionDeniedError]
     assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
@@ -263,7 +252,7 @@ def test_a_consumer_of_another_topology_is_refused() -> None:
 def test_tap_ends_once_no_rule_allows_it() -> None:
     """What it shows is not looked at message by message."""
     files = _Files()
-    files.rules = Rules((PermissionRule((), (), (), NOTHING, NOTHING, frozenset(), TaskRanges.parse("1-9")),))
+    files.rules = Rules((rule(tap="1-9"),))
     guarded = files.guard()
     ended: list[RefusedError] = []
     reader = guarded.admit(SHOWN)
@@ -278,23 +267,23 @@ def test_tap_ends_once_no_rule_allows_it() -> None:
 
 def test_worker_ends_once_its_name_is_no_workers() -> None:
     """Names of workers may come out of a certificate that has changed."""
-    files = _Files()
-    guarded = files.guard(tls=True)
+    names = ["*.workers.example"]
+    guarded = Guard(topology="t", tls=True, worker_names=lambda: tuple(names))
     worker = guarded.admit(WORKER)
     as_worker(worker)
+    worker.renew()
     ended: list[RefusedError] = []
     with worker.standing(ended.append):
-        files.worker_names = ("others.example",)
+        names[:] = ["others.example"]
         guarded.refresh()
-    assert [type(each) for each in ended] == [UnauthenticatedError]  # it has not shown a token either
+    assert [type(each) for each in ended] == [PermissionDeniedError]
 
 
 def test_a_tap_shows_what_a_client_may_receive() -> None:
     """All tasks only to whoever may tap all; and only of its topology."""
 
     def tapping(tasks: str) -> Access:
-        granted = PermissionRule((), (), (), NOTHING, NOTHING, frozenset(), TaskRanges.parse(tasks))
-        return guard(tls=False, rules=[granted]).admit(UNIX)
+        return guard(tls=False, rules=[rule(tap=tasks)]).admit(UNIX)
 
     tapping("1-9").tap("t", [1, 9])
     tapping("*").tap("t", [])
@@ -305,25 +294,12 @@ def test_a_tap_shows_what_a_client_may_receive() -> None:
 
 def test_who_sees_whom() -> None:
     """Everybody itself; whoever may assign or drain, and everybody where there are no rules, all."""
-    token = [TOKEN]
-    access = guard(tls=False, tokens=token, rules=[rule()]).admit(SHOWN)
+    access = guard(tls=False, tokens=[TOKEN], rules=[rule()]).admit(SHOWN)
     assert access.sees(access.owner)
     assert not access.sees("somebody else")
     for method in ("assign", "drain"):
-        assert guard(tls=False, rules=[rule(control=frozenset({method}))]).admit(UNIX).sees("anybody")
+        assert guard(tls=False, rules=[rule(control=method)]).admit(UNIX).sees("anybody")
     assert guard(tls=False).admit(UNIX).sees("anybody")
-
-
-def test_a_worker_whose_name_is_taken_away_is_one_no_more() -> None:
-    """It is found out when its stream is looked at again."""
-    names = ["*.workers.example"]
-    guarded = Guard(topology="t", tls=True, worker_names=lambda: tuple(names))
-    access = guarded.admit(WORKER)
-    as_worker(access)
-    access.renew()
-    names[:] = ["*.others.example"]
-    with pytest.raises(RefusedError):
-        access.renew()
 
 
 def test_the_log_names_the_first_name() -> None:
@@ -346,3 +322,15 @@ def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
     assert access.owner == "a.workers.example"
     as_worker(access)
     assert access.owner == "workers"
+
+
+def test_each_client_and_reason_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Every one counts; the log has a line for each client and reason. What bounds it: test_log_rate.py."""
+    guard = Guard(topology="t")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            guard.denied("a", "task", "why")
+            guard.denied("b", "task", "why")
+        guard.denied("b", "name", "why")
+    assert guard.denials == {"task": 8, "name": 1}
+    assert len(caplog.records) == 3
