@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import cached_property
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -261,13 +261,10 @@ class ZmqContext(StreamedContext):
     server = ZmqServerConnection
     settings: ZmqSettings
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sockets = Sockets(self.settings)
-
-    def prepare(self, conf: Mapping[str, Any]) -> None:
-        super().prepare(conf)
-        self.sockets = Sockets(self.settings)
+    @cached_property
+    def sockets(self) -> Sockets:
+        """The sockets, with the settings of prepare()."""
+        return Sockets(self.settings)
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
         del topology_id  # the hello contains it
