@@ -240,7 +240,7 @@ def test_the_live_view_ends_by_ctrl_c(worker: Running) -> None:
 
 @pytest.mark.parametrize("delay", [0.1, 0.3, 0.8])
 def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It ends as one that drains, or by the signal; its files go with it, except perhaps its socket's lock."""
+    """It ends as one that drains, or by the signal; its files go with it, perhaps but for a lock."""
     folder = tmp_path_factory.mktemp("w")  # the path of a socket is short
     flags = [
         "--tasks=0-9",

@@ -45,7 +45,8 @@ def rule(
 ) -> PermissionRule:
     """Return a rule, for everybody unless it names tokens. control: one action, if any."""
     sent, received, tapped = map(TaskRanges.parse, (send, receive, tap))
-    return PermissionRule((), tuple(tokens), (), sent, received, frozenset([control] if control else []), tapped)
+    actions = frozenset([control] if control else [])
+    return PermissionRule((), tuple(tokens), (), sent, received, actions, tapped)
 
 
 def reason(guarded: Guard) -> str:

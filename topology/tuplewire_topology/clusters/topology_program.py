@@ -64,9 +64,7 @@ class TopologyProgram(Program):
     The assignment also activates and deactivates the spouts. An error of a spout or bolt ends the process.
     """
 
-    def __init__(
-        self, host: Host, name: str, conf: Mapping[str, Any], state_file: str | None = None
-    ) -> None:
+    def __init__(self, host: Host, name: str, conf: Mapping[str, Any], state_file: str | None = None) -> None:
         """Load the topology, and attach to the worker; see load_program()."""
         self._conf = dict(conf)
         ackers = TopologySettings.from_conf(self._conf).ackers
