@@ -67,12 +67,15 @@ class Client(BaseClient):
 
         If the call is cancelled, no message is accepted.
         """
-        buffer = self._connected()
-        if self._observer is not None and self._observer.samples():
-            groups = as_groups(messages, payload, self.source, key, headers)
-            with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
-                await buffer.send_async(sent, timeout)
-        elif key is not None or headers or not buffer.send_one(messages, payload, self.source):
+        buffer = self._unobserved
+        if buffer is None:  # the first call, a closed client, or tracing
+            buffer = self._connected()
+            if self._observer is not None and self._observer.samples():
+                groups = as_groups(messages, payload, self.source, key, headers)
+                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
+                    await buffer.send_async(sent, timeout)
+                return
+        if key is not None or headers or not buffer.send_one(messages, payload, self.source):
             await buffer.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -94,7 +97,7 @@ class Client(BaseClient):
         again to end the session.
         """
         patience = self._settings.flush_patience(timeout)
-        self._closed = True
+        self._closed, self._unobserved = True, None
         for receiver in list(self._receivers):
             await _on_messaging_loop(receiver.close())
         if self._sender is not None and not self._sender.buffer.ended:

@@ -374,13 +374,14 @@ def as_groups(
         return TaskMessageBatch([TaskMessage(messages, payload, key=key, headers=headers)], source).groups
     if payload is not None:
         return (TaskGroup.of(messages, (payload,), source),)
+    if isinstance(messages, TaskMessageBatch):
+        batch = messages
     # Not isinstance(messages, SupportsIndex): that check of a protocol takes longer than the whole send.
-    if not isinstance(messages, TaskMessageBatch) and hasattr(messages, "__index__"):
+    elif hasattr(messages, "__index__"):
         raise TypeError("send(task, payload): the payload is missing")
-    batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
+    else:
+        batch = TaskMessageBatch(messages, source)
+    groups = tuple([group.as_new() for group in batch.groups])
     if source is None:
-        return tuple(group.as_new() for group in batch.groups)
-    return tuple(
-        replace(group, source=source) if group.source is None else group
-        for group in (each.as_new() for each in batch.groups)
-    )
+        return groups
+    return tuple(replace(each, source=source) if each.source is None else each for each in groups)
