@@ -1,9 +1,9 @@
 """A request and its answer, between two tasks.
 
-Task 1 asks, and task 2 answers. A request has a key, which its answer has, too, and a header that
-says which task waits for the answer. So anybody may ask, many requests may be on the way, and
-answers may come in any order. A plain gRPC call does the same between two processes that know each
-other's addresses; here you know a number.
+Task 1 sends requests, and task 2 answers them. A request and its answer have the same key. A header
+of the request names the task that waits for the answer. So any task may send requests, many
+requests may be in flight, and answers may arrive in any order. A plain gRPC call does the same
+between two processes that know each other's addresses. Here, a task number is sufficient.
 
 Run it: python ask_and_answer.py
 """
@@ -17,7 +17,7 @@ STOP = b"stop"
 
 
 def answer(worker: tuplewire.local) -> None:
-    """Square the numbers that come, until somebody says stop."""
+    """Square the numbers that arrive, until a stop message arrives."""
     with worker.client() as client, client.recv([ANSWERS], timeout=30) as batches:
         for message in batches.messages():
             if message.key == STOP:

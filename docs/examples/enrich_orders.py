@@ -1,9 +1,9 @@
-"""Enrichment of a stream by a stateful neighbour.
+"""Enrichment of a stream by stateful tasks.
 
-A streaming query sends orders to two tasks, by customer. Each of them is a PySpark task that is
-there all the time, keeps what its customers have spent in memory, and sends every order on with it.
-A second query takes the enriched orders and keeps who has spent the most. An empty message ends a
-neighbour.
+A streaming query sends orders to two tasks, by customer. Each task is a PySpark task that runs all
+the time. It stores the total of each customer in memory, and forwards every order with this total.
+A second query receives the enriched orders and finds the customers with the highest totals. An
+empty message ends a task.
 
 Run it: python enrich_orders.py
 """
@@ -21,8 +21,8 @@ NEIGHBOURS, ENRICHED = [1, 2], 11
 ORDERS = 1000
 
 
-def neighbour(address):
-    """Return what a PySpark task does that enriches orders."""
+def enriching_task(address):
+    """Return the function that a PySpark task runs to enrich orders."""
 
     def run(frames):
         for frame in frames:
@@ -47,9 +47,9 @@ def enrich(spark, address, folder):
     """Send the orders, and return the enriched ones."""
     orders = spark.range(ORDERS).selectExpr("id % 10 as customer", "id as amount")
     orders.write.parquet(f"{folder}/orders")
-    tasks = spark.range(1, 3, 1, numPartitions=2)  # a row for each neighbour, in a partition of its own
+    tasks = spark.range(1, 3, 1, numPartitions=2)  # one row for each task, in a separate partition
     enriching = threading.Thread(
-        target=tasks.mapInPandas(neighbour(address), "id long", barrier=True).collect
+        target=tasks.mapInPandas(enriching_task(address), "id long", barrier=True).collect
     )
     enriching.start()
     stream = spark.readStream.schema(orders.schema).parquet(f"{folder}/orders")

@@ -1,9 +1,9 @@
 """Training tasks that exchange their parameters while they train.
 
-Four PySpark tasks fit a line to their own quarter of the data. After each step every task sends its
-parameters to the three others and goes on from the average, so all end with the same line.
-Parameters are a NumPy array in a message. Spark alone would end the stage, collect and broadcast
-for each step.
+Four PySpark tasks fit a line, each to a quarter of the data. After each step, every task sends its
+parameters to the other three and continues with the average, so all end with the same line.
+Parameters are a NumPy array in a message. With Spark alone, each step would be a stage with a
+collect and a broadcast.
 
 Run it: python exchange_parameters.py
 """
@@ -22,9 +22,9 @@ RATE = 0.5
 
 
 def exchange(task, parameters, client, messages, early):
-    """Send these parameters to the other tasks, and return the average of everybody's.
+    """Send these parameters to the other tasks, and return the average of all tasks.
 
-    A task that is faster is one step ahead at most. Its next parameters come early, and wait for their step.
+    A faster task is at most one step ahead. Its next parameters arrive early, and wait for their step.
     """
     others = [other for other in TASKS if other != task]
     client.send(TaskMessageBatch.from_columns(others, [task.to_bytes() + parameters.tobytes()] * len(others)))
@@ -40,7 +40,7 @@ def exchange(task, parameters, client, messages, early):
 
 
 def train(address):
-    """Return what each PySpark task does with its rows."""
+    """Return the function that each PySpark task runs on its rows."""
 
     def run(frames):
         task = TASKS[TaskContext.get().partitionId()]
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     spark = SparkSession.builder.master("local[4]").getOrCreate()
     rows = spark.range(0, 4000, 1, numPartitions=len(TASKS)).selectExpr("id / 2000 - 1 x", "3 * x + 2 y")
     with tuplewire.local(tasks="1-4") as worker:
-        # barrier: all run at the same time, or the job says that it has too few cores
+        # barrier: all run at the same time, or the job fails because it has too few cores
         lines = rows.mapInPandas(
             train(worker.address), "task int, slope double, intercept double", barrier=True
         )

@@ -1,6 +1,6 @@
-"""Fan-in: programs in Node and in Python send to one task, which counts what each has sent.
+"""Fan-in: programs in Node and in Python send to one task, which counts the messages of each.
 
-Any language with gRPC can send: fan_in.js has nothing of ours but the .proto files. It takes the
+Any language with gRPC can send: fan_in.js uses only the .proto files of Tuplewire. It needs the
 Node modules @grpc/grpc-js and @grpc/proto-loader.
 
 Run it: NODE_PATH=node_modules python fan_in.py

@@ -1,8 +1,8 @@
 """A feedback loop between two PySpark tasks that run at the same time.
 
-Task 1 is a room, and task 2 its thermostat. The room sends its temperature, the thermostat answers
-with the heating's power, and so on, until the room is warm. Each round is a message there and one
-back, in milliseconds. Spark alone would need a stage for each round.
+Task 1 is a room, and task 2 its thermostat. The room sends its temperature, and the thermostat
+answers with the power of the heating, until the room is warm. Each round is one message in each
+direction, and takes milliseconds. Spark alone would need a stage for each round.
 
 Run it: python feedback_loop.py
 """
@@ -17,7 +17,7 @@ WARM = b"warm"
 
 
 def room(client, batches):
-    """Lose some warmth, gain what the heating gives, and tell the temperature."""
+    """Lose some heat, gain the heat of the heating, and send the temperature."""
     temperature = 12.0
     client.send(THERMOSTAT, b"%f" % temperature)
     rounds = 0
@@ -31,7 +31,7 @@ def room(client, batches):
 
 
 def thermostat(client, batches):
-    """Heat by how far the room is from what is wanted, and by how long it has been so."""
+    """Set the power by the difference from the desired temperature, and by its sum over time."""
     missing = 0.0
     for message in batches.messages():
         error = WANTED - float(message.payload)
@@ -47,7 +47,7 @@ PARTS = {ROOM: room, THERMOSTAT: thermostat}
 
 
 def play(address):
-    """Return what each PySpark task does: it plays the part that its row names."""
+    """Return the function that each PySpark task runs: the part that its row names."""
 
     def run(frames):
         for frame in frames:
@@ -61,8 +61,8 @@ def play(address):
 if __name__ == "__main__":
     spark = SparkSession.builder.master("local[4]").getOrCreate()
     with tuplewire.local(tasks="1,2") as worker:
-        parts = spark.range(1, 3, 1, numPartitions=2)  # a row for each part, in a partition of its own
-        # barrier: both run at the same time, or the job says that it has too few cores
+        parts = spark.range(1, 3, 1, numPartitions=2)  # one row for each part, in a separate partition
+        # barrier: both run at the same time, or the job fails because it has too few cores
         ran = parts.mapInPandas(play(worker.address), "id long, said string", barrier=True)
         for row in ran.collect():
             print(f"task {row.id}: {row.said}")

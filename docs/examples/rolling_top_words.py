@@ -1,8 +1,8 @@
 """The top words of the last seconds: a topology, as in Storm's starter.
 
-`Words` emits words. `RollingCount` counts each word over the last slots of a window; equal words
-always come to the same task of it. `Top` merges the counts of all tasks and emits the first three.
-Counts and rankings are emitted on ticks, and a last time when the spout has no more words.
+`Words` emits words. `RollingCount` counts each word over the last slots of a window. Equal words
+are always sent to the same task. `Top` merges the counts of all tasks and emits the top three.
+Counts and rankings are emitted on ticks, and once more when the spout has no more words.
 
 Run it: python rolling_top_words.py
 """
