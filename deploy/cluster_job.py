@@ -1,14 +1,13 @@
 """The job of deploy/cluster-check.sh: numbers go from one worker to the next while these are replaced.
 
     python cluster_job.py send ADDRESS TASK STOP    until the file STOP is there
-    python cluster_job.py recv ADDRESS TASK         until told how many there were
+    python cluster_job.py recv ADDRESS TASK         until a message with their number
     python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
     python cluster_job.py refused ADDRESS           whether a worker needs both a certificate and a token
     python cluster_job.py holds ADDRESS TASK        wait until the worker has the task
     python cluster_job.py outgrow ADDRESS TASK      send until the worker dies, and count the messages left
 
-What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
-where it is not.
+Every number must arrive once and in order. Otherwise it exits with 1 and names the first wrong number.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ BURST, PAUSE_SECONDS = 100, 0.05
 
 
 def send(address: str, task: int, stop: Path) -> str:
-    """Send numbers, some thousand a second, and in the end how many; return what to print."""
+    """Send numbers, about a thousand a second, and then their count; return the line to print."""
     count = 0
     with tuplewire.Client(address) as client:
         while not stop.exists():
@@ -46,7 +45,7 @@ def send(address: str, task: int, stop: Path) -> str:
 
 
 def receive(address: str, task: int) -> str:
-    """Take them, and return what to print; SystemExit at the first that is not the next."""
+    """Receive the numbers; return the line to print. SystemExit if one is not the next."""
     count = 0
     with tuplewire.Client(address) as client, client.recv([task], timeout=WAIT_SECONDS) as batches:
         for batch in batches:
@@ -57,12 +56,12 @@ def receive(address: str, task: int) -> str:
                 if message.message != b"%d" % count:
                     sys.exit(f"message {count} is not the next: {message.message!r} came")
                 count += 1
-    sys.exit(f"nothing came any more after {count} messages")
+    sys.exit(f"no more messages arrived after {count}")
 
 
 def reach(host: str, *ports: str) -> str:
-    """Check that ports are open or closed as given; return what to print. SystemExit where one is not."""
-    # An unknown name is no closed port. The policies of cluster-check are enforced over IPv4 alone.
+    """Check that ports are open or closed as given; return the line to print. SystemExit if one is not."""
+    # An unknown name is not a closed port. The policies of cluster-check are enforced over IPv4 alone.
     address = str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
     deadline = time.monotonic() + POLICY_SECONDS
     for text in ports:
@@ -102,11 +101,11 @@ def refused(address: str) -> str:
 
 
 def holds(address: str, task: int) -> str:
-    """Wait until a worker has a task; return what to print. SystemExit where it gets none."""
+    """Wait until a worker has a task; return the line to print. SystemExit if it does not get it."""
     deadline = time.monotonic() + WAIT_SECONDS
     with ControlClient(address) as control:
         while time.monotonic() < deadline:
-            # It is out of reach until the network plugin knows this pod.
+            # It is unreachable until the network plugin knows this pod.
             with contextlib.suppress(UnreachableError):
                 if any(each.task == task for each in control.status().tasks):
                     return f"{address} has task {task}"
@@ -141,11 +140,11 @@ def outgrow(address: str, task: int) -> str:
     missing = sent - len(arrived)
     if arrived != sorted(set(arrived)) or not 0 < missing <= lost:
         sys.exit(f"of {sent} messages {missing} are missing, of {lost} that may have died: {arrived}")
-    return f"sent {sent} messages; {missing} died with the worker, {lost} at most by its sender's count"
+    return f"sent {sent} messages; {missing} were lost with the worker, at most {lost} by its sender's count"
 
 
 def main() -> str:
-    """Do what the arguments say; return what to print."""
+    """Perform the role that the arguments name; return the line to print."""
     role, where, *rest = sys.argv[1:]
     if role == "reach":
         return reach(where, *rest)

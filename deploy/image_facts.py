@@ -2,8 +2,8 @@
 
     deploy/image_facts.py ROOT --layout OCI --base BASE --revision COMMIT --out DIRECTORY
 
-ROOT is where the image's files are; OCI is its layout, whose digest the provenance is about. What it writes
-is the same for the same image: it has no time and no number of its own.
+ROOT is where the image's files are; OCI is its layout, whose digest the provenance is about. The
+output is the same for the same image, because it contains no time and no random number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache Software License": "Apache-2.0",
 }
-"""What packages without an expression call their licence, by what SPDX calls it."""
+"""The SPDX names of licences that packages name differently."""
 
 
 def python_packages(root: Path) -> Iterator[Component]:
@@ -139,7 +139,7 @@ def licences(root: Path) -> str:
 
 
 def _debian_licences(root: Path, package: str) -> str:
-    """Return what a package's own copyright file names, by the names that it has for them."""
+    """Return the licences in a package's copyright file, by its own names for them."""
     file = root / "usr/share/doc" / package / "copyright"
     if not file.is_file():
         return _UNKNOWN

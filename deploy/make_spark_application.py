@@ -1,6 +1,6 @@
 """Writes a SparkApplication of the Spark operator, of the chart's manifests, to standard output.
 
-It has the templates of an executor's and a driver's pod, and what Spark has to know beside them.
+It has the templates of an executor's and a driver's pod, and the other settings that Spark needs.
 
     helm template tuplewire deploy/helm/tuplewire | deploy/make_spark_application.py
 """

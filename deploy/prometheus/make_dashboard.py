@@ -60,7 +60,7 @@ class Panel:
             yield {**target, **as_table} if self.kind == "table" else target
 
     def _merged(self) -> list[dict[str, Any]]:
-        """Return what makes one table of several, with our names for the values."""
+        """Return the transformation that joins several tables, with display names for the values."""
         values = (
             ["Value"] if len(self.queries) == 1 else [f"Value #{each['refId']}" for each in self._targets()]
         )
