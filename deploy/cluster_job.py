@@ -26,7 +26,7 @@ from tuplewire.errors import UnauthenticatedError, UnreachableError
 WAIT_SECONDS = 300.0
 REACH_SECONDS = 5.0
 POLICY_SECONDS = 60.0
-"""How long a network plugin may take until its rules are those of a new pod."""
+"""The time that a network plugin may take until its rules include a new pod."""
 BURST, PAUSE_SECONDS = 100, 0.05
 
 

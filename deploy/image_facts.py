@@ -2,7 +2,7 @@
 
     deploy/image_facts.py ROOT --layout OCI --base BASE --revision COMMIT --out DIRECTORY
 
-ROOT is where the image's files are; OCI is its layout, whose digest the provenance is about. The
+ROOT is where the image's files are; OCI is its layout. The provenance names its digest. The
 output is the same for the same image, because it contains no time and no random number.
 """
 
@@ -36,7 +36,7 @@ _SPDX = {
 
 
 def python_packages(root: Path) -> Iterator[Component]:
-    """Yield what is installed for Python below /opt/tuplewire, with the hashes that the lock allows."""
+    """Yield the packages installed for Python below /opt/tuplewire, with the hashes that the lock allows."""
     hashes = locked()
     folders = [str(path) for path in root.glob("opt/tuplewire/lib/python3*/site-packages")]
     for found in sorted(importlib.metadata.distributions(path=folders), key=lambda each: each.name.lower()):
@@ -67,7 +67,7 @@ def _licence(found: importlib.metadata.Distribution) -> str:
 
 
 def debian_packages(root: Path) -> Iterator[Component]:
-    """Yield what Debian's package manager says is installed; none where the image has no such list."""
+    """Yield the packages that Debian's package manager lists; none if the image has no such list."""
     texts = [
         path
         for path in (root / "var/lib/dpkg/status", *root.glob("var/lib/dpkg/status.d/*"))
@@ -88,7 +88,7 @@ def debian_packages(root: Path) -> Iterator[Component]:
 
 
 def interpreter(root: Path) -> Iterator[Component]:
-    """Yield the Python that was built into the base; one of Debian's packages is among those."""
+    """Yield the Python that was built into the base. A Python from Debian is one of its packages."""
     for header in root.glob("usr/local/include/python3*/patchlevel.h"):
         (version,) = re.findall(r'^#define PY_VERSION +"([^"+]+)', header.read_text("utf-8"), re.MULTILINE)
         yield Component(
@@ -124,7 +124,7 @@ def bill_of_materials(root: Path, version: str) -> str:
 
 
 def licences(root: Path) -> str:
-    """Return a table of the licences of Python and its packages, and one of those of Debian's."""
+    """Return a table of the licences of Python and its packages, and one of Debian's packages."""
     own = ["| package | version | licence |", "|---|---|---|"]
     for each in (*interpreter(root), *python_packages(root)):
         (licence,) = each.licenses

@@ -21,7 +21,7 @@ _HEAD = """\
 
 
 def spark_application(manifests: str) -> str:
-    """Return the manifest in YAML. manifests: what Helm makes of the chart."""
+    """Return the manifest in YAML. manifests: the chart as rendered by Helm."""
     templates: dict[str, dict[str, Any]] = {}
     for each in filter(None, yaml.safe_load_all(manifests)):
         for role in ("driver", "executor"):

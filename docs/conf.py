@@ -1,4 +1,4 @@
-"""How the site is made of the pages, wherever in the repository they are: `make docs`."""
+"""Builds the site from the pages in all folders of the repository: `make docs`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Commands(SphinxDirective):
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Give a parser, and those of its subcommands."""
+    """Yield a parser and the parsers of its subcommands."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

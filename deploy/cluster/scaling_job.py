@@ -100,7 +100,7 @@ class Flow:
                 time.sleep(1.0)
 
     def take_some(self) -> None:
-        """Take what waits at each worker now."""
+        """Receive the messages that wait at each worker now."""
         for address, tasks in self.owners():
             # A task that moves ends the subscription, and the next round finds its new owner. A TimeoutError
             # says that nothing waits.

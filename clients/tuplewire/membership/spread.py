@@ -29,7 +29,7 @@ def spread(
 ) -> dict[int, str]:
     """Give all workers the same number of tasks, or one more, with as few moves as possible.
 
-    Arguments and result are those of fill(). pinned: tasks that stay with their worker; a worker with more of
+    Arguments and result: see fill(). pinned: tasks that stay with their worker; a worker with more of
     these than its share gets no others. The workers with the most tasks get the one more.
     """
     own: dict[str, list[int]] = {worker: [] for worker in workers}

@@ -53,7 +53,7 @@ class OwnWorker(WorkerProcesses):
 
     @naming_settings
     def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
-        """Return a client of this worker; the keywords are those of `tuplewire.Client`."""
+        """Return a client of this worker; the keywords are the same as for `tuplewire.Client`."""
         if not self._children:
             raise ClosedError("the worker does not run: use it in a with statement, or call start()")
         return Client(self.address, topology=self.topology, source=source, **settings)

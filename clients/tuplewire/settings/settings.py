@@ -263,7 +263,7 @@ class Settings:
 
     @classmethod
     def default_key(cls, name: str) -> str:
-        """Return the key of a field whose declaration has none."""
+        """Return the key of a field that is declared without a key."""
         return cls.PREFIX + name
 
     @classmethod

@@ -187,7 +187,7 @@ class ClientHandle(Shipped):
         credentials: Credentials | None = None,
         **settings: Unpack[SessionKeywords],
     ) -> None:
-        """Describe a client; the arguments are those of tuplewire.Client.
+        """Describe a client; the arguments are the same as for tuplewire.Client.
 
         address: default: TUPLEWIRE_ADDRESS in the process of the function. timeout: the time that leaving
         the block waits, in seconds. credentials: names of files on the host of the function; default: its

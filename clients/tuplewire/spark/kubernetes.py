@@ -41,7 +41,7 @@ def settings(
         ConfigError: The template is empty, or a time is not more than 0.
     """
     if not str(template).strip():
-        raise ConfigError("template is empty: name a file with what tuplewire-executor-template holds")
+        raise ConfigError("template is empty: name a file with the content of tuplewire-executor-template")
     for name, value in (("drain_seconds", drain_seconds), ("executor_seconds", executor_seconds)):
         if not 0 < value < math.inf:
             raise ConfigError(f"{name} must be a number of more than 0, not {value!r}")

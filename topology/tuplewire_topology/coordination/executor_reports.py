@@ -129,7 +129,7 @@ _BEATS: _Table = {
 def metric_families(
     statistics: Sequence[ExecutorStatistics], beats: Sequence[ExecutorBeat]
 ) -> list[pb.MetricFamily]:
-    """Return Storm's built-in metrics, and those registered by tasks, of all executors of this process.
+    """Return Storm's built-in metrics, and the metrics registered by tasks, of all executors of this process.
 
     All executors must belong to the same topology.
     """
