@@ -107,7 +107,7 @@ def reporter(address: str, executors: ExecutorWorker, period: float = PERIOD) ->
 def test_executors_beside_a_worker(worker: Running, executors: ExecutorWorker) -> None:
     """What their tasks register is told while they run, and how far they came after it."""
     with reporter(worker.address, executors):
-        executors.start(SECONDS)
+        executors.start()
         lines = 'tuplewire_user_lines_left{component="lines",task="1"}'
         eventually(lambda: lines in told(worker), SECONDS, "the first report")
         assert told(worker)[lines] == len(LINES)
@@ -123,7 +123,7 @@ def test_after_an_error_everything_is_taken_back(worker: Running, executors: Exe
 
     def fail() -> None:
         with reporter(worker.address, executors):
-            executors.start(SECONDS)
+            executors.start()
             eventually(lambda: told(worker), SECONDS, "the first report")
             executors.close(SECONDS)
             raise LookupError("a process is gone")
@@ -139,7 +139,7 @@ def test_nobody_listens(nobody: str, executors: ExecutorWorker, caplog: pytest.L
     def not_told() -> list[str]:
         return [line for line in caplog.messages if line.startswith("program.not")]
 
-    executors.start(SECONDS)
+    executors.start()
     try:
         with (
             caplog.at_level(logging.WARNING),

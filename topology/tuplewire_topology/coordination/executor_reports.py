@@ -191,7 +191,7 @@ def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricF
                 family = families[name, kind] = pb.MetricFamily(
                     name=f"{_PREFIX}user_{name}",
                     help="Registered by a spout or bolt.",
-                    kind=pb.MetricKind.Value(f"METRIC_KIND_{kind.upper()}"),
+                    kind=f"METRIC_KIND_{kind.upper()}",
                     labels=["component", "task"],
                 )
             labels = [executor.component, str(task)]

@@ -29,7 +29,8 @@ def to_values(snapshot: Any) -> Any:
 
 def from_values(kind: type[_Snapshot], values: Any) -> _Snapshot:
     """Return the snapshot of this type that was passed to to_values()."""
-    return _of(kind, values)
+    snapshot: _Snapshot = _of(kind, values)
+    return snapshot
 
 
 def _of(kind: Any, value: Any) -> Any:
