@@ -79,7 +79,7 @@ class Coordinator:
         self._ranks = ranks
         self._tick_levels = iter(tick_levels)
         self._opening: set[int] = set() if opened else set(range(ranks))
-        """The ranks whose tasks are not open yet."""
+        """The ranks with tasks that are not open yet."""
         self.over = False
         self.exact = exact
         self._quiet = 0.0
