@@ -48,9 +48,9 @@ def test_a_tree_is_over_when_its_last_copy_is() -> None:
     told.update(began=[A], copies=[A])
     told.update(copies=[A, A], acked=[(A,)])
     told.update(acked=[(A,)])
-    assert (told.fates, len(told.acker)) == ([], 1)
+    assert (told.fates, len(told.acker._trees)) == ([], 1)
     told.update(acked=[(A,)])
-    assert (told.fates, len(told.acker)) == ([(7, "a", True)], 0)
+    assert (told.fates, len(told.acker._trees)) == ([(7, "a", True)], 0)
 
 
 def test_nobody_subscribes() -> None:

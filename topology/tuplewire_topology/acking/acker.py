@@ -70,10 +70,6 @@ class Acker:
         self._lock = threading.Lock()
         self._trees: dict[Root, _Tree] = {}
 
-    def __len__(self) -> int:
-        """Return the number of pending trees."""
-        return len(self._trees)
-
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
         """Return (key, message id) of each tuple with an id, before the tuples are sent.
 

@@ -150,9 +150,8 @@ class Captured:
         with self._lock:
             return [message for message in self._received[component] if not message.is_tick]
 
-    def clear(self) -> Self:
+    def clear(self) -> None:
         """Delete all records."""
         with self._lock:
             self._emitted.clear()
             self._received.clear()
-        return self
