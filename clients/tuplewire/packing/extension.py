@@ -76,18 +76,20 @@ def _read_decimal(content: bytes) -> Decimal:
 
 
 def _of_numbers(kind: type, code: int, layout: Struct, names: str, *, zoned: bool = False) -> Extension:
-    """Return the extension for a type with these attributes, all numbers, and with or without a time zone."""
-    keywords = names.split()
-    numbers_of = attrgetter(*keywords)
+    """Return the extension for a type made from these numbers; with a time zone, the last one is `fold`."""
+    numbers_of = attrgetter(*names.split())
 
     def write(value: Any) -> bytes:
         return layout.pack(*numbers_of(value)) + (_write_zone(value.tzinfo) if zoned else b"")
 
     def read(content: bytes) -> Any:
         end = layout.size if zoned else len(content)
-        values = dict(zip(keywords, _unpack(layout, content[:end]), strict=True))
+        numbers = _unpack(layout, content[:end])
         try:
-            return kind(**values, tzinfo=_read_zone(content[end:])) if zoned else kind(**values)
+            if not zoned:
+                return kind(*numbers)
+            value = kind(*numbers[:-1], _read_zone(content[end:]))
+            return value.replace(fold=numbers[-1]) if numbers[-1] else value  # faster than an argument
         except OverflowError as cause:
             raise ValueError(f"a {kind.__name__} is out of range: {cause}") from cause
 
