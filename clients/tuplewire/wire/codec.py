@@ -22,7 +22,7 @@ from tuplewire.session.credit import MAX_TASKS
 from tuplewire.values.columns import varint
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueMessage
 
 _Message = TypeVar("_Message", SendRequest, RecvResponse)
 
@@ -120,37 +120,17 @@ def encode_frame(
 def decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
     """Decode a SendRequest or RecvResponse. With a frame, return an OpaqueFrame. Raises MalformedError."""
     try:
-        if (body := _frame_body(data)) is not None:
-            return OpaqueFrame.FromString(body)
-        # Not a frame, or a frame in an unusual but valid encoding.
-        message = kind.FromString(data)
-        if message.HasField("frame"):
-            return OpaqueFrame.FromString(message.frame.SerializeToString())
+        opaque = OpaqueMessage.FromString(data)
+        return opaque.frame if opaque.HasField("frame") else kind.FromString(data)
     except DecodeError as error:
         raise MalformedError(f"{len(data)} bytes are not a {kind.__name__}: {error}") from error
-    return message
-
-
-def _frame_body(data: bytes) -> bytes | None:
-    """Return the encoded frame of a message that contains only a frame; None for any other message."""
-    if data[:1] != _FRAME:
-        return None
-    size = shift = 0
-    for position in range(1, min(len(data), 6)):
-        byte = data[position]
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            start = position + 1
-            return data[start:] if size == len(data) - start else None
-        shift += 7
-    return None
 
 
 def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
     """Return an encoded Frame with the fields that programs set, for groups sent outside a session."""
-    body = _frame_body(encode_frame(0, [[group] for group in groups]))
-    assert body is not None  # noqa: S101 - it contains only a frame
-    return body
+    data = encode_frame(0, [[group] for group in groups])
+    start = next(index for index in range(1, len(data)) if data[index] < 0x80)  # the end of the frame's size
+    return data[start + 1 :]
 
 
 def closed_flows_of(frame: OpaqueFrame) -> list[int]:

@@ -48,6 +48,12 @@ class OpaqueFrame(_message.Message):
     tell_at_once: bool
     def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[OpaqueFlow, _Mapping]]] = ..., tell_at_once: bool = ...) -> None: ...
 
+class OpaqueMessage(_message.Message):
+    __slots__ = ("frame",)
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    frame: OpaqueFrame
+    def __init__(self, frame: _Optional[_Union[OpaqueFrame, _Mapping]] = ...) -> None: ...
+
 class OpaqueFlow(_message.Message):
     __slots__ = ("task", "forwarded")
     TASK_FIELD_NUMBER: _ClassVar[int]

@@ -1,38 +1,20 @@
-"""A message that is one frame is cut out of its bytes; any other goes to protobuf."""
+"""Frames outside a session, and the most groups that a frame may have."""
 
 from __future__ import annotations
 
 import pytest
 
 from tuplewire.errors import MalformedError
-from tuplewire.values.group import MAX_FRAME_GROUPS
-from tuplewire.wire import codec
-from tuplewire.wire.codec import groups_of
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
+from tuplewire.wire.codec import groups_of, plain_frame
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
-_VARINT_BITS = 7
 
-
-def field(body: bytes) -> bytes:
-    """Return a frame's field: its tag, its size in seven bits a byte, and its bytes."""
-    size, rest = b"", len(body)
-    while rest >> _VARINT_BITS:
-        size, rest = size + bytes([rest & 0x7F | 0x80]), rest >> _VARINT_BITS
-    return codec._FRAME + size + bytes([rest]) + body
-
-
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 16_383, 16_384, 3_000_000])
-def test_one_frame_is_cut_out(size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 3_000_000])
+def test_a_frame_alone(size: int) -> None:
     """Of every length that takes one byte more to be told."""
-    assert codec._frame_body(field(b"x" * size)) == b"x" * size
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x08\x01", field(b"x") + b"\x08\x01", field(b"x" * 200)[:-1], b"\x0a"]
-)
-def test_anything_else_is_left_to_protobuf(data: bytes) -> None:
-    """Another field, a second one, a frame that is not whole, a size that is missing."""
-    assert codec._frame_body(data) is None
+    (group,) = groups_of(OpaqueFrame.FromString(plain_frame([TaskGroup.of(1, [b"x" * size])])))
+    assert group.payloads() == [b"x" * size]
 
 
 def test_a_frame_has_so_many_groups() -> None:
