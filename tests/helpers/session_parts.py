@@ -101,7 +101,7 @@ class Worker:
             wants_releases=processed,
             exhausted=self.exhausted,
         )
-        self.session = ReceiveSession("sender", 1, credit)
+        self.session = ReceiveSession(1, credit)
         self.logs = {task: DeliveryLog() for task in TASKS}
         self.consumer_id = 0
         self.cursors: dict[int, tuple[int, int]] = dict.fromkeys(TASKS, (0, 0))

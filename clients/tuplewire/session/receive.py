@@ -9,16 +9,15 @@ Design: docs/design/sessions.md.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import takewhile
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
 from tuplewire.session.credit import MAX_TASKS, CreditBook
 from tuplewire.values.group import TaskGroup, route_of
-from tuplewire.wire.messaging_pb2 import Ack, Refusal
+from tuplewire.wire.messaging_pb2 import Ack, Refusal, TaskCredit
 
 REMEMBERED_FRAMES = 64
 """The number of frames with refusals that are repeated after a reconnect. At most 64 frames are in flight."""
@@ -35,7 +34,6 @@ class ReceiveSession:
     Call only from the event loop.
     """
 
-    sender_id: str
     incarnation: int
     credit: CreditBook
     last_sequence: int = 0
@@ -43,7 +41,6 @@ class ReceiveSession:
     _reported: int = 0
     _asked: int | None = None
     _refusals: deque[Refusal] = field(default_factory=deque)
-    _new_refusals: list[Refusal] = field(default_factory=list)
 
     def accept(
         self,
@@ -111,56 +108,40 @@ class ReceiveSession:
         # At most 64 frames are in flight, so the sender knows the outcome of all older frames.
         while self._refusals[0].sequence <= self.last_sequence - REMEMBERED_FRAMES:
             self._refusals.popleft()
-        self._new_refusals.append(refusal)
-
-    def delivered(
-        self,
-        sequence: int,
-        refusals: Iterable[tuple[TaskGroup, RefusedError]],
-        done: Iterable[TaskGroup],
-    ) -> None:
-        """Record the groups of a frame that the callback has refused, and the groups it has released."""
-        for group, error in refusals:
-            self.refuse(sequence, group, error)
-        for group in done:
-            self.credit.released(group.flow, len(group), group.size_bytes)
 
     def update(self) -> Ack | None:
         """Return and clear the changes since the last update; None if there are none."""
         if self._asked is not None:
             return self.resume(self._asked)
         grants = self.credit.take_changes()
-        refusals, sequence = self._next(self._new_refusals)
-        if not grants and not refusals and self._reported == sequence:
+        if not grants and self._reported == self.last_sequence:
             return None
-        after, self._reported = self._reported, sequence
-        return Ack(sequence=sequence, credits=grants, refusals=refusals, after=after)
+        return self._next(self._reported, grants)
 
-    def _next(self, refusals: list[Refusal]) -> tuple[list[Refusal], int]:
-        """Return the refusals for one update, and the last frame that the update acknowledges.
+    def _next(self, after: int, grants: list[TaskCredit]) -> Ack:
+        """Return an update for a sender that knows the acknowledgements up to the frame `after`.
 
         All refusals of a frame are in the same update. Refusals of later frames wait for the next update.
         """
-        stop = len(refusals)
-        if stop > MOST_REFUSALS:
-            next_frame = refusals[MOST_REFUSALS].sequence
-            stop = bisect_left(refusals, next_frame, key=attrgetter("sequence"))
-            if not stop:  # one frame has more refusals than the limit
-                stop = bisect_right(refusals, next_frame, key=attrgetter("sequence"))
-        self._new_refusals = refusals[stop:]
-        # Acknowledging a frame without its refusals would count its refused messages as delivered.
-        sequence = self._new_refusals[0].sequence - 1 if self._new_refusals else self.last_sequence
-        return _shortened(refusals[:stop]), sequence
+        refusals = list(takewhile(lambda each: each.sequence > after, reversed(self._refusals)))[::-1]
+        self._reported = self.last_sequence
+        if len(refusals) > MOST_REFUSALS:
+            last = max(refusals[0].sequence, refusals[MOST_REFUSALS].sequence - 1)
+            # Acknowledging a frame without its refusals would count its refused messages as delivered.
+            if later := [each for each in refusals if each.sequence > last]:
+                self._reported = later[0].sequence - 1
+            del refusals[len(refusals) - len(later) :]
+        return Ack(sequence=self._reported, credits=grants, refusals=_shortened(refusals), after=after)
 
     @property
     def has_more(self) -> bool:
-        """True if some refusals did not fit into the last update."""
-        return bool(self._new_refusals)
+        """True if refusals wait for the next update."""
+        return bool(self._refusals) and self._refusals[-1].sequence > self._reported
 
     @property
     def pressing(self) -> bool:
         """True if the update should be sent immediately: it has refusals, or credit for a blocked sender."""
-        return bool(self._new_refusals) or self.credit.pressing
+        return self.has_more or self.credit.pressing
 
     def probe(self, acknowledged: int) -> None:
         """Make the next update contain the full state.
@@ -177,10 +158,7 @@ class ReceiveSession:
         """
         self._asked = None
         self.credit.take_changes()  # credit.all() below contains these grants
-        refusals, self._reported = self._next(
-            [each for each in self._refusals if each.sequence > acknowledged]
-        )
-        return Ack(sequence=self._reported, credits=self.credit.all(), refusals=refusals, after=acknowledged)
+        return self._next(acknowledged, self.credit.all())
 
 
 def _shortened(refusals: list[Refusal]) -> list[Refusal]:

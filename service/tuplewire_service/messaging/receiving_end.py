@@ -72,7 +72,7 @@ class Session:
         credit = CreditBook(
             leases.shares, max_message_bytes=limit, wants_releases=processed, exhausted=exhausted
         )
-        self.state = ReceiveSession(hello.sender_id, hello.incarnation, credit)
+        self.state = ReceiveSession(hello.incarnation, credit)
         self.away = False
         """True if the sender has no share of the queues, because it was disconnected for too long."""
         self.address = ""

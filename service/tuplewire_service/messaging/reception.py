@@ -99,9 +99,11 @@ class Reception(IConnectionCallback):
                 batch.refusals = [(group, error) for group in some]
             for group, error in batch.refusals:
                 self.refused_messages[error.code] += len(group)
+                end.state.refuse(sequence, group, error)
             refused = {id(group) for group, _ in batch.refusals}
             done = () if batch.held else [group for group in some if id(group) not in refused]
-            end.state.delivered(sequence, batch.refusals, done)
+            for group in done:
+                end.state.credit.released(group.flow, len(group), group.size_bytes)
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""

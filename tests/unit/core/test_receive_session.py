@@ -24,7 +24,6 @@ def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession
     """Return a session that grants so many messages per task."""
     window = Share(messages, 1000)
     return ReceiveSession(
-        "a",
         1,
         CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=wants_releases),
     )
