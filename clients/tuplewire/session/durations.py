@@ -86,26 +86,3 @@ class QueueTimes:
                 until = last
             into.add(now - since, until - self._gone)
             self._gone = until
-
-
-class FrameTimes:
-    """The times of a session's frames from the first write to the acknowledgement."""
-
-    __slots__ = ("_written",)
-
-    def __init__(self) -> None:
-        self._written: deque[tuple[int, int, float, Example | None]] = deque()
-
-    def written(self, sequence: int, messages: int, now: float, example: Example | None = None) -> None:
-        """Record the write of a frame. A repeated write of the same frame is ignored."""
-        if not self._written or sequence > self._written[-1][0]:
-            self._written.append((sequence, messages, now, example))
-
-    def acknowledged(self, sequence: int, now: float, into: Durations) -> None:
-        """Record that the frames up to the number `sequence` were acknowledged."""
-        written = self._written
-        while written and written[0][0] <= sequence:
-            _, messages, since, example = written.popleft()
-            into.add(now - since, messages)
-            if example is not None:
-                into.mark(now - since, example)

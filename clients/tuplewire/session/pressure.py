@@ -9,10 +9,11 @@ Design: docs/design/status.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuplewire.session.durations import Durations, Example, FrameTimes
+from tuplewire.session.durations import Durations, Example
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.send import SendWindow
 from tuplewire.values.group import TaskGroup, task_and_forwarded
@@ -57,7 +58,8 @@ class SendingPressure:
         self._window = window
         self._clock = clock
         self._without_credit = 0
-        self._frames = FrameTimes()
+        self._written: deque[tuple[int, int, float, Example | None]] = deque()
+        """The number, messages, first write and example of each frame that is not acknowledged."""
 
     def look(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
@@ -79,7 +81,7 @@ class SendingPressure:
             self.acknowledged()
         else:
             # No frame is acknowledged in this numbering: all frames are written again, maybe renumbered.
-            self._frames = FrameTimes()
+            self._written.clear()
 
     def idles(self) -> None:
         """Record that the driver stops writing, possibly because it waits for acknowledgements."""
@@ -93,13 +95,19 @@ class SendingPressure:
     def writes(self, frame: OutFrame) -> None:
         """Record that a frame is being written, until goes_on() is called."""
         now = self._clock()
-        look = self.outbound.example
-        self._frames.written(frame.sequence, frame.messages, now, None if look is None else look(frame.runs))
+        if not self._written or frame.sequence > self._written[-1][0]:  # not the repeated write of a frame
+            example = self.outbound.example and self.outbound.example(frame.runs)
+            self._written.append((frame.sequence, frame.messages, now, example))
         self.outbound.held.setdefault(self, now)
 
     def acknowledged(self) -> None:
         """Record that the window has applied an acknowledgement."""
-        self._frames.acknowledged(self._window.acknowledged, self._clock(), self.outbound.send_to_ack)
+        now, into = self._clock(), self.outbound.send_to_ack
+        while self._written and self._written[0][0] <= self._window.acknowledged:
+            _, messages, since, example = self._written.popleft()
+            into.add(now - since, messages)
+            if example is not None:
+                into.mark(now - since, example)
 
     def blocked_tasks(self) -> set[int]:
         """Return the tasks with messages that cannot be sent now."""
@@ -139,8 +147,7 @@ class ReportedLoads:
 
     def tasks(self, now: float) -> frozenset[int]:
         """Return the tasks with a report that has not expired."""
-        since = now - self._expires_seconds
-        return frozenset(task for task, (_, told) in list(self._reports.items()) if told > since)
+        return frozenset(self.of(list(self._reports), now))
 
     def of(self, tasks: Iterable[int], now: float) -> dict[int, float]:
         """Return the last reports of these tasks, without expired ones."""

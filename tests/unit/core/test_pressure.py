@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from tuplewire.session.durations import BOUNDS
+from tuplewire.session.flow import OutFrame
 from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
 
 
@@ -112,6 +114,21 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
     idles(first, 4.0)
     assert outbound.held_since == 2.0
     assert not blocked(first, 4.0 + HELD_SECONDS / 2)
+
+
+def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that is written again after a break is as old as it is."""
+    outbound, window = OutboundPressure(), Window()
+    session = session_of(window, outbound)
+    for sequence, messages, now in ((1, 100, 0.0), (2, 1, 1.0), (1, 100, 2.0)):
+        monkeypatch.setattr(Clock, "now", now)
+        session.writes(OutFrame(sequence, [], [], messages, 0))
+    monkeypatch.setattr(Clock, "now", 2.4)
+    for window.acknowledged, counted in ((1, 100), (2, 101)):
+        session.acknowledged()
+        counts = outbound.send_to_ack.counts
+        assert counts[BOUNDS.index(2.5)] == sum(counts) == counted
+    assert outbound.send_to_ack.seconds == pytest.approx(100 * 2.4 + 1.4)
 
 
 @pytest.mark.parametrize("full", [False, True])

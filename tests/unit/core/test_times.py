@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
+from tuplewire.session.durations import BOUNDS, Durations, QueueTimes
 from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import HELD_SECONDS
 from tuplewire_service.worker.times import (
@@ -86,18 +86,6 @@ def test_a_queue_that_begins_late_counts_its_own() -> None:
     times.came(12, 7.0)
     times.left(12, 7.0, into)
     assert buckets(into) == {0.001: 2}
-
-
-def test_frames_take_from_first_writing_to_acknowledgement() -> None:
-    """A frame that is written again after a break is as old as it is."""
-    times, into = FrameTimes(), Durations()
-    times.written(1, 100, 0.0)
-    times.written(2, 1, 1.0)
-    times.written(1, 100, 2.0)
-    times.acknowledged(1, 2.4, into)
-    assert buckets(into) == {2.5: 100}
-    times.acknowledged(2, 2.4, into)
-    assert buckets(into) == {2.5: 101}
 
 
 @given(WAITS)
