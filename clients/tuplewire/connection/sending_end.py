@@ -18,12 +18,11 @@ from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.receipts import Receipts
 from tuplewire.connection.resumable import Identity, Resumable
 from tuplewire.connection.send_buffer import SendBuffer
-from tuplewire.connection.stream import ClientStream, Dial
+from tuplewire.connection.stream import ClientStream, Dial, Silence
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import SendCounts
 from tuplewire.session.pressure import ReportedLoads, SendingPressure
-from tuplewire.session.retry import ProbeTimer
 from tuplewire.session.send import SendWindow
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import PROTOCOL_VERSION, AckMode, SessionSettings
@@ -84,7 +83,7 @@ class SendingEnd(Resumable):
         self._due = asyncio.Event()
         """Set when there may be something to write."""
         self._probing = False
-        self._silence = ProbeTimer(0.0)
+        self._silence = Silence(self._loop)
         self._pacer = Pacer(settings.gather_seconds)
         self._dismissed = False
         """True if the receiver drains, and has closed the stream cleanly."""
@@ -254,7 +253,7 @@ class SendingEnd(Resumable):
         return None
 
     def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
-        return self._write(stream), self._probe()
+        return self._write(stream), self._silence.watch(self._probe)
 
     async def _open(self, stream: ClientStream) -> None:
         self._dismissed = False
@@ -283,7 +282,7 @@ class SendingEnd(Resumable):
         self.receipts.opened(welcome)
         self.connected = not self.buffer.ended
         self.counts.connections += 1
-        self._silence.heard(self._loop.time())
+        self._silence.heard()
         self._pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
         self._tell()
@@ -293,18 +292,12 @@ class SendingEnd(Resumable):
         if told := [departure_from_wire(each) for each in departures]:
             self._events.departed(told)
 
-    async def _probe(self) -> None:
+    def _probe(self) -> None:
         """Request all updates again if expected ones do not arrive: they may be lost."""
-        while True:
-            await asyncio.sleep(self._silence.wait(self._loop.time()))
-            now = self._loop.time()
-            if self._silence.wait(now):
-                continue
-            self._silence.heard(now)
-            with self._lock:
-                self._probing = self._window.waiting
-            if self._probing or self.receipts.close_unused_due:
-                self._due.set()
+        with self._lock:
+            self._probing = self._window.waiting
+        if self._probing or self.receipts.close_unused_due:
+            self._due.set()
 
     async def _write(self, stream: ClientStream) -> None:
         pressure = self._pressure
@@ -370,7 +363,7 @@ class SendingEnd(Resumable):
                     self._probing = True
                     self._due.set()
                     continue
-                self._silence.heard(self._loop.time())
+                self._silence.heard()
                 self.receipts.update(update)
                 self._pacer.press()
                 self._pressure.acknowledged()

@@ -17,6 +17,8 @@ from tuplewire.wire.codec import encode_frame
 
 GATHER_SECONDS = 0.02
 """The delay of reports that the peer has not requested immediately."""
+PROBE_SECONDS = 1.0
+"""A side that waits for an update sends a probe after this time without one."""
 
 
 class StreamBroken(Exception):  # noqa: N818  an event, not an error: end() returns the reason
@@ -62,6 +64,31 @@ class ClientStream(MessageStream):
 
 Dial = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 """Opens a stream to a fixed worker; the argument is the method, "Send" or "Recv"."""
+
+
+class Silence:
+    """Calls a function after PROBE_SECONDS without an update; it may send a probe for the full state.
+
+    Acknowledgements and credit are absolute, so the next one replaces a lost one. A probe ensures that there
+    is a next one. Source: TCP's window probe. Call only from the event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._clock = loop.time
+        self.heard()
+
+    def heard(self) -> None:
+        """Restart the time, because an update was received."""
+        self._due = self._clock() + PROBE_SECONDS
+
+    async def watch(self, probe: Callable[[], None]) -> None:
+        """Call the function after each such time."""
+        while True:
+            if (left := self._due - self._clock()) > 0:
+                await asyncio.sleep(left)
+            else:
+                self.heard()
+                probe()
 
 
 class Gathering:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.connection.pacer import Pacer
-from tuplewire.connection.stream import StreamBroken
+from tuplewire.connection.stream import Silence, StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadRefusedError, RefusedError, TuplewireError
 from tuplewire.session.asking import Asking
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
-from tuplewire.session.retry import ProbeTimer
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.values.group import TaskGroup, same_time
 from tuplewire.wire import messaging_pb2 as pb
@@ -127,7 +126,7 @@ class RecvStream:
         self._pacer = Pacer(self.settings.gather_seconds)
         self._closing = False
         self._clock = asyncio.get_running_loop().time
-        self._progress_timer = ProbeTimer(self._clock())
+        self._silence = Silence(asyncio.get_running_loop())
         self._probe_due = False
 
     async def carry(self) -> None:
@@ -135,7 +134,7 @@ class RecvStream:
         writer = asyncio.create_task(self._write(), name="deliver")
         others = [
             asyncio.create_task(self._read(), name="progress"),
-            asyncio.create_task(self._probe(), name="probe"),
+            asyncio.create_task(self._silence.watch(self._probe), name="probe"),
         ]
         try:
             ends: list[asyncio.Future[Any]] = [writer, self.denied, *others]
@@ -160,7 +159,7 @@ class RecvStream:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
-                self._progress_timer.heard(self._clock())
+                self._silence.heard()
                 await _take_progress(self.subscription, request.progress)
                 self._pacer.press()
             elif kind == "goodbye":
@@ -197,15 +196,11 @@ class RecvStream:
         if self.denied.done():
             await wire.write(pb.RecvResponse(ended=ended_to_wire(self.denied.result())).SerializeToString())
 
-    async def _probe(self) -> None:
+    def _probe(self) -> None:
         """Request the consumer's state again if expected progress is overdue: it may have been lost."""
-        while True:
-            await asyncio.sleep(self._progress_timer.wait(self._clock()))
-            if not self._progress_timer.wait(self._clock()):
-                self._progress_timer.heard(self._clock())
-                self._probe_due = self.subscription.waiting
-                if self._probe_due:
-                    self.wake.set()
+        self._probe_due = self.subscription.waiting
+        if self._probe_due:
+            self.wake.set()
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, pb.TaskCursor]:

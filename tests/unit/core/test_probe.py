@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from tuplewire.session.retry import PROBE_SECONDS, ProbeTimer
+import asyncio
+
+import pytest
+
+from tuplewire.connection import stream
+from tuplewire.connection.stream import Silence
 
 
-def test_due_after_silence() -> None:
-    """News put it off; the time without news makes it due."""
-    timer = ProbeTimer(10.0)
-    assert timer.wait(10.0) == PROBE_SECONDS
-    timer.heard(10.5)
-    assert timer.wait(11.0) == PROBE_SECONDS - 0.5
-    assert timer.wait(10.5 + PROBE_SECONDS) == 0
-    assert timer.wait(99.0) == 0
+async def test_due_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """News put it off; the time without news makes it due, again and again."""
+    monkeypatch.setattr(stream, "PROBE_SECONDS", 0.1)
+    loop = asyncio.get_running_loop()
+    probes: list[float] = []
+    silence = Silence(loop)
+    watch = asyncio.create_task(silence.watch(lambda: probes.append(loop.time())))
+    await asyncio.sleep(0.05)
+    silence.heard()
+    heard = loop.time()
+    await asyncio.sleep(0.35)
+    watch.cancel()
+    assert len(probes) >= 2
+    assert probes[0] >= heard + 0.09
+    assert probes[1] >= probes[0] + 0.09
