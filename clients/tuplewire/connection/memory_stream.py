@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import Any
 
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.flow import OutFrame
-from tuplewire.values.group import TaskGroup
 
 MEMORY = "memory:"
 """The prefix of addresses of servers in this process, before the port."""
@@ -25,27 +24,12 @@ _ROOM_BYTES = 4 << 20
 """A writer waits while this many bytes are not read yet, as with gRPC's flow control."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassedFrame:
-    """A frame of a Send stream that passes its groups without a copy; has the fields of Frame."""
-
-    sequence: int
-    groups: Sequence[TaskGroup]
-    closed: Sequence[int]
-    assignment_version: int
-    tell_at_once: bool
-    size_bytes: int
-
-    def __len__(self) -> int:
-        return self.size_bytes
-
-
 class MemoryStream(MessageStream):
     """One side of a stream. Messages that arrived before the stream broke can still be read."""
 
     def __init__(self) -> None:
         self._other = self
-        self._arrived: deque[bytes | PassedFrame] = deque()
+        self._arrived: deque[bytes | OutFrame] = deque()
         self._size = 0
         self._done = False
         self._news = asyncio.Event()
@@ -57,11 +41,8 @@ class MemoryStream(MessageStream):
         """Connect this side with another one as a stream."""
         self._other, other._other = other, self
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | OutFrame) -> None:
         """See MessageStream."""
-        await self._put(data)
-
-    async def _put(self, data: bytes | PassedFrame) -> None:
         other = self._other
         while self.broken is None and other._size >= _ROOM_BYTES:
             other._room.clear()
@@ -69,17 +50,11 @@ class MemoryStream(MessageStream):
         if self.broken is not None:
             raise StreamBroken from self.broken
         other._arrived.append(data)
-        other._size += len(data)
+        other._size += _size_of(data)
         other._news.set()
 
-    async def read(self) -> bytes | None:
-        """See MessageStream."""
-        data = await self.take()
-        assert not isinstance(data, PassedFrame)  # noqa: S101 - only take() is for Send streams
-        return data
-
-    async def take(self) -> bytes | PassedFrame | None:
-        """Return the next message of a Send stream; see MessageStream.read."""
+    async def read(self) -> Any:
+        """See MessageStream. A Send stream also returns frames as OutFrame."""
         while not self._arrived:
             if self._done:
                 return None
@@ -89,7 +64,7 @@ class MemoryStream(MessageStream):
             await self._news.wait()
         await asyncio.sleep(0)  # one message each turn: other streams run in between, as over a socket
         data = self._arrived.popleft()
-        self._size -= len(data)
+        self._size -= _size_of(data)
         self._room.set()
         return data
 
@@ -106,17 +81,16 @@ class MemoryStream(MessageStream):
             side._room.set()
 
 
+def _size_of(data: bytes | OutFrame) -> int:
+    return data.size_bytes if isinstance(data, OutFrame) else len(data)
+
+
 class MemoryClientStream(MemoryStream, ClientStream):
     """The connecting side of a stream."""
 
-    async def write_frame(self, frame: OutFrame, assignment_version: int) -> None:
-        """See ClientStream."""
-        groups = frame.groups()
-        await self._put(
-            PassedFrame(
-                frame.sequence, groups, frame.closed, assignment_version, frame.asks, frame.size_bytes
-            )
-        )
+    async def write_frame(self, frame: OutFrame) -> None:
+        """See ClientStream. Passes the frame's groups without a copy."""
+        await self.write(frame)
 
     async def done_writing(self) -> None:
         """See ClientStream."""

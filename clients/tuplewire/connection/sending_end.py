@@ -332,9 +332,10 @@ class SendingEnd(Resumable):
                 pressure.goes_on()
                 asked = False
                 continue
-            asked = frame.asks
+            asked = frame.tell_at_once
             pressure.writes(frame)
-            await stream.write_frame(frame, self._events.assignment_version())
+            frame.assignment_version = self._events.assignment_version()
+            await stream.write_frame(frame)
             pressure.goes_on()
             if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
                 await self._pacer.gather(wait)

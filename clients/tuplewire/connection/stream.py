@@ -40,16 +40,16 @@ class MessageStream(ABC):
 class ClientStream(MessageStream):
     """The connecting side of a stream."""
 
-    async def write_frame(self, frame: OutFrame, assignment_version: int) -> None:
+    async def write_frame(self, frame: OutFrame) -> None:
         """Write a frame of a Send stream; see write. A stream in memory passes its groups unencoded."""
         await self.write(
             encode_frame(
                 frame.sequence,
                 frame.runs,
                 accepted_micros=frame.accepted_micros,
-                assignment_version=assignment_version,
+                assignment_version=frame.assignment_version,
                 closed=frame.closed,
-                tell_at_once=frame.asks,
+                tell_at_once=frame.tell_at_once,
             )
         )
 

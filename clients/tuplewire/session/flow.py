@@ -157,7 +157,7 @@ class Flow:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OutFrame:
     """A frame to write: runs of groups, each run one (task, source) on the wire."""
 
@@ -169,8 +169,10 @@ class OutFrame:
     size_bytes: int
     closed: Sequence[int] = ()
     """The flows that the receiver removes before it accepts the messages."""
-    asks: bool = False
+    tell_at_once: bool = False
     """True if the receiver must acknowledge the frame immediately."""
+    assignment_version: int = 0
+    """The version of the assignment that the messages are routed by; 0: none. Set when it is written."""
 
     def groups(self) -> list[TaskGroup]:
         """Return the groups, each with its time of acceptance, for transports that do not encode them."""

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuplewire.connection.memory_stream import PassedFrame
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
@@ -23,6 +22,7 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.session.departure import Departure
+from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
@@ -40,7 +40,7 @@ from tuplewire_service.messaging.server_stream import (
     finish_writing,
 )
 
-_FRAMES = (OpaqueFrame, PassedFrame)
+_FRAMES = (OpaqueFrame, OutFrame)
 _MOST_LOADS = 10_000
 """Maximum number of loads in one message: 100 to 200 KB."""
 _MOST_DEPARTURES = 100
@@ -288,10 +288,10 @@ class SendService(StreamService):
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    def _frame(self, session: Session, frame: OpaqueFrame | PassedFrame) -> None:
+    def _frame(self, session: Session, frame: OpaqueFrame | OutFrame) -> None:
         # The local transport passes groups in memory, without encoding.
-        if isinstance(frame, PassedFrame):
-            groups, closed = frame.groups, frame.closed
+        if isinstance(frame, OutFrame):
+            groups, closed = frame.groups(), frame.closed
         else:
             groups, closed = groups_of(frame), closed_flows_of(frame)
         if not session.worker_number and any(group.forwarded for group in groups):

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeVar
 
-from tuplewire.connection.memory_stream import PassedFrame
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
     MalformedError,
@@ -28,6 +27,7 @@ from tuplewire.errors import (
     WrongTopologyError,
     WrongWorkerError,
 )
+from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
@@ -112,10 +112,10 @@ class ServerStream(MessageStream):
     peer: str
     """The name of the other side in the log."""
 
-    async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
+    async def read_request(self) -> pb.SendRequest | OpaqueFrame | OutFrame | None:
         """Return the next request of a Send stream; see read(). Also raises MalformedError."""
-        data = await self.read()
-        return None if data is None else decode(pb.SendRequest, data)
+        data: bytes | OutFrame | None = await self.read()  # a stream in memory passes frames unencoded
+        return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
     def admit(self) -> IAccess:
         """Return the rights of the other side. Raises RefusedError if it is not admitted."""

@@ -201,7 +201,7 @@ def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], q
         sending = Sending(**settings)
         sending.offer(1, messages)
         (frame,) = sending.frames()
-        assert frame.asks is asks
+        assert frame.tell_at_once is asks
 
 
 def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:

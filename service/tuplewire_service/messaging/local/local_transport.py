@@ -18,15 +18,11 @@ from tuplewire.connection.memory_stream import (
     MEMORY,
     MemoryClientStream,
     MemoryStream,
-    PassedFrame,
     dial_memory,
     memory_servers,
 )
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import BindError, TuplewireError, UnreachableError
-from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.server_stream import EVERYTHING, OWN_PROGRAM, IAccess, ServerStream
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 
@@ -41,10 +37,6 @@ class _LocalServerStream(MemoryStream, ServerStream):
 
     def admit(self) -> IAccess:
         return self._access
-
-    async def read_request(self) -> pb.SendRequest | OpaqueFrame | PassedFrame | None:
-        data = await self.take()
-        return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         self.break_off(error)
