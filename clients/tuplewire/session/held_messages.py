@@ -283,7 +283,7 @@ class HeldMessages:
 
     def fits(
         self,
-        groups: Iterable[TaskGroup],
+        groups: Collection[TaskGroup],
         more_messages: int = 0,
         more_bytes: int = 0,
         more_to: Mapping[int, int] = MappingProxyType({}),
@@ -293,16 +293,7 @@ class HeldMessages:
         `more_to` is the number of additional messages of each flow.
         """
         settings = self._settings
-        messages = size = 0
-        to_task: dict[int, int] = {}
-        for group in groups:
-            flow, count = group.flow, len(group)
-            messages += count
-            size += group.size_bytes
-            offered = to_task[flow] = to_task.get(flow, 0) + count
-            held = self.held_of(flow) + more_to.get(flow, 0)
-            if excess(held, offered, settings.max_pending_task_messages):
-                return False
+        messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
         return not (
             excess(self.messages + more_messages, messages, settings.max_pending_messages)
             or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
@@ -313,23 +304,24 @@ class HeldMessages:
         settings, flows = self._settings, self._flows
         short = (
             bool(self.without_credit)
+            or self._crowded(groups, more_to)
             or self.messages * 2 >= settings.max_pending_messages
             or self.size_bytes * 2 >= settings.max_pending_bytes
             or any(flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries)
         )
         return short and not any(frame.asks for frame in self._in_flight)
 
-    def _crowded(self, groups: Iterable[TaskGroup]) -> dict[int, int]:
-        """Return the tasks whose bound would be exceeded, with the number of messages that may remain."""
+    def _crowded(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
+        """Return the flows whose bound would be exceeded, with the number of messages that may remain."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
         crowded: dict[int, int] = {}
         for group in groups:
-            flow = self._flows.get(group.flow)
-            if flow is not None and flow.held:
-                count = offered[group.flow] = offered.get(group.flow, 0) + len(group)
-                if too_many := excess(flow.held, count, limit):
-                    crowded[group.flow] = flow.held - too_many
+            number = group.flow
+            count = offered[number] = offered.get(number, 0) + len(group)
+            held = self.held_of(number) + more_to.get(number, 0)
+            if too_many := excess(held, count, limit):
+                crowded[number] = held - too_many
         return crowded
 
     def _make_room(self, groups: Sequence[TaskGroup]) -> bool:
@@ -341,7 +333,7 @@ class HeldMessages:
         messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
         most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
         most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
-        crowded = self._crowded(groups)
+        crowded = self._crowded(groups, {})
         # Check all bounds before anything is dropped: a failed offer must not cost messages.
         if self._written > most or self._written_bytes > most_bytes:
             return False
