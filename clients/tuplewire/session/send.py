@@ -45,7 +45,6 @@ class SendWindow(HeldMessages):
         self._closing: dict[int, None] = {}
         self._closed: dict[int, int] = {}
         self._asking = Asking()
-        self._asked: deque[int] = deque()
         self.acknowledged = 0
         """The last frame that the receiver has acknowledged."""
         self.receiver_incarnation = 0
@@ -195,7 +194,6 @@ class SendWindow(HeldMessages):
             flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.since = 0
             self._limit(number, flow)
         self._in_flight.clear()
-        self._asked.clear()
         self._resend.clear()
         self._closing.clear()
         self._closed.clear()
@@ -233,8 +231,6 @@ class SendWindow(HeldMessages):
         if not entries and not self._closing:
             return None
         asks = self._asking.asks(now, pressing=pressing or self._short_of_room(entries))
-        if asks:
-            self._asked.append(self._next_sequence)
         frame = InFlight(self._next_sequence, entries, self._take_closing(), asks)
         self._next_sequence += 1
         self._in_flight.append(frame)
@@ -242,10 +238,8 @@ class SendWindow(HeldMessages):
 
     @property
     def _enough_on_the_way(self) -> bool:
-        asked = self._asked
-        while asked and asked[0] <= self.acknowledged:
-            asked.popleft()
-        return len(asked) >= _MAX_ASKED and len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
+        frames = self._in_flight
+        return len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.asks for each in frames) >= _MAX_ASKED
 
     # --- unused flows -----------------------------------------------------------------------
 
