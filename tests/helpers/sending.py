@@ -68,7 +68,8 @@ class Sending:
             max_message_bytes=max_message_bytes,
             max_frame_bytes=max_request_bytes,
         )
-        return self._adding_up(self.window.opened(welcome))
+        self.window.opened(welcome)
+        return self._settled()
 
     def offer(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> bool:
         """Offer so many messages of one byte; each byte is the message's number."""
@@ -78,13 +79,13 @@ class Sending:
     def offer_groups(self, *groups: TaskGroup, tag: Any = None) -> bool:
         """Offer groups as one batch."""
         taken = self.window.offer(groups, tag)
-        self._adding_up([])
+        self._add_up()
         return taken
 
     def frame(self) -> OutFrame | None:
         """Return the next frame."""
         frame = self.window.next_frame()
-        self._adding_up([])
+        self._add_up()
         return frame
 
     def frames(self) -> list[OutFrame]:
@@ -101,13 +102,17 @@ class Sending:
         self, sequence: int, *, grants: tuple[pb.TaskCredit, ...] = (), refusals: tuple[pb.Refusal, ...] = ()
     ) -> list[Settled]:
         """Hear an acknowledgement."""
-        return self._adding_up(self.window.update(ack_of(sequence, grants, refusals)))
+        self.window.update(ack_of(sequence, grants, refusals))
+        return self._settled()
 
-    def _adding_up(self, settled: list[Settled]) -> list[Settled]:
+    def _settled(self) -> list[Settled]:
+        self._add_up()
+        return self.window.take_settled()
+
+    def _add_up(self) -> None:
         ledger = self.window.ledger()
         assert ledger.balanced, str(ledger)
         assert ledger.pending == self.window.messages
-        return settled
 
     @property
     def acknowledged(self) -> int:

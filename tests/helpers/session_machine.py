@@ -164,7 +164,7 @@ class SessionMachine(RuleBasedStateMachine):
         """What was given up, and told, is exactly this."""
         told: Counter[tuple[int, int]] = Counter()
         told_bytes = 0
-        for each in self.window.take_overflowed():
+        for each in self.window.take_settled():
             assert each.dropped is DropReason.OVERFLOW
             told[each.token.number, each.task] += each.messages
             told_bytes += each.size_bytes
@@ -202,12 +202,14 @@ class SessionMachine(RuleBasedStateMachine):
                 assert self.update_lost, "nothing was lost"
                 continue  # it asks, sooner or later
             self.heard.append(update)
-            self._settle(self.window.update(update))
+            self.window.update(update)
+            self._settle(self.window.take_settled())
 
     def hear_again(self, limit: int) -> None:
         """Whatever is said twice, however late, settles nothing the second time."""
         for update in reversed(self.heard[-limit:]):
-            assert self.window.update(update) == []
+            self.window.update(update)
+            assert self.window.take_settled() == []
 
     def miss(self, limit: int) -> None:
         """Updates are lost, and refusals with them."""
@@ -263,7 +265,8 @@ class SessionMachine(RuleBasedStateMachine):
             max_message_bytes=2**30,
             max_frame_bytes=2**31,
         )
-        self._settle(self.window.opened(welcome))
+        self.window.opened(welcome)
+        self._settle(self.window.take_settled())
         self.told_lost = self.window.perhaps_lost
         assert self.told_lost >= self.lost, "more died than is told"
         assert not (self.processed_mode and self.told_lost), "what comes again did not die"

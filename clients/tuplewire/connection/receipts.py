@@ -12,7 +12,6 @@ from typing import Any
 
 from tuplewire.connection.receiver_reports import warn_of_lost
 from tuplewire.connection.send_buffer import SendBuffer
-from tuplewire.session.ledger import Settled
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Ack, Refusal, Welcome
 
@@ -44,12 +43,13 @@ class Receipts:
                 return
             known = window.acknowledged
             lost_before = window.perhaps_lost
-            settled = window.opened(welcome)
-            buffer.refused.add_too_large(settled, window.max_message_bytes)
+            settled_before = len(window.settled)
+            window.opened(welcome)
+            buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
             self._watched_told = not self._watched
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
-            self._take_outcome(settled, welcome.refusals, known)
+            self._add_refusals(welcome.refusals, known)
         warn_of_lost(buffer.address, window.perhaps_lost - lost_before)
         buffer.refused.log()
 
@@ -58,12 +58,12 @@ class Receipts:
         with self._lock:
             if not self._buffer.ended:
                 known = self._window.acknowledged
-                self._take_outcome(self._window.update(update), update.refusals, known)
+                self._window.update(update)
+                self._add_refusals(update.refusals, known)
         self._buffer.refused.log()
 
-    def _take_outcome(self, settled: list[Settled], refusals: Iterable[Refusal], known: int) -> None:
-        """Add settled messages, and refusals in frames after `known`: earlier ones were reported."""
-        self._buffer.settled += settled
+    def _add_refusals(self, refusals: Iterable[Refusal], known: int) -> None:
+        """Add refusals in frames after `known`: earlier ones were reported."""
         self._buffer.refused.add(each for each in refusals if each.sequence > known)
         self._buffer.notify()
 

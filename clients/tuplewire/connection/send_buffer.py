@@ -24,7 +24,7 @@ from tuplewire.errors import (
     RefusedMessagesError,
     TuplewireError,
 )
-from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
+from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.send import SendWindow
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import Overflow, SessionSettings
@@ -71,8 +71,6 @@ class SendBuffer:
         """The identifier of the event loop's thread, once the session has started."""
         self.handed = HandOver()
         self.offers: list[Offer] = []
-        self.settled: list[Settled] = []
-        """The settled messages that are not reported yet."""
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "closing" if self.closing else "open"
@@ -209,7 +207,7 @@ class SendBuffer:
         if threading.get_ident() == self.loop_thread:
             self.take_in()
             self.handed.shut()
-            return self._offer_to_window(groups, token, retain=retain)
+            return self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000)
         if self._hand_over(groups):
             return True
         if self._settings.overflow is not Overflow.DROP_OLDEST:
@@ -218,14 +216,6 @@ class SendBuffer:
             return True
         # Free space may have appeared since the loop's answer, and this thread was not notified of it.
         return self._hand_over(groups)
-
-    def _offer_to_window(
-        self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False
-    ) -> bool:
-        if not self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000):
-            return False
-        self.settled += self.window.take_overflowed()
-        return True
 
     def _hand_over(self, groups: Sequence[TaskGroup]) -> bool:
         handed = self.handed
@@ -311,8 +301,8 @@ class SendBuffer:
         """Move the submitted messages to the window; with the lock."""
         handed = self.handed
         handed.look += 1
+        now_micros = time.time_ns() // 1000
         if entries := handed.entries[:]:
-            now_micros = time.time_ns() // 1000
             for batch in batches_of(entries):
                 self.window.accept(batch, now_micros=now_micros)
             handed.start_count()
@@ -325,7 +315,9 @@ class SendBuffer:
             handed.shut()
             for offer in offers:
                 if offer.accepted is None:
-                    offer.accepted = self.failed is None and self._offer_to_window(offer.groups)
+                    offer.accepted = self.failed is None and self.window.offer(
+                        offer.groups, now_micros=now_micros
+                    )
             self.moved.notify_all()
 
     def notify(self) -> None:
@@ -337,7 +329,7 @@ class SendBuffer:
     def tell(self) -> None:
         """Report settled and released messages; from one thread at a time, without the lock."""
         with self.lock:
-            settled, self.settled = self.settled, []
+            settled = self.window.take_settled()
             released = self.window.take_released()
         if settled:
             self._events.settled(settled)
@@ -352,7 +344,7 @@ class SendBuffer:
 
     def abandon(self, reason: DropReason) -> None:
         """Drop all pending messages; with the lock."""
-        self.settled += self.window.abandon(reason)
+        self.window.abandon(reason)
         self.notify()
 
     def fail(self, error: TuplewireError) -> None:

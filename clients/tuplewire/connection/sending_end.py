@@ -99,7 +99,7 @@ class SendingEnd(Resumable):
         buffer = self.buffer
         if threading.get_ident() == buffer.loop_thread:
             self._wake_writer()
-            if buffer.settled:
+            if self._window.settled:
                 self._loop.call_soon(buffer.tell)
             return
         handed = buffer.handed
@@ -107,7 +107,7 @@ class SendingEnd(Resumable):
         if handed.told != look:
             self._loop.call_soon_threadsafe(self._woken)
             handed.told = look  # after the call: an interrupt before it leaves that to the next one
-        if buffer.settled:
+        if self._window.settled:
             self._loop.call_soon_threadsafe(buffer.tell)
 
     def _woken(self) -> None:

@@ -145,17 +145,6 @@ class Flow:
             room -= wire_bytes(entry.group)
         return room
 
-    def unsettled(self) -> tuple[list[Entry], list[Settled]]:
-        """Return and clear the unreleased messages: the retained entries, then the settled ones.
-
-        Call this when the receiver will not release them.
-        """
-        unprocessed, self.unprocessed = self.unprocessed, deque()
-        return (
-            [each for each in unprocessed if isinstance(each, Entry)],
-            [each for each in unprocessed if isinstance(each, Settled)],
-        )
-
 
 @dataclass(slots=True, eq=False)
 class OutFrame:

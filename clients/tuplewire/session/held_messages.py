@@ -80,7 +80,6 @@ class HeldMessages:
         self._settings = settings
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
         self._oldest = OldestTask()
-        self._overflowed: list[Settled] = []
         self._retain = settings.ack_mode is AckMode.PROCESSED
         self._flows: dict[int, Flow] = {}
         self._flows_to: dict[int, list[Flow]] = {}
@@ -88,6 +87,8 @@ class HeldMessages:
         self._in_flight: deque[InFlight] = deque()
         self._resend: deque[InFlight] = deque()
         self._ledger = Ledger()
+        self.settled: list[Settled] = []
+        """Messages that were settled since the last take_settled()."""
         self._released: list[Settled] = []
         self._written = self._written_bytes = 0
         self.without_credit: dict[int, None] = {}
@@ -102,11 +103,11 @@ class HeldMessages:
         flow = self._flows.get(number)
         return flow.held if flow is not None else 0
 
-    def _settle(self, entry: Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
-        settled.append(self._account(entry, dropped))
+    def _settle(self, entry: Entry, dropped: DropReason | None) -> None:
+        settled = self._account(entry, dropped)
         # A message that is settled by its acknowledgement alone is released later, by a grant.
         if entry.token is not None and (dropped is not None or entry.retain):
-            self._released.append(settled[-1])
+            self._released.append(settled)
 
     def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
         group = entry.group
@@ -116,7 +117,8 @@ class HeldMessages:
             self._ledger.acknowledged += count
         else:
             self._ledger.dropped[dropped] += count
-        return Settled(entry.token, group.task, count, size, dropped)
+        self.settled.append(Settled(entry.token, group.task, count, size, dropped))
+        return self.settled[-1]
 
     def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
         """Subtract an entry from the counts."""
@@ -173,9 +175,13 @@ class HeldMessages:
             # A flow with pending or retained messages is not finished by the receiver's shutdown.
             if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
                 continue
-            _, released = flow.unsettled()
-            self._released += released
+            self._take_unprocessed(flow)
             flow.processed = flow.released = flow.sent_messages
+
+    def take_settled(self) -> list[Settled]:
+        """Return and clear the messages that were settled since the last call."""
+        settled, self.settled = self.settled, []
+        return settled
 
     def take_released(self) -> list[Settled]:
         """Return and clear the messages with a token that were released since the last call.
@@ -202,21 +208,18 @@ class HeldMessages:
         ]
         return max(found)[1] if found else None
 
-    def abandon(self, reason: DropReason) -> list[Settled]:
-        """Drop all pending messages and return them.
+    def abandon(self, reason: DropReason) -> None:
+        """Drop all pending messages.
 
         In the mode `queued`, messages that the receiver has accepted count as acknowledged, but not as
         released: they were retained only in case the receiver fails.
         """
-        settled: list[Settled] = []
         if not self._retain:
             for flow in self._flows.values():
-                accepted, released = flow.unsettled()
-                self._released += released
-                settled += [self._account(entry, None) for entry in accepted]
+                for entry in self._take_unprocessed(flow):
+                    self._account(entry, None)
         for entry in self._remove_all():
-            self._settle(entry, reason, settled)
-        return settled
+            self._settle(entry, reason)
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
         """Remove and return all pending messages as if they had never been accepted; in order for each task.
@@ -254,13 +257,17 @@ class HeldMessages:
 
         return sorted(self._flows.items(), key=place)
 
+    def _take_unprocessed(self, flow: Flow) -> list[Entry]:
+        """Remove and return the retained messages that the receiver will not release; release the others."""
+        unprocessed, flow.unprocessed = flow.unprocessed, deque()
+        self._released += [each for each in unprocessed if isinstance(each, Settled)]
+        return [each for each in unprocessed if isinstance(each, Entry)]
+
     def _remove_all(self) -> list[Entry]:
         # The order of sending: retained messages, then frames in flight, then waiting messages.
         entries: list[Entry] = []
         for _, flow in self._forwarded_first():
-            kept, released = flow.unsettled()
-            entries += kept
-            self._released += released
+            entries += self._take_unprocessed(flow)
         entries += [entry for frame in self._in_flight for entry in frame.entries]
         entries += [entry for _, flow in self._forwarded_first() for entry in flow.pending]
         for flow in self._flows.values():
@@ -297,6 +304,7 @@ class HeldMessages:
         return not (
             excess(self.messages + more_messages, messages, settings.max_pending_messages)
             or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
+            or self._crowded(groups, more_to)
         )
 
     def _short_of_room(self, entries: Iterable[Entry]) -> bool:
@@ -304,7 +312,6 @@ class HeldMessages:
         settings, flows = self._settings, self._flows
         short = (
             bool(self.without_credit)
-            or self._crowded(groups, more_to)
             or self.messages * 2 >= settings.max_pending_messages
             or self.size_bytes * 2 >= settings.max_pending_bytes
             or any(flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries)
@@ -359,9 +366,4 @@ class HeldMessages:
         flow.pending.rotate(first)
         if not flow.pending:
             self.without_credit.pop(number, None)
-        self._settle(entry.having(gone), DropReason.OVERFLOW, self._overflowed)
-
-    def take_overflowed(self) -> list[Settled]:
-        """Return and clear the messages that `drop_oldest` has dropped since the last call."""
-        overflowed, self._overflowed = self._overflowed, []
-        return overflowed
+        self._settle(entry.having(gone), DropReason.OVERFLOW)

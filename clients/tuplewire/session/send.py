@@ -20,7 +20,7 @@ from tuplewire.errors import ProtocolError
 from tuplewire.session.asking import Asking
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
 from tuplewire.session.held_messages import HeldMessages
-from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, flow_of, task_and_forwarded
@@ -64,7 +64,7 @@ class SendWindow(HeldMessages):
     ) -> bool:
         """Accept all messages and return True, or accept none and return False if they do not fit.
 
-        The policy `drop_oldest` makes space if possible; take_overflowed() returns the dropped messages.
+        The policy `drop_oldest` makes space if possible.
 
         Args:
             groups: The messages.
@@ -116,8 +116,8 @@ class SendWindow(HeldMessages):
         else:
             flow.limit_messages, flow.limit_bytes = self._exceptions.get(number, self._initial)
 
-    def opened(self, welcome: Welcome) -> list[Settled]:
-        """Continue over a new stream according to the receiver's welcome; return the settled messages.
+    def opened(self, welcome: Welcome) -> None:
+        """Continue over a new stream according to the receiver's welcome.
 
         Raises ProtocolError if the receiver resumes at a frame that this sender does not have.
         """
@@ -141,25 +141,23 @@ class SendWindow(HeldMessages):
         self._initial = welcome.initial_credit.messages, welcome.initial_credit.bytes
         self.receiver_incarnation = welcome.receiver_incarnation
         if known:
-            settled = self.update(
+            self.update(
                 Ack(sequence=welcome.last_sequence, credits=welcome.credits, refusals=welcome.refusals)
             )
             self._resend = deque(self._in_flight)
         else:
-            settled = []
             self._exceptions = {_flow_of(grant): (grant.messages, grant.bytes) for grant in welcome.credits}
             self._start_over()  # renumber: the receiver has no memory of earlier frames
-        settled += self._fit(welcome)
+        self._fit(welcome)
         self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
         self.without_credit.clear()
-        return settled
 
     def receiver_gone(self) -> None:
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
         if not self.receiver_answers:
             self.perhaps_lost += self.with_receiver()
 
-    def _fit(self, welcome: Welcome) -> list[Settled]:
+    def _fit(self, welcome: Welcome) -> None:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""
         settings = self._settings
         self.max_message_bytes = min(settings.max_message_bytes, welcome.max_message_bytes)
@@ -167,9 +165,8 @@ class SendWindow(HeldMessages):
         room = max(1, (welcome.max_frame_bytes - self.max_message_bytes) // 2)
         frame_bytes = min(settings.max_frame_bytes, room)
         if frame_bytes == self._max_frame_bytes and self.max_message_bytes == settings.max_message_bytes:
-            return []
+            return
         self._max_frame_bytes = frame_bytes
-        settled: list[Settled] = []
         for flow in self._flows.values():
             waiting, flow.pending = flow.pending, deque()
             for entry in waiting:
@@ -178,8 +175,7 @@ class SendWindow(HeldMessages):
                         if kept:
                             flow.pending.append(entry.having(part))
                         else:
-                            self._settle(entry.having(part), DropReason.TOO_LARGE, settled)
-        return settled
+                            self._settle(entry.having(part), DropReason.TOO_LARGE)
 
     def _start_over(self) -> None:
         """Move all messages back to the head of their flows: the receiver has no memory of the session."""
@@ -187,9 +183,7 @@ class SendWindow(HeldMessages):
             for entry in reversed(frame.entries):
                 self._flows[entry.group.flow].pending.appendleft(entry.redelivered())
         for number, flow in self._flows.items():
-            kept, released = flow.unsettled()
-            self._released += released
-            for entry in reversed(kept):
+            for entry in reversed(self._take_unprocessed(flow)):
                 flow.pending.appendleft(entry.redelivered())
             flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.since = 0
             self._limit(number, flow)
@@ -281,24 +275,23 @@ class SendWindow(HeldMessages):
 
     # --- updates from the receiver ------------------------------------------------------------
 
-    def update(self, update: Ack) -> list[Settled]:
-        """Apply an acknowledgement with its grants and refusals; return the settled messages.
+    def update(self, update: Ack) -> None:
+        """Apply an acknowledgement with its grants and refusals.
 
         A repeated one has no effect. Do not pass an update for which missed() returns True.
         Raises ProtocolError if it acknowledges a frame that was never sent.
         """
         self._check_sent(update.sequence)
-        settled: list[Settled] = []
-        self._refuse(update.refusals, settled)
+        self._refuse(update.refusals)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
                 flow = self._flows[entry.group.flow]
                 if entry.retain:  # settled by a release
                     flow.unprocessed.append(entry)
                     continue
-                self._settle(entry, None, settled)
+                self._settle(entry, None)
                 if entry.token is not None:
-                    flow.unprocessed.append(settled[-1])
+                    flow.unprocessed.append(self.settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
         if self._closed:
             self._closed = {
@@ -307,8 +300,7 @@ class SendWindow(HeldMessages):
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
         for grant in update.credits:
-            self._grant(grant, update.sequence, settled)
-        return settled
+            self._grant(grant, update.sequence)
 
     def missed(self, update: Ack) -> bool:
         """Return True if an earlier acknowledgement was lost, which may have contained refusals."""
@@ -332,7 +324,7 @@ class SendWindow(HeldMessages):
         if sequence >= self._next_sequence:
             raise ProtocolError(f"frame {sequence} was acknowledged, and {self._next_sequence - 1} were sent")
 
-    def _grant(self, grant: TaskCredit, sequence: int, settled: list[Settled]) -> None:
+    def _grant(self, grant: TaskCredit, sequence: int) -> None:
         number = _flow_of(grant)
         flow = self._flows.get(number)
         if flow is None:
@@ -353,11 +345,11 @@ class SendWindow(HeldMessages):
             done = flow.unprocessed.popleft()
             flow.processed += done.messages
             if isinstance(done, Entry):
-                self._settle(done, None, settled)
+                self._settle(done, None)
             else:
                 self._released.append(done)
 
-    def _refuse(self, refusals: Iterable[Refusal], settled: list[Settled]) -> None:
+    def _refuse(self, refusals: Iterable[Refusal]) -> None:
         by_frame: dict[int, dict[int, DropReason]] = {}
         for refusal in refusals:
             unknown = refusal.code == ERROR_CODE_UNKNOWN_TASK
@@ -373,7 +365,7 @@ class SendWindow(HeldMessages):
                 if (why := reasons.get(entry.group.flow)) is None:
                     kept.append(entry)
                 else:
-                    self._settle(entry, why, settled)
+                    self._settle(entry, why)
                     group, flow = entry.group, self._flows[entry.group.flow]
                     flow.sent_messages -= len(group)  # neither side counts refused messages
                     flow.sent_bytes -= group.size_bytes

@@ -10,6 +10,7 @@ from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.messaging_pb2 import Ack
 
 
 def window() -> SendWindow:
@@ -35,6 +36,12 @@ def tokens(settled: list[Settled]) -> list[object]:
     return [each.token for each in settled]
 
 
+def updated(state: SendWindow, update: Ack) -> list[Settled]:
+    """Return what an update settles."""
+    state.update(update)
+    return state.take_settled()
+
+
 def mixed() -> SendWindow:
     """Return a window that has sent kept, passing, kept to task 1, all of it acknowledged."""
     state = window()
@@ -42,7 +49,7 @@ def mixed() -> SendWindow:
     assert state.offer([TaskGroup.of(1, [b"b"])], "b")
     assert state.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
     assert payloads(state.next_frame()) == [b"a", b"b", b"c"]
-    assert tokens(state.update(ack_of(1, [], []))) == ["b"]
+    assert tokens(updated(state, ack_of(1, [], []))) == ["b"]
     return state
 
 
@@ -50,9 +57,9 @@ def test_a_kept_message_settles_when_it_is_processed() -> None:
     """The acknowledgement settles what is not kept; the rest settles, and all are released, in order."""
     state = mixed()
     assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
-    assert tokens(state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
+    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
     assert tokens(state.take_released()) == ["a"]
-    assert tokens(state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
+    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
     assert tokens(state.take_released()) == ["b", "c"]
     assert state.ledger().balanced
     assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
@@ -64,7 +71,7 @@ def test_a_new_receiver_gets_what_is_kept_again() -> None:
     reopen(state, 8)
     assert tokens(state.take_released()) == ["b"]
     assert payloads(state.next_frame()) == [b"a!", b"c!"]
-    assert tokens(state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
+    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
     assert state.ledger().balanced
 
 
@@ -81,8 +88,8 @@ def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
     state = mixed()
     assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
     assert payloads(state.next_frame()) == [b"d"]
-    settled = state.abandon(DropReason.CLOSED)
-    assert [(each.token, each.dropped) for each in settled] == [
+    state.abandon(DropReason.CLOSED)
+    assert [(each.token, each.dropped) for each in state.take_settled()] == [
         ("a", None),
         ("c", None),
         ("d", DropReason.CLOSED),
@@ -103,12 +110,12 @@ def test_an_update_that_follows_a_lost_one_is_noticed() -> None:
     assert state.missed(later)
     everything = ack_of(2, [], lost.refusals, 0)
     assert not state.missed(everything)
-    assert {each.task: each.dropped for each in state.update(everything)} == {
+    assert {each.task: each.dropped for each in updated(state, everything)} == {
         1: DropReason.UNKNOWN_TASK,
         2: None,
     }
     assert not state.missed(later)  # it is late now, and says nothing new
-    assert state.update(later) == []
+    assert updated(state, later) == []
 
 
 def test_waits_for_news_until_all_is_processed() -> None:

@@ -44,7 +44,7 @@ def test_the_oldest_of_all_tasks_give_way() -> None:
         sending.offer(task)
     assert sending.offer(4, 4)
     assert sorted(payloads(sending.frames())) == [4, 5, 6, 7, 8, 9]
-    assert [each.task for each in sending.window.take_overflowed()] == [3, 1, 2, 1]
+    assert [each.task for each in sending.window.take_settled()] == [3, 1, 2, 1]
 
 
 def test_over_a_tasks_bound_its_own_oldest_give_way() -> None:
@@ -81,10 +81,10 @@ def test_as_few_as_have_the_bytes() -> None:
     sending = dropping(max_pending_bytes=20, max_message_bytes=20)
     sending.offer_groups(sizes_of(3, 4, 0, 5, 6))
     assert sending.offer_groups(sizes_of(8, task=2))
-    assert [(each.messages, each.size_bytes) for each in sending.window.take_overflowed()] == [(2, 7)]
+    assert [(each.messages, each.size_bytes) for each in sending.window.take_settled()] == [(2, 7)]
     assert sending.window.size_bytes == 19
     assert sending.offer_groups(sizes_of(2, task=2))
-    assert [(each.messages, each.size_bytes) for each in sending.window.take_overflowed()] == [(2, 5)]
+    assert [(each.messages, each.size_bytes) for each in sending.window.take_settled()] == [(2, 5)]
 
 
 def test_the_larger_of_two_needs_decides() -> None:
@@ -253,8 +253,8 @@ def test_what_gave_way_is_told_once_with_its_token() -> None:
     sending.offer(3, 2, tag="third")
     sending.offer(4, 1, tag="fourth")
     told = [Settled("first", 1, 2, 2, OVERFLOW), Settled("second", 2, 1, 1, OVERFLOW)]
-    assert sending.window.take_overflowed() == sending.window.take_released() == told
-    assert sending.window.take_overflowed() == sending.window.take_released() == []
+    assert sending.window.take_settled() == sending.window.take_released() == told
+    assert sending.window.take_settled() == sending.window.take_released() == []
 
 
 def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
