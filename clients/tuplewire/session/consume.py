@@ -187,29 +187,26 @@ class ConsumeWindow:
         new = []
         half_messages, half_bytes = self._prefetch_messages // 2, self._prefetch_bytes // 2
         for delivery in deliveries:
-            group, first = delivery.group, delivery.first_sequence
-            state = self._tasks.get(group.task)
+            task, first = delivery.group.task, delivery.first_sequence
+            state = self._tasks.get(task)
             if state is None:
-                raise MalformedError(f"messages for task {group.task} came, which is not subscribed")
+                raise MalformedError(f"messages for task {task} came, which is not subscribed")
             if state.waits_for:
                 # The message was in flight when an earlier one was rejected with `wait`. The worker
                 # redelivers it behind the rejected one.
                 continue
-            last = first + len(group) - 1
             if first > state.received + 1:
-                raise MalformedError(
-                    f"task {group.task}: message {first} came after message {state.received}"
-                )
-            if last <= state.received:
+                raise MalformedError(f"task {task}: message {first} came after message {state.received}")
+            last = delivery.last
+            fresh = delivery.within(state.received, last)
+            if fresh is None:
                 continue  # a duplicate of messages from an earlier stream
-            if first <= state.received:
-                group = group.slice(state.received + 1 - first, len(group))
-                first = state.received + 1
+            size = fresh.group.size_bytes
             state.received = last
-            state.held_bytes += group.size_bytes
-            state.unacknowledged.append((last, group.size_bytes))
+            state.held_bytes += size
+            state.unacknowledged.append((last, size))
             asks |= last + half_messages >= state.told or state.held_bytes >= half_bytes
-            new.append(Delivery(first, group))
+            new.append(fresh)
         return Arrived(self._epoch, tuple(new), asks, now_ns)
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
