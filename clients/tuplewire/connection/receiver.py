@@ -22,7 +22,7 @@ from typing import Any
 
 from tuplewire.connection.grpc_channel import ANY_SIZE
 from tuplewire.connection.handover import HandOverCondition
-from tuplewire.connection.resumable import FATAL, Identity, Resumable
+from tuplewire.connection.resumable import Identity, Resumable
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
@@ -62,7 +62,6 @@ class Receiver(Resumable):
     """One subscription to tasks of one worker. Thread-safe, except the methods below "on the loop"."""
 
     method = "Recv"
-    fatal = FATAL | {"UNKNOWN_TASK", "NOT_LOCAL"}
 
     def __init__(
         self,

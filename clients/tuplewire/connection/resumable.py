@@ -37,6 +37,8 @@ FATAL = CREDENTIALS | {
     "STALE_INCARNATION",
     "SUPERSEDED",
     "WRONG_TOPOLOGY",
+    "UNKNOWN_TASK",
+    "NOT_LOCAL",
 }
 """Refusals that every retry of the same request would receive."""
 
@@ -58,8 +60,6 @@ class Resumable(ABC):
     """Keeps one stream open until the session ends. Call only from the event loop."""
 
     method: ClassVar[str]
-    fatal: ClassVar[frozenset[str]] = FATAL
-    """The codes of refusals after which a retry is useless."""
 
     def __init__(
         self,
@@ -126,10 +126,6 @@ class Resumable(ABC):
     def _failed(self, error: TuplewireError) -> None:
         """Handle an error after which no further stream is opened."""
 
-    def _dismissed_because(self) -> TuplewireError | None:
-        """Return the reason for the end of the stream if this side knows it; None: use the stream's error."""
-        return None
-
     # --- life ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -191,7 +187,7 @@ class Resumable(ABC):
 
     def _may_try_again(self, error: TuplewireError) -> bool:
         if isinstance(error, RefusedError):  # refused credentials are final only before the first admission
-            return error.code not in self.fatal or (error.code in CREDENTIALS and self._admitted)
+            return error.code not in FATAL or (error.code in CREDENTIALS and self._admitted)
         return isinstance(error, UnreachableError)
 
     async def _stream(self, backoff: Backoff) -> None:
@@ -208,7 +204,7 @@ class Resumable(ABC):
                     raise ProtocolError(
                         f"{self.address} does not answer as a Tuplewire worker: {error}"
                     ) from error
-            raise self._dismissed_because() or await stream.end()
+            raise await stream.end()
 
     async def _carry(self, stream: ClientStream) -> None:
         beside = [self._loop.create_task(each) for each in self._beside(stream)]

@@ -214,6 +214,9 @@ class SendingEnd(Resumable):
         done[0].result()
 
     def resume(self) -> None:
+        if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
+            error = DrainingError(f"{self.address} is draining; it takes nothing new")
+            self._dismissed = False
         """Continue after a fork."""
         if not self.buffer.ended and self.buffer.failed is None:  # a close() may wait for acknowledgements
             self.start()
@@ -246,11 +249,6 @@ class SendingEnd(Resumable):
     def _may_try_again(self, error: TuplewireError) -> bool:
         # Between workers no error is final: the other one may be fixed or replaced while messages wait.
         return self.identity.worker or super()._may_try_again(error)
-
-    def _dismissed_because(self) -> TuplewireError | None:
-        if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
-            return DrainingError(f"{self.address} is draining; it takes nothing new")
-        return None
 
     def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         return self._write(stream), self._silence.watch(self._probe)
