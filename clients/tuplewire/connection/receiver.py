@@ -119,22 +119,13 @@ class Receiver(Resumable):
         connect_seconds.
         """
         with self._lock:
-            self._moved.wait_for(partial(self._has_news, timeout), timeout)
-            return self._next(timeout)
+            found = self._moved.wait_for(partial(self._next, timeout), timeout)
+        return found or self._none_after(timeout)
 
     async def take_async(self, timeout: float | None = None) -> Arrived | None:
         """Do the same as take, on any event loop. A cancelled call takes no batch."""
-        await self._moved.wait_for_async(partial(self._has_news, timeout), timeout)
-        with self._lock:
-            return self._next(timeout)
-
-    def _has_news(self, timeout: float | None) -> bool:
-        return (
-            bool(self._buffer)
-            or self.failed is not None
-            or self.over
-            or (timeout is None and self._not_let_in)
-        )
+        found = await self._moved.wait_for_async(partial(self._next, timeout), timeout)
+        return found or self._none_after(timeout)
 
     def _next(self, timeout: float | None) -> Arrived | None:
         if self._buffer:
@@ -144,14 +135,15 @@ class Receiver(Resumable):
         if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if timeout is None and self._not_let_in:
-            raise self._unreachable
-        if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
-            raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
+            raise self._unreachable(self._settings.connect_seconds)
         return None
 
-    @property
-    def _unreachable(self) -> UnreachableError:
-        seconds = self._settings.connect_seconds
+    def _none_after(self, timeout: float | None) -> Arrived | None:
+        if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
+            raise self._unreachable(timeout)
+        return None
+
+    def _unreachable(self, seconds: float) -> UnreachableError:
         return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._last_problem}")
 
     @property
@@ -194,7 +186,7 @@ class Receiver(Resumable):
             self._not_let_in = True
             self._moved.notify_all()
         if self._push is not None:
-            self._push.failed(self._unreachable)
+            self._push.failed(self._unreachable(self._settings.connect_seconds))
 
     def _in_reach(self) -> None:
         super()._in_reach()
@@ -281,16 +273,15 @@ class Receiver(Resumable):
         while (data := await stream.read()) is not None:
             response = decode(pb.RecvResponse, data)
             if not isinstance(response, OpaqueFrame):
-                if response.HasField("probe"):
-                    with self._lock:
-                        self._window.repeat()
-                    self._progress.set()
-                elif response.HasField("rejected"):
-                    with self._lock:
-                        self._window.answered(response.rejected.tasks)
-                    self._progress.set()
-                elif response.HasField("ended"):
+                kind = response.WhichOneof("kind")
+                if kind == "ended":
                     raise refused(code_name(response.ended.code), response.ended.detail)
+                with self._lock:
+                    if kind == "probe":
+                        self._window.repeat()
+                    elif kind == "rejected":
+                        self._window.answered(response.rejected.tasks)
+                self._progress.set()
                 continue
             deliveries = map(
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)
