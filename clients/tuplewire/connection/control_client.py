@@ -234,8 +234,9 @@ class ControlClient:
                 return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
         except UnreachableError:
             with self._lock:
-                if self._connection is connection and connection.identity is not None:
-                    self._connection = None  # the worker may return with another certificate
+                if self._connection is connection:
+                    # A new channel connects immediately, and to another certificate; the old one would wait.
+                    self._connection = None
             raise
 
     def _stream(

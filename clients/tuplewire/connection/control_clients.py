@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Self, TypeVar
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.errors import TuplewireError
 
 _AT_ONCE = 32
 _Client = TypeVar("_Client", bound=ControlClient)
@@ -15,7 +15,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ControlClients(Generic[_Client]):
-    """The clients of several workers by address. A client is dropped if its worker does not answer.
+    """The clients of several workers by address.
 
     connect: creates the client of an address, with its timeout. Not thread-safe.
     """
@@ -50,21 +50,12 @@ class ControlClients(Generic[_Client]):
 
         wanted = list(addresses)
         self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "tuplewire-control")
-        answers = dict(zip(wanted, self._pool.map(outcome, wanted), strict=True))
-        for address, answer in answers.items():
-            if isinstance(answer, UnreachableError):
-                self.drop(address)
-        return answers
-
-    def drop(self, address: str) -> None:
-        """Close the client of a worker. A new channel connects immediately; gRPC's old one would wait."""
-        if address in self._clients:
-            self._clients.pop(address).close()
+        return dict(zip(wanted, self._pool.map(outcome, wanted), strict=True))
 
     def keep(self, addresses: Iterable[str]) -> None:
         """Close the clients of all other workers."""
         for address in self._clients.keys() - addresses:
-            self.drop(address)
+            self._clients.pop(address).close()
 
     def close(self) -> None:
         """Close all clients and the threads. Calls in progress end."""

@@ -131,15 +131,13 @@ class Publisher(SinkWorkers):
         asked: dict[At, pb.BeginResponse] = {}
         patience = Patience(self._timeout)
         while True:
-            address = self._address
             try:
                 self._look_up()
                 for at in {*self._present.items(), *self._chosen} - asked.keys():
-                    address = at[0]
-                    asked[at] = self._begin_at(self[address], at)
+                    asked[at] = self._begin_at(self[at[0]], at)
                 break
             except AWAY as error:
-                self._bear(patience, _unasked(self._epoch, error), address)
+                self._bear(patience, _unasked(self._epoch, error))
         former = {
             (each.address, each.worker_id) for answer in asked.values() for each in answer.former_workers
         }

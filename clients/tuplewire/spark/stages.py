@@ -100,12 +100,11 @@ class SinkWorkers(TaskWorkers):
             try:
                 return call(self[address])
             except AWAY as error:
-                self._bear(patience, error, address)
+                self._bear(patience, error)
 
-    def _bear(self, patience: Patience, error: TuplewireError, address: str) -> None:
-        """Wait a moment, and open a new channel: gRPC's backoff would grow. After the timeout, raise."""
+    def _bear(self, patience: Patience, error: TuplewireError) -> None:
+        """Wait a moment; after the timeout, raise."""
         self._all = {}  # the tasks may have moved
-        self.drop(address)
         patience.bear(error)
 
     def wait_for_room(self, attempt: Callable[..., object]) -> None:
@@ -235,7 +234,7 @@ class AttemptStage(SinkWorkers):
             try:
                 waits_for = self[address].stage(request)
             except (*AWAY, UnknownTaskError) as error:  # its assignment may be older
-                self._bear(patience, error, address)
+                self._bear(patience, error)
                 if piece.pieces:  # earlier pieces are staged there, and this one must follow them
                     continue
                 # Nothing is staged there yet: find the workers again from a new assignment.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 
+import pytest
+
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import RefusedError, UnreachableError
@@ -40,23 +42,27 @@ def test_each_is_asked_at_once_and_errors_are_results() -> None:
     assert found == {"a:1": "a:1", "c:1": "c:1"}
 
 
-def test_a_client_is_kept_while_its_worker_answers() -> None:
-    """A worker that is out of reach gets a new client at the next call; one that refuses keeps its own."""
-
-    def call(client: ControlClient) -> None:
-        raise UnreachableError("away") if client.address == "a:1" else RefusedError("not now")
-
+def test_a_client_is_kept_while_its_worker_is_listed() -> None:
+    """Each worker has one client for all calls, until others are named."""
     made = Made()
     with ControlClients(made) as clients:
-        clients.each(["a:1", "b:1"], call)
-        assert made.open == ["b:1"]
-        clients.each(["a:1", "b:1"], call)
-        assert len(made) == 3
+        for _ in range(2):
+            clients.each(["a:1", "b:1"], lambda client: client.address)
+        assert made.open == ["a:1", "b:1"]
         assert clients["b:1"] in made
         assert clients["c:1"].address == "c:1"
         clients.keep(["c:1"])
         assert made.open == ["c:1"]
     assert made.open == []
+
+
+def test_a_worker_out_of_reach_gets_a_new_channel() -> None:
+    """The old one would wait before it connects again; the client goes on with another."""
+    with ControlClient("localhost:1", 5) as client:
+        for _ in range(2):
+            with pytest.raises(UnreachableError):
+                client.status()
+            assert client._connection is None
 
 
 def test_clients_travel_before_their_first_call() -> None:
