@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
+from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.goodbye import owe_goodbye
-from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
+from tuplewire.connection.grpc_channel import dial_grpc
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.memory_stream import MEMORY, dial_memory
 from tuplewire.connection.receiver import Arrive, Fail, Push, Receiver
@@ -155,7 +156,7 @@ class BaseClient(Live):
     def _dial(self) -> Dial:
         if self.address.startswith(MEMORY):
             return dial_memory(self.topology, int(self.address.removeprefix(MEMORY)))
-        return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
+        return dial_grpc(self.address, self._settings, Dialler(self._credentials))
 
     @staticmethod
     def _tell_given_up(sender: SendingEnd, patience: float) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, dialler_for, error_of
+from tuplewire.connection.dialling import Dialler
+from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
@@ -50,7 +51,7 @@ class ControlClient:
         self.timeout = timeout
         self.max_message_bytes = 0
         """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
-        self._dialler = dialler_for(credentials)
+        self._dialler = Dialler(credentials)
         self._lock = threading.RLock()  # a logging handler may call this client in a thread that holds it
         self._connection: _Connection | None = None
         self._closed = False

@@ -33,9 +33,6 @@ NOT_TRUSTED = (
     "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host that is dialled)?"
 )
 """The hint of an error if this side refuses a worker's certificate."""
-Metadata = tuple[tuple[str, str], ...]
-
-
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
 
@@ -50,28 +47,28 @@ class TlsMaterial:
 
 
 class Dialler:
-    """Opens channels for credentials. Thread-safe.
+    """Opens channels for credentials; None: the environment's. Thread-safe.
 
     A file that cannot be used raises ConfigError at the first use. Later, the previous contents stay valid.
     """
 
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: Credentials | None,
         *,
         tls: Callable[[], TlsMaterial] | None = None,
         worker_names: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """Read no file yet. tls, worker_names: return the current values; default: from the credentials."""
-        self.credentials = credentials
-        self._names = worker_names or (lambda: credentials.tls_worker_names)
-        self._tls = tls or WatchedFiles(credentials.files, lambda: read_tls(credentials)).get
+        self.credentials = Credentials.from_environment() if credentials is None else credentials
+        self._names = worker_names or (lambda: self.credentials.tls_worker_names)
+        self._tls = tls or WatchedFiles(self.credentials.files, lambda: read_tls(self.credentials)).get
         self._tokens: WatchedFiles[tuple[Token, ...]] | None = None
-        if credentials.token_file is not None:
-            path = Path(credentials.token_file)
+        if self.credentials.token_file is not None:
+            path = Path(self.credentials.token_file)
             self._tokens = WatchedFiles([path], lambda: read_tokens(path))
 
-    def metadata(self, address: str) -> Metadata:
+    def metadata(self, address: str) -> tuple[tuple[str, str], ...]:
         """Return the token as metadata of a call; raise ConfigError if it must not be sent to the address."""
         if self._tokens is None:
             return ()
@@ -95,10 +92,8 @@ class Dialler:
         """Return a channel to an address; raise UnreachableError if no allowed worker answers there."""
         if not self.credentials.secures(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
-        tls, names = self._tls(), self._names()
-        handshake = partial(_certificate_at, address, tls.context, _HANDSHAKE_SECONDS)
-        seen = await in_own_thread(handshake) if names else None
-        return grpc.aio.secure_channel(grpc_target(address), *_secured(address, options, tls, names, seen))
+        secured = await in_own_thread(partial(self._secured, address, options, _HANDSHAKE_SECONDS))
+        return grpc.aio.secure_channel(grpc_target(address), *secured)
 
     def blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
@@ -106,9 +101,35 @@ class Dialler:
         """Do the same as channel, for a blocking caller. timeout: at most 5 seconds are used."""
         if not self.credentials.secures(address):
             return grpc.insecure_channel(grpc_target(address), options=options)
+        return grpc.secure_channel(grpc_target(address), *self._secured(address, options, timeout))
+
+    def _secured(
+        self, address: str, options: Sequence[tuple[str, Any]], timeout: float
+    ) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
+        """Return a channel's credentials and options. With a list of names, this needs a handshake."""
         tls, names = self._tls(), self._names()
-        seen = _certificate_at(address, tls.context, timeout) if names else None
-        return grpc.secure_channel(grpc_target(address), *_secured(address, options, tls, names, seen))
+        if not names:
+            return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
+        decoded, der = _certificate_at(address, tls.context, timeout)
+        own = names_in(decoded)
+        if not allowed(own, names):
+            raise UnreachableError(
+                f"{address} is not a worker of this cluster: its certificate has the names "
+                f"{', '.join(own) or '(none)'}, and tls_worker_names are "
+                f"{', '.join(names)}; if it should be one, list its name"
+            )
+        comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
+        if not comparable:
+            raise UnreachableError(
+                f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
+                f"({', '.join(own)}); have a DNS name signed in as well"
+            )
+        # Trust only this certificate, and let gRPC compare a name that is in it: a server with another
+        # certificate of the same CA is refused.
+        pem = ssl.DER_cert_to_PEM_cert(der).encode()
+        credentials = grpc.ssl_channel_credentials(pem, tls.key, tls.certificate)
+        name = comparable[0].replace("*", "worker")
+        return credentials, [*options, ("grpc.ssl_target_name_override", name)]
 
 
 def read_tls(credentials: Credentials) -> TlsMaterial:
@@ -157,45 +178,8 @@ def names_in(certificate: dict[str, Any]) -> list[str]:
     return [name for _, name in certificate.get("subjectAltName", ())]
 
 
-_Certificate = tuple[dict[str, Any], bytes]
-"""A certificate as decoded by ssl, and in DER."""
-
-
-def _secured(
-    address: str,
-    options: Sequence[tuple[str, Any]],
-    tls: TlsMaterial,
-    names: Sequence[str],
-    seen: _Certificate | None,
-) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
-    """Return a channel's credentials and options.
-
-    seen: the peer's certificate; None without a list of names.
-    """
-    if seen is None:
-        return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
-    decoded, der = seen
-    own = names_in(decoded)
-    if not allowed(own, names):
-        raise UnreachableError(
-            f"{address} is not a worker of this cluster: its certificate has the names "
-            f"{', '.join(own) or '(none)'}, and tls_worker_names are "
-            f"{', '.join(names)}; if it should be one, list its name"
-        )
-    comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
-    if not comparable:
-        raise UnreachableError(
-            f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
-            f"({', '.join(own)}); have a DNS name signed in as well"
-        )
-    # Trust only this certificate, and let gRPC compare a name that is in it: a server with another
-    # certificate of the same CA is refused.
-    pem = ssl.DER_cert_to_PEM_cert(der).encode()
-    credentials = grpc.ssl_channel_credentials(pem, tls.key, tls.certificate)
-    return credentials, [*options, ("grpc.ssl_target_name_override", comparable[0].replace("*", "worker"))]
-
-
-def _certificate_at(address: str, context: ssl.SSLContext, timeout: float) -> _Certificate:
+def _certificate_at(address: str, context: ssl.SSLContext, timeout: float) -> tuple[dict[str, Any], bytes]:
+    """Return the certificate that a worker shows, as decoded by ssl, and in DER."""
     host, port = split_host_port(address)
     try:
         with (

@@ -20,7 +20,6 @@ import grpc.aio
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
 from tuplewire.errors import PayloadRefusedError, ProtocolError, TuplewireError, UnreachableError, refused
-from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
@@ -118,11 +117,6 @@ def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial
                 stream.close()
 
     return open_stream
-
-
-def dialler_for(credentials: Credentials | None) -> Dialler:
-    """Return the channel factory for credentials; None: the current environment's."""
-    return Dialler(Credentials.from_environment() if credentials is None else credentials)
 
 
 class GrpcStream(MessageStream):

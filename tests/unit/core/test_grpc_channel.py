@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
+from tuplewire.connection.dialling import Dialler
+from tuplewire.connection.grpc_channel import dial_grpc
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
@@ -28,7 +29,7 @@ async def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
     server.add_registered_method_handlers("tuplewire.v1.Messaging", {"Send": handler})
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    dial = dial_grpc(f"127.0.0.1:{port}", SessionSettings(), dialler_for(Credentials()))
+    dial = dial_grpc(f"127.0.0.1:{port}", SessionSettings(), Dialler(Credentials()))
     for _ in range(20):
         async with dial("Send") as stream:
             with contextlib.suppress(StreamBroken):
