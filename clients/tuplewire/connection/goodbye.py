@@ -12,8 +12,9 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 
-from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
@@ -26,7 +27,7 @@ _EXIT_SECONDS = 2.0
 """The time for acknowledgements at the end of a program, for all its clients together."""
 
 _open: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
-_closing: set[asyncio.Task[None]] = set()
+_closing: set[Future[None]] = set()
 
 
 def owe_goodbye(client: object, sender: SendingEnd) -> None:
@@ -41,14 +42,10 @@ def _dropped(sender: SendingEnd, pid: int) -> None:
     # A forked child inherits the finalizer, but not the connection.
     if pid != os.getpid() or sender.buffer.closing:
         return
-    sender.thread.loop.call_soon_threadsafe(_begin_to_close, sender)
+    closing = sender.thread.submit(_close([sender], _DROPPED_SECONDS))
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
     _warn(sender, "was dropped")
-
-
-def _begin_to_close(sender: SendingEnd) -> None:
-    task = watched(sender.thread.loop.create_task(_close([sender], _DROPPED_SECONDS)))
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
 
 
 def _warn(sender: SendingEnd, what: str) -> None:
@@ -70,12 +67,6 @@ async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
             logger.warning("client.not_closed", extra=extra)
 
 
-async def _close_now(senders: Sequence[SendingEnd]) -> None:
-    for closing in _closing:  # their senders are closed below, with the shorter timeout
-        closing.cancel()
-    await _close(senders, _EXIT_SECONDS)
-
-
 @atexit.register
 def _program_ends() -> None:
     left = [sender for sender in _open if not sender.buffer.ended]
@@ -83,8 +74,10 @@ def _program_ends() -> None:
         sender.buffer.closed_because = ", as the program ends: send and close before its exit handlers run"
         if not sender.buffer.closing:
             _warn(sender, "is left")
+    for closing in list(_closing):  # their senders are closed below, with the shorter timeout
+        closing.cancel()
     if left:
-        messaging_loop().run(_close_now(left))
+        messaging_loop().run(_close(left, _EXIT_SECONDS))
 
 
 os.register_at_fork(after_in_child=_open.clear)
