@@ -257,15 +257,10 @@ def uninterrupted(function: Callable[[], _Result]) -> _Result:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    outcome = _Outcome[_Result]()
-    _thread.start_new_thread(_tell, (function, outcome))  # threading waits until it runs
+    outcome, returned = _Outcome[_Result](), Future[_Result]()
+    returned.add_done_callback(lambda done: outcome.tell(done.result))
+    _thread.start_new_thread(_set_result, (returned, function))  # threading waits until it runs
     return outcome.wait()
-
-
-def _tell(function: Callable[[], _Result], outcome: _Outcome[_Result]) -> None:
-    returned: Future[_Result] = Future()
-    _set_result(returned, function)
-    outcome.tell(returned.result)
 
 
 def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:

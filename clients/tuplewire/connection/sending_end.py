@@ -29,12 +29,7 @@ from tuplewire.settings.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.translate import (
-    code_name,
-    departure_from_wire,
-    departure_to_wire,
-    loads_from_wire,
-)
+from tuplewire.wire.translate import code_name, departure_from_wire, departure_to_wire
 
 logger = event_logger(__name__)
 
@@ -214,14 +209,14 @@ class SendingEnd(Resumable):
         done[0].result()
 
     def resume(self) -> None:
-        if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
-            error = DrainingError(f"{self.address} is draining; it takes nothing new")
-            self._dismissed = False
         """Continue after a fork."""
         if not self.buffer.ended and self.buffer.failed is None:  # a close() may wait for acknowledgements
             self.start()
 
     def _lost(self, error: TuplewireError) -> None:
+        if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
+            error = DrainingError(f"{self.address} is draining; it takes nothing new")
+            self._dismissed = False
         about = {"peer": self.address, "reason": str(error)}
         was_connected = self.connected
         if self.over:
@@ -276,7 +271,7 @@ class SendingEnd(Resumable):
                 "bring both to one release"
             )
         self._hear(welcome.departures)
-        self.loads.take(loads_from_wire(welcome.load), time.monotonic())
+        self.loads.take({each.task: each.load for each in welcome.load.tasks}, time.monotonic())
         self.receipts.opened(welcome)
         self.connected = not self.buffer.ended
         self.counts.connections += 1
@@ -369,7 +364,7 @@ class SendingEnd(Resumable):
                 self._tell()
                 self._due.set()
             elif kind == "load":
-                self.loads.take(loads_from_wire(response.load), time.monotonic())
+                self.loads.take({each.task: each.load for each in response.load.tasks}, time.monotonic())
             elif kind == "backpressure":
                 congested = dict.fromkeys(response.backpressure.congested, 1.0)
                 self.congestion.take(congested, time.monotonic())

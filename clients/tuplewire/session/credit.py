@@ -100,7 +100,6 @@ class CreditBook:
     def received(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages. If this raises CreditExceededError, none of `groups` is counted."""
         counted: list[TaskGroup] = []
-        messages = size_bytes = 0
         try:
             for group in groups:
                 account = self._accounts.get(group.flow)
@@ -109,17 +108,14 @@ class CreditBook:
                 count, size = len(group), group.size_bytes
                 account.received_messages += count
                 account.received_bytes += size
-                messages += count
-                size_bytes += size
+                self.received_messages += count
+                self.received_bytes += size
                 counted.append(group)
                 self._check(group.flow, account)
         except RefusedError:
-            for group in counted:  # also subtracts from the totals, which `finally` adds to
+            for group in counted:
                 self.refused(group)
             raise
-        finally:
-            self.received_messages += messages
-            self.received_bytes += size_bytes
 
     def refused(self, group: TaskGroup) -> None:
         """Subtract refused messages from the counts. The sender does not count them either."""

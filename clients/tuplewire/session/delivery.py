@@ -145,9 +145,9 @@ class DeliveryLog:
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
         frame_room = max_bytes
-        while self._waiting and room > 0 and frame_room > 0 and self.taken < credit:
-            if len(deliveries) >= most:
-                break
+        while (
+            self._waiting and room > 0 and frame_room > 0 and self.taken < credit and len(deliveries) < most
+        ):
             group = self._waiting.first.group
             # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
             count = min(
@@ -261,7 +261,7 @@ class DeliveryLog:
         """Remove and return the unacknowledged messages, in order, each with its token."""
         self.rewind()  # marks delivered messages as redelivered: the consumer may have processed them
         left = [(entry.group, entry.token) for entry in self._waiting]
-        self._waiting.clear()
+        self._waiting = EntryQueue()
         self.acknowledged = self.received = self.taken = self.tail
         self.queued_bytes = self.unkept = 0
         return left

@@ -136,12 +136,6 @@ class EntryQueue:
                 self._head, self._tail = self._tail, self._head
         return self._tail.pop()
 
-    def clear(self) -> None:
-        """Remove all entries."""
-        self._head.clear()
-        self._runs.clear()
-        self._tail.clear()
-
     def move_after(self, sequence: int, to: EntryQueue, *, redelivered: bool) -> None:
         """Move all messages after `sequence` to the front of the queue `to`, which continues after them.
 

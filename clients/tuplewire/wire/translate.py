@@ -112,8 +112,3 @@ def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[pb.TaskCursor]:
             credit_bytes=cursor.credit_bytes,
             rejections=part,
         )
-
-
-def loads_from_wire(report: pb.LoadReport) -> dict[int, float]:
-    """Return the reported load of each task."""
-    return {entry.task: entry.load for entry in report.tasks}

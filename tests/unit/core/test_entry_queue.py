@@ -129,15 +129,6 @@ def test_many_can_be_put_in_front() -> None:
     assert sequences(queue) == list(range(1, MANY + 1))
 
 
-def test_a_cleared_queue_is_empty() -> None:
-    """Both ends and the middle."""
-    queue = filled(MANY)
-    queue.first  # noqa: B018 - the front holds some now, too
-    queue.clear()
-    assert not queue
-    assert sequences(queue) == []
-
-
 def test_an_iterator_sees_what_was_there() -> None:
     """A queue may change while another thread reads what it held."""
     queue = filled(MANY)
