@@ -17,9 +17,12 @@ from tuplewire.values.group import TaskGroup
 WINDOW = Share(8, 80)
 
 
-def book(window: Share = WINDOW, *, wants_releases: bool = True) -> CreditBook:
+def book(
+    window: Share = WINDOW, *, wants_releases: bool = True, exhausted: Counter[int] | None = None
+) -> CreditBook:
     """Return a book with messages of at most 10 bytes."""
-    return CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=wants_releases)
+    shares = QueueShares(window, Share(1, 1))
+    return CreditBook(shares, max_message_bytes=10, wants_releases=wants_releases, exhausted=exhausted)
 
 
 def group(task: int, count: int, size: int = 10) -> TaskGroup:
@@ -30,9 +33,7 @@ def group(task: int, count: int, size: int = 10) -> TaskGroup:
 def test_says_when_a_window_is_used_up() -> None:
     """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
     exhausted: Counter[int] = Counter()
-    granted = CreditBook(
-        QueueShares(WINDOW, Share(1, 1)), max_message_bytes=10, wants_releases=True, exhausted=exhausted
-    )
+    granted = book(exhausted=exhausted)
     granted.received([group(1, 7), group(2, 1, size=1)])
     assert not exhausted
     granted.received([group(1, 1), group(3, 8, size=1)])
@@ -48,8 +49,7 @@ def test_says_when_a_window_is_used_up() -> None:
 def test_a_task_whose_flow_is_closed_is_exhausted_no_more() -> None:
     """Also where its sender has not heard of the release yet."""
     exhausted: Counter[int] = Counter()
-    shares = QueueShares(WINDOW, Share(1, 1))
-    state = CreditBook(shares, max_message_bytes=10, wants_releases=True, exhausted=exhausted)
+    state = book(exhausted=exhausted)
     state.received([group(1, WINDOW.messages)])
     assert list(exhausted) == [1]
     state.released(1, WINDOW.messages, 10 * WINDOW.messages)
@@ -60,12 +60,9 @@ def test_a_task_whose_flow_is_closed_is_exhausted_no_more() -> None:
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     """Sessions share the counts: a task is in them as long as one of its senders has no credit."""
     exhausted: Counter[int] = Counter()
-    shares = QueueShares(WINDOW, Share(1, 1))
-    first, second = (
-        CreditBook(shares, max_message_bytes=10, wants_releases=True, exhausted=exhausted) for _ in range(2)
-    )
-    for book in (first, second):
-        book.received([group(7, WINDOW.messages)])
+    first, second = book(exhausted=exhausted), book(exhausted=exhausted)
+    for each in (first, second):
+        each.received([group(7, WINDOW.messages)])
     first.end()
     assert list(exhausted) == [7]
     second.end()
@@ -139,9 +136,7 @@ def test_small_releases_are_saved_up() -> None:
 
 def test_freed_bytes_are_told_as_freed_messages_are() -> None:
     """A quarter of the bytes is as good a reason for a grant as a quarter of the messages."""
-    granted = CreditBook(
-        QueueShares(Share(1000, 80), Share(1, 1)), max_message_bytes=100, wants_releases=False
-    )
+    granted = book(Share(1000, 80), wants_releases=False)
     granted.received([group(1, 2)])
     assert not granted.released(1, 1, 10)
     assert granted.released(1, 1, 10)
@@ -150,7 +145,7 @@ def test_freed_bytes_are_told_as_freed_messages_are() -> None:
 @pytest.mark.parametrize("window", [Share(1, 1), Share(3, 10), Share(8, 80), Share(1000, 10)])
 def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Share) -> None:
     """However small the window, no sender waits for a grant that is withheld."""
-    granted = CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=False)
+    granted = book(window, wants_releases=False)
     sent = 0
     while sent < window.messages and sent * 10 < window.size_bytes:
         granted.received([group(1, 1)])
@@ -174,11 +169,11 @@ def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_end_of_a_backlog_is_told() -> None:
     """However small, a release that leaves nothing unreleased is told: the sender may wait for just that."""
-    book = CreditBook(QueueShares(Share(1000, 1000), Share(1, 1)), max_message_bytes=10, wants_releases=False)
-    book.received([TaskGroup.of(1, [b"a", b"b"])])
-    assert not book.released(1, 1, 1)
-    assert book.released(1, 1, 1)
-    assert [grant.processed for grant in book.take_changes()] == [2]
+    granted = book(Share(1000, 1000), wants_releases=False)
+    granted.received([group(1, 2, size=1)])
+    assert not granted.released(1, 1, 1)
+    assert granted.released(1, 1, 1)
+    assert [grant.processed for grant in granted.take_changes()] == [2]
 
 
 def test_counts_what_came_and_what_is_done_with() -> None:
