@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tuplewire.connection.sending_end import SendingEnd
@@ -23,6 +23,18 @@ from tuplewire_service.worker.successors import Successors
 HeldGroup = tuple[TaskGroup, InboundSession]
 _MOST_LOST = 10_000
 """Maximum number of worker numbers that are remembered. Each start of a worker has its own number."""
+
+
+def entered_at(group: TaskGroup, inbound: InboundSession, own: int = 0) -> int:
+    """Return the number of the worker that accepted these messages from a program; `own` for this worker."""
+    return entry_worker(group.forwarded) or inbound.worker_number or own
+
+
+def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own: int) -> bool:
+    """Return True if earlier messages of an entry worker are unreleased on a connection."""
+    # A flow without an entry worker (0) carries this worker's own messages.
+    numbers = (0, worker) if worker == own else (worker,)
+    return connection.window.route_before(group.task, numbers, group.entry_sequence) is not None
 
 
 @dataclass(slots=True)
@@ -63,21 +75,15 @@ class Trail:
 class Move:
     """A task that is moving to another worker. `first` is the connection that all earlier messages used."""
 
-    task: int
     own: int
     since: float
-    left: Callable[[], bool] | None = None
     routes: list[_Route] = field(default_factory=list)
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
     first: SendingEnd | None = None
     trails: dict[int, Trail] = field(default_factory=dict)
-    """By entry worker."""
+    """The known destinations of messages, by entry worker."""
     own_follow: bool = False
     """True if messages of this worker's programs that do not wait must follow earlier messages too."""
-
-    def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
-        """Return the number of the worker that accepted these messages from a program."""
-        return entry_worker(group.forwarded) or inbound.worker_number or self.own
 
     def must_wait(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if earlier messages of the same entry worker are still on an old route.
@@ -89,11 +95,11 @@ class Move:
             return True
         if inbound.worker_number:
             return False
-        return any(self._is_before(route, (0, self.own), group) for route in self.routes)
+        return any(_is_behind(group, route.connection, self.own, self.own) for route in self.routes)
 
     def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if messages must wait, see must_wait(), or if earlier ones are waiting."""
-        waiting = self.waiting.get(self.entry_worker(group, inbound))
+        waiting = self.waiting.get(entered_at(group, inbound, self.own))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
         return self.must_wait(group, inbound)
@@ -105,39 +111,21 @@ class Move:
         """
         if not (inbound.worker_number or self.own_follow):
             return None
-        worker = self.entry_worker(group, inbound)
-        # A flow without an entry worker (0) carries this worker's own messages.
-        numbers = (0, worker) if worker == self.own else (worker,)
-        went_to = self._trail(worker).before(group.entry_sequence)
+        worker = entered_at(group, inbound, self.own)
+        went_to = self.trails.setdefault(worker, Trail(self.first)).before(group.entry_sequence)
         for route in self.routes:
-            if route.connection is went_to and not route.lost and self._is_before(route, numbers, group):
-                return went_to
+            if route.connection is went_to and not route.lost:
+                return went_to if _is_behind(group, route.connection, worker, self.own) else None
         return None
 
     def went(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
         """Record the destination of messages; None is the local queue."""
-        trail = self._trail(self.entry_worker(group, inbound))
+        trail = self.trails.setdefault(entered_at(group, inbound, self.own), Trail(self.first))
         trail.add(group.entry_sequence, group.end - 1, connection)
-
-    def _is_before(self, route: _Route, workers: Collection[int], group: TaskGroup) -> bool:
-        return route.connection.window.route_before(self.task, workers, group.entry_sequence) is not None
-
-    def _trail(self, worker: int) -> Trail:
-        """Return the known destinations of an entry worker's messages."""
-        if worker not in self.trails:
-            self.trails[worker] = Trail(self.first)
-        return self.trails[worker]
-
-    def turn(self, route: _Route) -> None:
-        """Add an old route to a worker that no longer owns the task."""
-        # Before the first move, all messages used this connection.
-        if not (self.routes or self.trails):
-            self.first = route.connection
-        self.routes.append(route)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Hold messages until let_go() returns them."""
-        waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
+        waiting = self.waiting.setdefault(entered_at(group, inbound, self.own), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
@@ -153,18 +141,6 @@ class Move:
             if not waiting:
                 del self.waiting[worker]
 
-    def ends(self) -> bool:
-        """Forget old routes that are empty; return True if the move is complete."""
-        # The connection of a lost route looks empty before its messages return.
-        self.routes = [
-            each for each in self.routes if each.lost or not each.connection.window.all_released(self.task)
-        ]
-        return not self.routes and not self.waiting and self.has_left()
-
-    def has_left(self) -> bool:
-        """Return True if the local queue of the task is empty; new messages then go directly to the owner."""
-        return self.left is None or self.left()
-
 
 class Moves:
     """All moves in progress. Call only from the event loop. Memory is bounded by the senders' credit."""
@@ -174,6 +150,7 @@ class Moves:
         own: int,
         incarnation: int = 0,
         connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
+        has_left: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without moves.
@@ -182,10 +159,13 @@ class Moves:
             own: This worker's number as an entry worker.
             incarnation: This worker's incarnation.
             connection: Returns the connection to a worker.
+            has_left: Returns True if the local queue of a moving task is empty. Until then, new messages
+                follow through it without waiting.
             clock: Returns the time in seconds.
         """
         self._own = own
         self._connection = connection
+        self._has_left = has_left
         self._clock = clock
         self.successors = Successors(own, incarnation)
         self._moves: dict[int, Move] = {}
@@ -196,20 +176,17 @@ class Moves:
     def __len__(self) -> int:
         return len(self._moves)
 
-    def leave(self, task: int, left: Callable[[], bool]) -> None:
-        """Start forwarding a task's local queue.
-
-        `left` returns True once the queue is empty. Until then, new messages follow through it without
-        waiting.
-        """
-        self._move_of(task).left = left
+    def begin(self, task: int) -> Move:
+        """Return the move of a task; start one if there is none."""
+        return self._moves.setdefault(task, Move(self._own, self._clock()))
 
     def turn(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
-        self._move_of(task).turn(_Route(peer, connection))
-
-    def _move_of(self, task: int) -> Move:
-        return self._moves.setdefault(task, Move(task, self._own, self._clock()))
+        move = self.begin(task)
+        # Before the first move, all messages used this connection.
+        if not (move.routes or move.trails):
+            move.first = connection
+        move.routes.append(_Route(peer, connection))
 
     def among(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Return the moving tasks among `tasks`; None: all moving tasks."""
@@ -220,7 +197,7 @@ class Moves:
         for task in self.among(tasks):
             move = self._moves[task]
             owner = owner_of.get(task)
-            if owner is not None and move.has_left():
+            if owner is not None and self._has_left(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
     def way(
@@ -230,27 +207,20 @@ class Moves:
 
         The connection is None if no order is required. `owner` is the owner of the task, or None.
         """
-        entered = entry_worker(group.forwarded) or inbound.worker_number or self._own
+        entered = entered_at(group, inbound, self._own)
         after = self.successors.take(group.task, entered) if self.successors else None
         # A departed worker had forwarded earlier messages: this one is sent behind them, once.
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
+            way = None if owner is None else self._connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.
-            if connection is not None and not self._waits_for(owner, group, entered):
+            if connection is not None and (way is None or not _is_behind(group, way, entered, self._own)):
                 self.turn(group.task, peer, connection)
                 connection.receipts.watch([group.task])
                 self._moves[group.task].own_follow = True
                 return self._moves[group.task], connection
         move = self._moves.get(group.task)
         return move, move.earlier(group, inbound) if move is not None else None
-
-    def _waits_for(self, owner: Peer | None, group: TaskGroup, entered: int) -> bool:
-        """Return True if earlier messages of an entry worker are already in flight to the owner."""
-        connection = None if owner is None else self._connection(owner)
-        numbers = (0, entered) if entered == self._own else (entered,)
-        return connection is not None and (
-            connection.window.route_before(group.task, numbers, group.entry_sequence) is not None
-        )
 
     def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
@@ -286,7 +256,11 @@ class Moves:
         for task in self.among(tasks):
             move = self._moves[task]
             held_groups += move.let_go()
-            if move.ends():
+            # The connection of a lost route looks empty before its messages return.
+            move.routes = [
+                each for each in move.routes if each.lost or not each.connection.window.all_released(task)
+            ]
+            if not (move.routes or move.waiting) and self._has_left(task):
                 del self._moves[task]
         return held_groups
 
@@ -351,4 +325,4 @@ class LostWorkers:
 
     def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if a lost worker accepted these messages, so that a copy may have arrived earlier."""
-        return (entry_worker(group.forwarded) or inbound.worker_number) in self._numbers
+        return entered_at(group, inbound) in self._numbers

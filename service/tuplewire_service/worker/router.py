@@ -98,7 +98,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             pressure=self.pressure,
         )
         self.connections = Connections(context, settings.topology, events, self._returned)
-        self._moves = Moves(self.number, incarnation, self.connections.get, clock)
+        self._moves = Moves(self.number, incarnation, self.connections.get, self.queues.left, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Hold new messages for each task that has moved, until its old route is empty."""
         for task in gone:
             self.rejections.give_back(task)
-            self._moves.leave(task, partial(self.queues.left, task))
+            self._moves.begin(task)
         after = {worker.peer: worker.tasks for worker in self.table.others}
         for worker in before:
             tasks = after.get(worker.peer, ())
@@ -257,7 +257,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not self.queues.open(task):
             return
         self._transfer.drain()  # send by the old routes
-        self._moves.leave(task, partial(self.queues.left, task))
+        self._moves.begin(task)
         if (owner := self.table.owner_of.get(task)) is not None:
             self._wait_for(owner.peer, [task])
         self.activity.set()

@@ -71,9 +71,9 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
     return group
 
 
-def moving(*routes: Route) -> Moves:
-    """Return the moves of a worker whose task had these former owners."""
-    moves = Moves(OWN)
+def moving(*routes: Route, left: bool = True) -> Moves:
+    """Return the moves of a worker whose task had these former owners, and may have left its queue."""
+    moves = Moves(OWN, has_left=lambda _: left)
     for route in routes:
         moves.turn(TASK, PEER, cast("SendingEnd", route))
     return moves
@@ -364,8 +364,7 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     """New messages follow earlier ones there, so its route ends; not while some wait in our queue."""
     route = Route()
     route.send(messages(1))
-    moves = moving(route)
-    moves.leave(TASK, lambda: left)
+    moves = moving(route, left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
     moves.stay([TASK], owner_of)
     move = moves._moves[TASK]
