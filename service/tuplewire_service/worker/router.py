@@ -165,7 +165,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _renew_ended(self) -> None:
         """Reclaim messages that departed workers had not accepted; messages they had forwarded go first."""
-        self._transfer.drain_now()  # send by the old routes
+        self._transfer.drain()  # send by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks))
             self._moves.lose({peer})
@@ -248,7 +248,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     continue
                 self._drops.unroutable(group, inbound)  # its program was already notified of acceptance
             self._ledger.accepted += len(group)
-        self._transfer.drain_now()
+        self._transfer.drain()
         if self.taps:
             self.taps.look(batch, self.place_of)
 

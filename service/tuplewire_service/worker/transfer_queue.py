@@ -43,14 +43,12 @@ class TransferQueue:
         self._drops = drops
         self._loop = asyncio.get_running_loop()
         self._queue: list[HeldGroup] = []
-        self._scheduled = False
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue a group for the next drain, in the next turn of the loop at the latest."""
-        self._queue.append((group, inbound))
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._queue:
             self._loop.call_soon(self.drain)
+        self._queue.append((group, inbound))
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the queued groups."""
@@ -59,10 +57,9 @@ class TransferQueue:
     def drain(self) -> None:
         """Group all messages by destination worker, in order, and send them.
 
-        Messages of several programs keep the order of their entry sequences. An error is a defect; unsent
-        messages are passed to Drops.lose().
+        Messages of several programs keep the order of their entry sequences. An error is a defect: it is
+        reported to the loop, and unsent messages are passed to Drops.lose().
         """
-        self._scheduled = False
         queue, self._queue = self._queue, []
         bundles: dict[str, tuple[AssignedWorker, list[HeldGroup]]] = {}
         for group, inbound in queue:
@@ -81,14 +78,8 @@ class TransferQueue:
                 owner, inbound, groups = waiting[0]
                 self._send(self._connections.to(owner.peer), inbound, groups)
                 waiting.popleft()
-        finally:
-            self._drops.lose(group for _, _, groups in waiting for group in groups)
-
-    def drain_now(self) -> None:
-        """Drain, and report a defect to the loop instead of the caller, like a scheduled drain."""
-        try:
-            self.drain()
         except Exception as error:  # noqa: BLE001 - reported to the loop
+            self._drops.lose(group for _, _, groups in waiting for group in groups)
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
     def follow(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
