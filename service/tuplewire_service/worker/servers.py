@@ -9,8 +9,7 @@ Design: docs/design/sessions.md (transports).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -88,15 +87,9 @@ class Servers:
         """Return the tasks for which a sender has used up its window."""
         return {task for each in self.bound for task in each.exhausted}
 
-    @property
-    def any_exhausted(self) -> bool:
-        """True if there is such a task."""
-        return any(each.exhausted for each in self.bound)
-
-    def longest_exhausted(self) -> Iterator[int]:
-        """Yield, for each sender, the task that has been exhausted longest."""
-        for each in self.bound:
-            yield from islice(each.exhausted, 1)
+    def longest_exhausted(self) -> list[int]:
+        """Return, for each server, the task that has been exhausted longest."""
+        return [next(iter(each.exhausted)) for each in self.bound if each.exhausted]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""

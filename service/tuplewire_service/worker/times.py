@@ -27,6 +27,7 @@ INTERVAL_SECONDS = 0.25
 _MOST_PROBES = 1000
 _SPAN_SECONDS = 5.0
 _Key = TypeVar("_Key")
+_Number = TypeVar("_Number", int, float)
 
 
 class TimeState(enum.StrEnum):
@@ -52,11 +53,10 @@ class TimeShares:
     The caller provides the clock. Call only from the event loop.
     """
 
-    __slots__ = ("_began", "_idle", "_waited")
+    __slots__ = ("_began", "_waited")
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._idle = 0.0
         self._waited = dict.fromkeys(TimeState, 0.0)
 
     def waited(
@@ -80,14 +80,9 @@ class TimeShares:
         waited[state] += usual_until - began
         waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
 
-    def idled(self, began: float, ended: float) -> None:
-        """Account for a wait of the loop while nothing was blocked."""
-        self._idle += ended - began
-
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the start; their sum is the elapsed time."""
         shares = {state.value: waited for state, waited in self._waited.items()}
-        shares[TimeState.IDLE] += self._idle
         shares[TimeState.BUSY] = now - self._began - sum(shares.values())
         return shares
 
@@ -137,9 +132,8 @@ class WorkerTotals:
 
     seconds: float
     """The time, or the length of the interval."""
-    accepted: int = 0
-    acknowledged: int = 0
-    dropped: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """The accepted, acknowledged and dropped messages."""
     state_seconds: Mapping[str, float] = field(default_factory=dict)
     """The seconds in each TimeState."""
     blocking_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -149,17 +143,15 @@ class WorkerTotals:
         """Return the increase since earlier totals."""
         return WorkerTotals(
             self.seconds - before.seconds,
-            self.accepted - before.accepted,
-            self.acknowledged - before.acknowledged,
-            self.dropped - before.dropped,
+            _grown(before.counts, self.counts),
             _grown(before.state_seconds, self.state_seconds),
             _grown(before.blocking_seconds, self.blocking_seconds),
         )
 
 
-def _grown(before: Mapping[_Key, float], now: Mapping[_Key, float]) -> dict[_Key, float]:
+def _grown(before: Mapping[_Key, _Number], now: Mapping[_Key, _Number]) -> dict[_Key, _Number]:
     """Return the increase of each number; a number that was forgotten has restarted at 0."""
-    grown = {key: value - min(value, before.get(key, 0.0)) for key, value in now.items()}
+    grown = {key: value - min(value, before.get(key, 0)) for key, value in now.items()}
     return {key: value for key, value in grown.items() if value > 0}
 
 
@@ -206,16 +198,11 @@ class Timekeeper:
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
         pressure = self._router.pressure
-        since = pressure.held_since
-        if (since is None or ended - since <= HELD_SECONDS) and not (
-            pressure.without_credit or self._servers.any_exhausted
-        ):
-            self._shares.idled(began, ended)  # the fast path, also after each single message
-            return
         here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_exhausted()}
         # Programs also send messages for tasks of other workers through this one.
-        full_there = False in here or pressure.without_credit > 0
-        self._shares.waited(began, ended, full_here=True in here, full_there=full_there, held_since=since)
+        there = False in here or pressure.without_credit > 0
+        since = pressure.held_since
+        self._shares.waited(began, ended, full_here=True in here, full_there=there, held_since=since)
 
     def assigned(self, assignment: Assignment) -> None:
         """Forget the blocking times of tasks and workers outside the assignment."""
@@ -234,14 +221,9 @@ class Timekeeper:
 
     def _totals(self, now: float) -> WorkerTotals:
         ledger = self._router.ledger()
-        return WorkerTotals(
-            now,
-            ledger.accepted,
-            ledger.acknowledged,
-            sum(ledger.dropped.values()),
-            self._shares.seconds(now),
-            self._blocking.seconds(),
-        )
+        counts = {"accepted": ledger.accepted, "acknowledged": ledger.acknowledged}
+        counts["dropped"] = sum(ledger.dropped.values())
+        return WorkerTotals(now, counts, self._shares.seconds(now), self._blocking.seconds())
 
     @property
     def holding(self) -> Mapping[tuple[str, str], float]:
@@ -254,13 +236,7 @@ class Timekeeper:
         recent = totals.since(self._marks[0])
         status.state_seconds.update(totals.state_seconds)
         status.recent.CopyFrom(
-            pb.Recent(
-                seconds=recent.seconds,
-                accepted=recent.accepted,
-                acknowledged=recent.acknowledged,
-                dropped=recent.dropped,
-                state_seconds=recent.state_seconds,
-            )
+            pb.Recent(seconds=recent.seconds, state_seconds=recent.state_seconds, **recent.counts)
         )
         lately = recent.blocking_seconds
         blocking = ((lately.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())

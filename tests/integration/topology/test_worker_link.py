@@ -105,7 +105,7 @@ def waiting(
 
         sending = threading.Thread(target=send)
         sending.start()
-        eventually(lambda: here.worker.servers.any_exhausted, SECONDS)
+        eventually(here.worker.servers.exhausted, SECONDS)
         yield here, taker, sending
         while sending.is_alive():
             taker.finish()
@@ -163,7 +163,7 @@ def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
 
         sending = threading.Thread(target=send)
         sending.start()
-        eventually(lambda: here.worker.servers.any_exhausted, SECONDS)
+        eventually(here.worker.servers.exhausted, SECONDS)
         here.link.abort()
         sending.join(SECONDS)
         assert len(raised) == 1

@@ -189,12 +189,13 @@ def test_blocking_forgets_what_is_gone() -> None:
 def test_the_last_seconds_are_told_apart() -> None:
     """Yesterday's culprit is gone after ten seconds, and what is forgotten meanwhile begins anew."""
     old, new = ("1", "local"), ("2", "local")
-    first = WorkerTotals(2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0})
+    first = WorkerTotals(2.0, {"accepted": 20, "dropped": 1}, {"busy": 2.0}, {old: 2.0})
     assert first.since(WorkerTotals(0.0)) == first
-    mark = WorkerTotals(5.0, 100, 100, 1, {"busy": 3.0, "idle": 2.0}, {old: 3.0})
-    told = WorkerTotals(12.0, 160, 130, 1, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}).since(mark)
-    assert told == WorkerTotals(7.0, 60, 30, 0, {"idle": 7.0}, {new: 1.5})
-    assert not WorkerTotals(12.0, 160, 130, 1, {}, {old: 0.5}).since(mark).blocking_seconds
+    mark = WorkerTotals(5.0, {"accepted": 100, "dropped": 1}, {"busy": 3.0, "idle": 2.0}, {old: 3.0})
+    now = {"accepted": 160, "dropped": 1}
+    told = WorkerTotals(12.0, now, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}).since(mark)
+    assert told == WorkerTotals(7.0, {"accepted": 60}, {"idle": 7.0}, {new: 1.5})
+    assert not WorkerTotals(12.0, now, {}, {old: 0.5}).since(mark).blocking_seconds
 
 
 async def test_the_mark_of_the_last_seconds_advances() -> None:
