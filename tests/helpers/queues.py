@@ -6,7 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from helpers.rejecting import RejectionsWithoutTimers
+from helpers.senders import Program
 from tuplewire.errors import UnknownTaskError
+from tuplewire.settings.config import MIB
+from tuplewire.values.group import TaskGroup
+from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -21,6 +25,16 @@ def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
     )
     queues.assign(tasks)
     return queues
+
+
+def delivered(*payloads: bytes, sender: Program | None = None) -> Queue:
+    """Return the queue of task 1, whose messages were delivered."""
+    queues = queues_of([1])
+    queues.put(TaskGroup.of(1, payloads), sender or Program())
+    queue = queues.get(1)
+    assert queue is not None
+    queue.log.take(len(payloads), MIB, MIB)
+    return queue
 
 
 def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:

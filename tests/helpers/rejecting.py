@@ -21,5 +21,5 @@ class RejectionsWithoutTimers(Rejections):
         )
         super().__init__(settings, Ledger(), lambda _: None, lambda _: True)
 
-    def wake(self, at: float | None) -> None:
+    def wake(self, at: float) -> None:
         """Look at nothing."""

@@ -20,13 +20,9 @@ from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
-from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 
-_TURN_GROUPS = 100
-"""Maximum number of groups to acknowledge or reject in one turn of the loop, so that other sessions are not
-delayed.
-"""
 _CROWDED = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
 
@@ -231,21 +227,19 @@ class QueueConsumers:
         return _unsettled(queue, cursor)
 
     def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Done]:
-        """Advance a log's cursors and apply each rejection once, at most `_TURN_GROUPS` groups at a time."""
+        """Advance a log's cursors and apply each rejection once, at most `TURN_GROUPS` groups at a time."""
         done: list[Done] = []
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
-        for each in cursor.rejections[first : first + _TURN_GROUPS]:
-            done += queue.log.progress(each.sequence - 1, cursor.received, _TURN_GROUPS - len(done))
-            if len(done) >= _TURN_GROUPS:
+        for each in cursor.rejections[first : first + TURN_GROUPS]:
+            done += queue.log.progress(each.sequence - 1, cursor.received, TURN_GROUPS - len(done))
+            if len(done) >= TURN_GROUPS:
                 return done
             queue.rejected = each.number
-            gone, held_until = self.rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
-            if gone is not None:
+            if (gone := self.rejections.reject(queue, each)) is not None:
                 done.append(gone)
-            queue.held_until = max(queue.held_until, held_until)
-        if first + _TURN_GROUPS < len(cursor.rejections):
+        if first + TURN_GROUPS < len(cursor.rejections):
             return done
-        return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))
+        return done + queue.log.progress(cursor.acknowledged, cursor.received, TURN_GROUPS - len(done))
 
 
 def _unsettled(queue: Queue, cursor: TaskCursor) -> bool:

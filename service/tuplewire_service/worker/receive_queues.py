@@ -27,8 +27,10 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _RANKED_AT_ONCE = 1000
 """Tasks to rank in one turn of the loop: a fraction of a millisecond."""
-_TURN_GROUPS = 100
-"""Maximum number of groups acknowledged in one turn of the loop, so that other sessions are not delayed."""
+TURN_GROUPS = 100
+"""Maximum number of groups to acknowledge or reject in one turn of the loop, so that other sessions are not
+delayed.
+"""
 _MOST_WATCHED = 100_000
 """Maximum number of tasks that all readers together may wait for."""
 _MOST_TAILS = 10_000
@@ -342,8 +344,8 @@ class ReceiveQueues:
         if task not in self._queues:
             return False
         queue = self._unconsumed(task)
-        self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=_TURN_GROUPS))
-        done = queue.log.progress(sequence, sequence, _TURN_GROUPS)
+        self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=TURN_GROUPS))
+        done = queue.log.progress(sequence, sequence, TURN_GROUPS)
         if done:
             self.on_done(task, done)
         return bool(done)

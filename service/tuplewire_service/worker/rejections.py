@@ -11,7 +11,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from operator import attrgetter
 
@@ -22,9 +22,8 @@ from tuplewire.text.log_rate import LogRate
 from tuplewire.values.dead_letters import again, dead_letter, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
-from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
 from tuplewire_service.worker.queue import Queue
-from tuplewire_service.worker.rejected_messages import Copy, CopyRoom, GrownMessage, KeptToken
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
@@ -35,6 +34,70 @@ _TURN_COPIES = 100
 """Maximum number of copies sent in one turn of the event loop, so that other sessions are not delayed."""
 _LOOK_AGAIN_SECONDS = 1.0
 """Seconds that a copy waits if no worker owns its task."""
+_COPY_BYTES = 512
+"""Memory for a copy in addition to its payload and headers."""
+
+
+class GrownMessage:
+    """The inbound session of a message that grew here. Releases to its sender use the original size."""
+
+    __slots__ = ("_grown_bytes", "_inbound", "origin", "sender_id", "wants_releases", "worker_number")
+
+    def __init__(self, inbound: InboundSession, grown_bytes: int) -> None:
+        self.sender_id = inbound.sender_id
+        self.worker_number = inbound.worker_number
+        self.wants_releases = inbound.wants_releases
+        self._inbound = inbound
+        self._grown_bytes = grown_bytes
+        # A message may grow with each rejection.
+        self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessage) else inbound
+        """The original inbound session."""
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """See InboundSession."""
+        self._inbound.release(task, messages, size_bytes - self._grown_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class CopyRoom:
+    """The usage of a task's copies: waiting copies, and sent copies that are not released.
+
+    It replaces the token of a message whose copy exceeded the limit. `kept` holds the original tokens, and
+    the arguments of their release() calls, until there is space again. If such a message was itself a copy
+    and is now a dead letter, its space as a copy stays occupied.
+    """
+
+    messages: int = 0
+    size_bytes: int = 0
+    full: bool = False
+    kept: list[tuple[InboundSession, int, int, int]] = field(default_factory=list)
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Do nothing; see give_back()."""
+
+    def give_back(self, task: int | None = None) -> None:
+        """Release the waiting originals to their senders; with `task`, only messages to this task."""
+        kept, self.kept = self.kept, []
+        for each in kept:
+            if task is None or each[1] == task:
+                each[0].release(*each[1:])
+            else:
+                self.kept.append(each)
+
+
+@dataclass(order=True, slots=True)
+class Copy:
+    """A copy of a rejected message.
+
+    Attributes:
+        due: The time to send it.
+        settles: The reason for which the original is dropped, if any.
+    """
+
+    due: float
+    number: int
+    group: TaskGroup = field(compare=False)
+    settles: DropReason | None = field(compare=False)
 
 
 class Rejections:
@@ -79,21 +142,17 @@ class Rejections:
         self._timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRate()
 
-    def reject(
-        self, task: int, log: DeliveryLog, each: Rejection, *, leaves: bool = False
-    ) -> tuple[Done | None, float]:
-        """Remove the oldest unacknowledged message from a log, or reset the cursor to it.
+    def reject(self, queue: Queue, each: Rejection) -> Done | None:
+        """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.
 
-        `leaves` is True if the task moves away: the move waits until all of the task's messages are released.
-
-        Returns:
-            The message if it has left its queue, and the time of its redelivery if it stays there. None and 0
-            if another message was rejected.
+        Returns the message if it has left its queue; None if it stays there, or if another message was
+        rejected.
         """
+        log, task = queue.log, queue.task
         # Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
         if found is None:
-            return None, 0.0
+            return None
         group, token = found
         self.rejections += 1
         copy, settles = self._copy_of(group, each)
@@ -103,7 +162,7 @@ class Rejections:
             logger.warning(event, extra=extra)
         if copy is None:
             self._ledger.dropped[DropReason.REJECTED] += 1
-            return _settle(log, each), 0.0
+            return _settle(log, each)
         now = time.monotonic()
         due = now if self.hurried or settles is not None else now + each.after_millis / 1000
         self.wake(due)
@@ -112,14 +171,17 @@ class Rejections:
             grown = copy.size_bytes - group.size_bytes
             log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
             log.rewind(log.acknowledged)
-            return None, due
+            queue.held_until = max(queue.held_until, due)
+            return None
         room = self._keep(copy, settles, due)
         done = _settle(log, each)
         own = done.token is self or getattr(done.token, "origin", None) is self
         stays = own and copy.task == group.task  # it already occupies space
-        if room.full and not (stays or leaves or self.hurried):
-            done = replace(done, token=KeptToken(done.token, room))
-        return done, 0.0
+        # A move waits until all of the task's messages are released.
+        if room.full and not (stays or queue.leaving or self.hurried):
+            room.kept.append((done.token, task, done.messages, done.size_bytes))
+            done = replace(done, token=room)
+        return done
 
     def _copy_of(self, group: TaskGroup, each: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
         """Return the copy of a rejected message, and the reason that the original is dropped, if any."""
@@ -159,7 +221,7 @@ class Rejections:
     def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> CopyRoom:
         """Store a copy as this worker's own message; return the space accounting of its task."""
         own = copy.as_new()
-        self._put_back(Copy(due, next(self._numbers), own, settles), due)
+        heapq.heappush(self._waiting, Copy(due, next(self._numbers), own, settles))
         room = self._rooms.setdefault(own.task, CopyRoom())
         room.messages += 1
         room.size_bytes += own.size_bytes
@@ -167,7 +229,9 @@ class Rejections:
         return room
 
     def _used(self, room: CopyRoom) -> float:
-        return room.used(self._settings.receive_queue_messages, self._settings.receive_queue_bytes)
+        """Return the used share of the space for the copies of a task; 1 or more is full."""
+        settings, size_bytes = self._settings, room.size_bytes + _COPY_BYTES * room.messages
+        return max(room.messages / settings.receive_queue_messages, size_bytes / settings.receive_queue_bytes)
 
     def is_full(self, task: int) -> bool:
         """Return True if there is no space for copies of a task. May be called from any thread."""
@@ -185,8 +249,8 @@ class Rejections:
         if not room.messages:
             del self._rooms[task]
 
-    def give_back(self, task: int) -> None:
-        """Release the rejected messages of a task that moves away to their senders."""
+    def give_back(self, task: int | None = None) -> None:
+        """Release the rejected messages of a task that moves away to their senders; None: of all tasks."""
         for room in list(self._rooms.values()):
             room.give_back(task)
 
@@ -196,14 +260,8 @@ class Rejections:
         for copy in self._waiting:
             copy.due = -math.inf
         heapq.heapify(self._waiting)
-        for room in list(self._rooms.values()):
-            room.give_back()
+        self.give_back()
         self.wake(-math.inf)
-
-    @property
-    def next_due(self) -> float | None:
-        """Due time of the next copy; None: no copy waits."""
-        return self._waiting[0].due if self._waiting else None
 
     def take_due(self, now: float, most: int) -> list[Copy]:
         """Remove and return the copies that are due, at most `most`, in order."""
@@ -212,14 +270,8 @@ class Rejections:
             due.append(heapq.heappop(self._waiting))
         return due
 
-    def _put_back(self, copy: Copy, due: float) -> None:
-        copy.due = due
-        heapq.heappush(self._waiting, copy)
-
-    def wake(self, at: float | None) -> None:
+    def wake(self, at: float) -> None:
         """Send due copies at this time, or at an earlier time that is already scheduled."""
-        if at is None:
-            return
         loop = asyncio.get_running_loop()
         # Never immediately: the caller still has to settle the originals.
         at = max(at, loop.time())
@@ -235,7 +287,8 @@ class Rejections:
         for settles, run in groupby(self.take_due(now, _TURN_COPIES), attrgetter("settles")):
             self._send(list(run), settles, now)
         self.look_at_held()
-        self.wake(self.next_due)
+        if self._waiting:
+            self.wake(self._waiting[0].due)
 
     def holds(self, queue: Queue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
@@ -262,7 +315,8 @@ class Rejections:
             if self._holder_known(copy.group.task):
                 known.append(copy.group)
             else:
-                self._put_back(copy, now + _LOOK_AGAIN_SECONDS)
+                copy.due = now + _LOOK_AGAIN_SECONDS
+                heapq.heappush(self._waiting, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
         if settles is None:
             self._ledger.acknowledged += len(known)

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import pytest
 from helpers.cursors import answer_of, cursor_of, rejection_of
+from helpers.queues import delivered
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import MalformedError, UnknownTaskError
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
@@ -294,11 +295,9 @@ async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
             all_sent.set()
 
     shell = Rejections(settings, Ledger(), recv, lambda _: True)
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Program())
-    log.take(MESSAGES, MIB, MIB)
+    queue = delivered(*[b"x"] * MESSAGES)
     for number in range(1, MESSAGES + 1):
-        shell.reject(1, log, rejection_of(number, number, 3600, "", wait=False))
+        shell.reject(queue, rejection_of(number, number, 3600, "", wait=False))
     shell.hurry()
     async with asyncio.timeout(20):
         await all_sent.wait()
@@ -315,11 +314,9 @@ def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
         sent: list[int] = []
         settings = WorkerSettings(worker_id="w", topology="t")
         shell = Rejections(settings, Ledger(), lambda batch: sent.append(len(batch.groups)), lambda _: True)
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Program())
-        log.take(MESSAGES, MIB, MIB)
+        queue = delivered(*[b"x"] * MESSAGES)
         for number in range(1, 101):
-            shell.reject(1, log, rejection_of(number, number, 0, "", wait=False))
+            shell.reject(queue, rejection_of(number, number, 0, "", wait=False))
             await asyncio.sleep(0)
         shell.close()
         return sent

@@ -136,8 +136,7 @@ def test_every_queue_on_hold_goes_on() -> None:
     asked: list[float] = []
 
     class Rejections(RejectionsWithoutTimers):
-        def wake(self, at: float | None) -> None:
-            assert at is not None
+        def wake(self, at: float) -> None:
             asked.append(at)
 
     rejections = Rejections()

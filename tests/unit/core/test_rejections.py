@@ -7,34 +7,33 @@ import time
 
 import pytest
 from helpers.cursors import rejection_of
+from helpers.queues import delivered
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
-from tuplewire.session.delivery import DeliveryLog, Done
+from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.rejected_messages import GrownMessage
-from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.queue import Queue
+from tuplewire_service.worker.rejections import GrownMessage, Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 DEAD = 9
 
 
-def rejected(messages: Rejections, sender: Program, count: int, task: int = 1) -> list[Done]:
-    """Queue messages, hand them out, and reject each of them; return what their senders are told."""
-    log = DeliveryLog()
-    log.append(TaskGroup.of(task, [b"x"] * count), sender)
-    log.take(1000, MIB, MIB)
-    done = []
+def reject(messages: Rejections, queue: Queue, number: int = 1, after: float = 0.0) -> Done | None:
+    """Reject the message with this number."""
+    return messages.reject(queue, rejection_of(number, number, after, "no", wait=False))
+
+
+def rejected(messages: Rejections, sender: Program, count: int) -> None:
+    """Queue messages, deliver them, and reject each of them."""
+    queue = delivered(*[b"x"] * count, sender=sender)
     for number in range(1, count + 1):
-        each = rejection_of(number, number, 100.0, "", wait=False)
-        settled, _ = messages.reject(task, log, each)
+        settled = reject(messages, queue, number, 100.0)
         assert settled is not None
-        done.append(settled)
-        settled.token.release(task, 1, 1)
-    return done
+        settled.token.release(1, 1, 1)
 
 
 def test_a_task_that_moves_away_gives_its_senders_room() -> None:
@@ -87,14 +86,11 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
 
 def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters() -> None:
     """Its sender is told, and it counts as dropped{rejected}."""
-    messages = RejectionsWithoutTimers(limit=1)
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x"]), Program())
-    log.take(1, MIB, MIB)
-    done, held_until = messages.reject(1, log, rejection_of(1, 1, 0.0, "", wait=False))
+    messages, queue = RejectionsWithoutTimers(limit=1), delivered(b"x")
+    done = reject(messages, queue)
     assert messages._ledger.dropped[DropReason.REJECTED] == 1
     assert done is not None
-    assert (done.messages, held_until) == (1, 0.0)
+    assert (done.messages, queue.held_until) == (1, 0.0)
 
 
 async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[Ledger, int, bool, float]:
@@ -106,7 +102,7 @@ async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[L
     room = rejections.has_room
     rejections.bury(TaskGroup.of(1, [b"x"]), 1, "no")
     await asyncio.sleep(0.05)
-    due = rejections.next_due or 0.0
+    due = rejections._waiting[0].due if rejections.waiting else 0.0
     rejections.close()
     return ledger, len(sent), room, due - time.monotonic()
 
@@ -119,27 +115,11 @@ async def test_a_letter_is_sent_or_counted(task: int | None, sent: int, counted:
     assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {counted: 1}
 
 
-async def test_a_rejected_message_that_is_given_up_is_counted() -> None:
-    """At the worker as at its sender: the ledger of both balances."""
-    ledger = Ledger()
-    settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1)
-    rejections = Rejections(settings, ledger, lambda _: None, lambda _: True)
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x"]), Program())
-    log.take(1, MIB, MIB)
-    rejections.reject(1, log, rejection_of(1, 1, 0.0, "", wait=False))
-    assert ledger.dropped[DropReason.REJECTED] == 1
-    rejections.close()
-
-
 def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
     """In the order of their rejection, however long each was to wait."""
-    messages = RejectionsWithoutTimers()
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
-    log.take(1000, MIB, MIB)
+    messages, queue = RejectionsWithoutTimers(), delivered(b"a", b"b", b"c")
     for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
-        messages.reject(1, log, rejection_of(number, number, after, "", wait=False))
+        reject(messages, queue, number, after)
     messages.hurry()
     assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
 
@@ -155,63 +135,37 @@ async def test_copies_that_are_sent_are_settled() -> None:
     """A copy that comes again counts as a message of its own, so the original is acknowledged."""
     ledger = Ledger()
     sent: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
-    rejections = Rejections(
-        WorkerSettings(worker_id="w", topology="t", reject_limit=5),
-        ledger,
-        sent.put_nowait,
-        lambda _: True,
-    )
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"a", b"b"]), Program())
-    log.take(1000, MIB, MIB)
+    rejections = Rejections(WorkerSettings(worker_id="w"), ledger, sent.put_nowait, lambda _: True)
+    queue = delivered(b"a", b"b")
     for number in (1, 2):
-        rejections.reject(1, log, rejection_of(number, number, 0.0, "", wait=False))
+        reject(rejections, queue, number)
     assert ledger.acknowledged == 0
     assert len(await sent.get()) == 2
     assert ledger.acknowledged == 2
     rejections.close()
 
 
-async def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Its message is acknowledged already: nothing is counted, and nothing logged."""
-    ledger = Ledger()
-    rejections = Rejections(
-        WorkerSettings(worker_id="w", topology="t"), ledger, lambda _: None, lambda _: True
-    )
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x"]), Program())
-    log.take(10, MIB, MIB)
-    log.progress(1, 1)
-    assert rejections.reject(1, log, rejection_of(1, 1, 0.0, "", wait=False)) == (None, 0.0)
-    assert not any(ledger.dropped.values())
-
+    rejections, queue = RejectionsWithoutTimers(), delivered(b"x")
+    queue.log.progress(1, 1)
+    assert (reject(rejections, queue), queue.held_until) == (None, 0.0)
+    assert not any(rejections._ledger.dropped.values())
     assert caplog.messages == []
 
 
-async def rejections_of(settings: WorkerSettings) -> tuple[Rejections, DeliveryLog]:
-    """Return a worker's rejections, and a queue whose two messages were handed out."""
-    rejections = Rejections(settings, Ledger(), lambda _: None, lambda _: True)
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x", b"y"]), Program())
-    log.take(10, MIB, MIB)
-    return rejections, log
-
-
 @pytest.mark.parametrize(("limit", "event"), [(1, "message.given_up"), (2, "message.rejected")])
-async def test_the_log_tells_a_last_try_from_others(
+def test_the_log_tells_a_last_try_from_others(
     limit: int, event: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the task, how many, and the reason."""
-    rejections, log = await rejections_of(WorkerSettings(worker_id="w", topology="t", reject_limit=limit))
-    rejections.reject(1, log, rejection_of(1, 1, 60.0, "no", wait=False))
-    rejections.close()
-
+    reject(RejectionsWithoutTimers(limit), delivered(b"x"))
     assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]
 
 
 async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later wish does not put the next look off, an earlier one brings it forward; the end ends it."""
-    rejections, _ = await rejections_of(WorkerSettings(worker_id="w", topology="t"))
+    rejections = Rejections(WorkerSettings(worker_id="w"), Ledger(), lambda _: None, lambda _: True)
     looks: list[float] = []
     loop, looked = asyncio.get_running_loop(), asyncio.Event()
 
