@@ -12,6 +12,7 @@ import heapq
 import sys
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SupersededError
@@ -21,8 +22,7 @@ from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.worker.entries import HeldOfTask
-from tuplewire_service.worker.queue import Queue
+from tuplewire_service.worker.queue import HeldOfTask, Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _RANKED_AT_ONCE = 1000
@@ -82,9 +82,6 @@ class ReceiveQueues:
     def get(self, task: int) -> Queue | None:
         """Return the queue of a local task."""
         return self._queues.get(task)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._queues)
 
     def assign(self, tasks: Iterable[int]) -> list[int]:
         """Own exactly these tasks. Return the removed tasks; leave() returns their remaining messages.
@@ -180,12 +177,10 @@ class ReceiveQueues:
 
     def waiting(self) -> dict[int, int]:
         """Return the number of queued messages by task, without empty queues; includes removed tasks."""
-        queues = (*self._queues.values(), *self._leaving.values())
-        found: dict[int, int] = {}
-        for queue in queues:
-            if count := queue.log.queued_messages:
-                found[queue.task] = found.get(queue.task, 0) + count
-        return found
+        return {queue.task: count for queue in self._all() if (count := queue.log.queued_messages)}
+
+    def _all(self) -> Iterable[Queue]:
+        return chain(self._queues.values(), self._leaving.values())
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue messages for a local task, or for a task that moves away."""
@@ -270,14 +265,13 @@ class ReceiveQueues:
 
     def end_consumers(self, error: RefusedError) -> None:
         """End every subscription."""
-        for queue in (*self._queues.values(), *self._leaving.values()):
+        for queue in list(self._all()):
             if queue.consumer is not None:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
         """Drop every message without releasing it to its sender; return the number of messages."""
-        queues = (*self._queues.values(), *self._leaving.values())
-        return sum(len(group) for queue in queues for group, _ in queue.log.remove())
+        return sum(len(group) for queue in self._all() for group, _ in queue.log.remove())
 
     def reached(self, queue: Queue, last: int) -> None:
         """Account for the first delivery of messages up to a sequence, to a consumer or a reader."""

@@ -10,7 +10,7 @@ import pytest
 
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.worker.entries import HeldOfTask
+from tuplewire_service.worker.queue import HeldOfTask
 
 OWN, PEER = 7, 9
 
