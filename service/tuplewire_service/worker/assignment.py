@@ -28,7 +28,7 @@ logger = event_logger(__name__)
 
 MAX_VERSION = 2**63 - 1
 MOST_AHEAD = 2**32
-"""Maximum step of a version. A counter never advances this far; a mistake may."""
+"""Maximum step of a version, and of a sink's epoch. A counter never advances this far; a mistake may."""
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 80
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from tuplewire.errors import StaleEpochError
 from tuplewire.session.departure import SinkEpoch, TaskContent
 from tuplewire.session.pieces import LENGTH_BYTES
+from tuplewire_service.worker.assignment import MOST_AHEAD
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
 MAX_REMEMBERED = 100_000
 """Maximum number of sinks, tasks and attempts that are remembered for an owner; the oldest are forgotten."""
-MOST_AHEAD = 2**32
-"""Maximum step of an epoch number. A batch counter never advances this far; a mistake may."""
 _SHOWN_TASKS = 10
 
 

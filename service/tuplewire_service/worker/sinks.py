@@ -129,7 +129,9 @@ class Sinks:
         new = self._new(sink, epoch, names)
         self.publications.compare(sink, epoch, self.staging.find(sink, epoch, new), {})
         self.staging.keep_only(sink, epoch, {each.attempt for each in new})
-        return self.publications.begin(sink, epoch, run), self._former_workers()
+        lately = time.monotonic() - _FORMER_SECONDS
+        self._former = {peer: each for peer, each in self._former.items() if each[1] > lately}
+        return self.publications.begin(sink, epoch, run), [worker for worker, _ in self._former.values()]
 
     def assigned(self, before: Assignment | None, now: Assignment) -> None:
         """Record that an assignment has replaced another one."""
@@ -138,11 +140,6 @@ class Sinks:
         for each in now.workers:
             self._former.pop(each.peer, None)
         self.look()
-
-    def _former_workers(self) -> list[AssignedWorker]:
-        lately = time.monotonic() - _FORMER_SECONDS
-        self._former = {peer: each for peer, each in self._former.items() if each[1] > lately}
-        return [worker for worker, _ in self._former.values()]
 
     async def publish(
         self,
@@ -173,10 +170,8 @@ class Sinks:
             for staged in left_out:
                 self.staging.free(staged)
             self._go_on()
-        self._asked[sink, epoch] = time.monotonic()
         # The publishing task gets one turn, so that a small epoch is complete in the response.
-        await asyncio.sleep(0)
-        return chosen, self._told(sink, epoch)[0]
+        return chosen, (await self._answer(sink, epoch, 0.0))[0]
 
     async def progress(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
         """Return, after a moment, the number of an epoch's messages that wait, and some of their tasks.
@@ -188,20 +183,18 @@ class Sinks:
                 f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
                 "chosen; the epoch has to be computed again: start the query or the write again"
             )
-        self._asked[sink, epoch] = time.monotonic()
-        deadline = asyncio.get_running_loop().time() + _ANSWER_SECONDS
-        await self._router.activity.until(lambda: not self._left(sink, epoch)[0], deadline)
-        return self._told(sink, epoch)
+        return await self._answer(sink, epoch, _ANSWER_SECONDS)
 
-    def _told(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
-        """Return the same immediately, for a caller that repeats its request while messages wait."""
-        found = self._left(sink, epoch)
+    async def _answer(self, sink: Sink, epoch: int, seconds: float) -> tuple[int, list[int]]:
+        """Return the waiting messages for a caller that repeats its request while there are any."""
+        self._asked[sink, epoch] = time.monotonic()
+        deadline = asyncio.get_running_loop().time() + seconds
+        waiting = self.publications.waiting
+        await self._router.activity.until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
+        found = waiting(sink, epoch) or (0, [])
         if not found[0]:
             self._asked.pop((sink, epoch), None)
         return found
-
-    def _left(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
-        return self.publications.waiting(sink, epoch) or (0, [])
 
     def look(self) -> None:
         """Expire old epochs and resume publishing. Called periodically and after a new assignment."""

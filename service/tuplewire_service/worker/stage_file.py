@@ -89,12 +89,7 @@ class StageFile:
 
     def read(self, offset: int, length: int) -> list[TaskGroup]:
         """Return the groups of `length` bytes at an offset."""
-        data = b""
-        while len(data) < length and (
-            part := os.pread(self._shared.file.fileno(), length - len(data), offset + len(data))
-        ):
-            data += part
-        return groups_of(OpaqueFrame.FromString(data))
+        return groups_of(OpaqueFrame.FromString(os.pread(self._shared.file.fileno(), length, offset)))
 
     def close(self) -> None:
         """Free the space."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 from zlib import adler32
 
@@ -170,8 +171,6 @@ class Staging:
         if stage is None or (not piece and not stage.writing):
             if stage is not None:
                 self._drop(state.stages.pop(name.attempt))
-            if piece:
-                raise _gap(sink, state.number, name, piece)
             stage = state.stages[name.attempt] = Stage(name.partition, now)
         state.touched = stage.touched = now
         # The previous piece is still being written: the caller retries.
@@ -181,7 +180,11 @@ class Staging:
         if piece == stage.pieces - 1:
             return Room.THERE, stage
         if piece != stage.pieces:
-            raise _gap(sink, state.number, name, piece)
+            raise SequenceGapError(
+                f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt} in epoch {state.number} does not "
+                "follow the last one that is here: this worker has started since, or has dropped the "
+                "attempt; run the Spark task again"
+            )
         size = sum(map(wire_bytes, groups))
         room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
         if room is Room.NONE:
@@ -334,11 +337,8 @@ class Staging:
         """Drop idle attempts of partitions that have a newer attempt."""
         for state in self._epochs.values():
             # Retried Spark tasks leave several attempts of a partition.
-            latest: dict[int, Stage] = {}
-            for stage in state.stages.values():
-                before = latest.get(stage.partition)
-                if before is None or before.touched <= stage.touched:
-                    latest[stage.partition] = stage
+            in_order = sorted(state.stages.values(), key=attrgetter("touched"))
+            latest = {stage.partition: stage for stage in in_order}
             for attempt, stage in list(state.stages.items()):
                 if stage is not latest[stage.partition] and stage.touched < now - IDLE_SECONDS:
                     self._drop(state.stages.pop(attempt))
@@ -355,14 +355,13 @@ class Staging:
             sum(each.memory_bytes for each in own.values()),
             sum(each.disk_bytes for each in own.values()),
         )
-        if self._room(*piece, memory, disk) is Room.NONE:
-            raise EpochTooLargeError(self._no_room(sink, f"of more than {memory + disk} bytes"))
-        if self._is_stuck(state):
-            why = "beside those of other sinks, which wait for room, too,"
-            raise ResourceLimitError(self._no_room(sink, why))
-
-    def _no_room(self, sink: Sink, why: str) -> str:
-        return (
+        error: type[TuplewireError] = EpochTooLargeError
+        why = f"of more than {memory + disk} bytes"
+        if self._room(*piece, memory, disk) is not Room.NONE:
+            if not self._is_stuck(state):
+                return
+            error, why = ResourceLimitError, "beside those of other sinks, which wait for room, too,"
+        raise error(
             f"sink {sink[1]!r}: an epoch {why} does not fit into what this worker stages, "
             f"{self._most_memory} bytes in memory and {self._most_disk} in files: raise its "
             "staging-disk-bytes (and staging-memory-bytes), or write less in a micro-batch "
@@ -381,11 +380,3 @@ class Staging:
             each.waits_since is not None and each.waits_since <= oldest_news and each.opened <= state.opened
             for each in (*holders, state)
         )
-
-
-def _gap(sink: Sink, epoch: int, name: AttemptName, piece: int) -> SequenceGapError:
-    return SequenceGapError(
-        f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt} in epoch {epoch} does not follow the "
-        "last one that is here: this worker has started since, or has dropped the attempt; run the Spark "
-        "task again"
-    )
