@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -132,8 +132,15 @@ def ready(*workers: Endpoint) -> None:
 def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:
     """Write an assignment to a file, for a worker that is to have it from the start."""
     file = directory / "assignment.json"
-    file.write_text(json.dumps(_assignment(version, workers).to_json()))
+    file.write_text(as_json(_assignment(version, workers)))
     return file
+
+
+def as_json(assignment: Assignment) -> str:
+    """Return the content of an assignment file."""
+    form = asdict(assignment)
+    del form["owner_of"]
+    return json.dumps(form)
 
 
 def status(endpoint: Endpoint) -> control_pb2.GetStatusResponse:

@@ -159,11 +159,6 @@ class Host:
         """The current assignment."""
         return self._worker.assignment
 
-    def assign(self, assignment: Mapping[str, Any]) -> None:
-        """Apply an assignment, in the form of Assignment.to_json(). Raises the errors of from_json()."""
-        new = Assignment.from_json(assignment)
-        self._loop.call(lambda: self._worker.update_assignment(new))
-
     def not_connected(self) -> str:
         """Return the missing required connections to other workers, as text; empty if all exist."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -132,36 +132,17 @@ class Assignment:
                 "(tuplewire assign --force)"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form that load_assignment() reads."""
-        return {
-            "version": self.version,
-            "topology": self.topology,
-            "workers": [_as_json(worker) for worker in self.workers],
-            **({} if self.active else {"active": False}),
-        }
-
     @classmethod
     def from_json(cls, value: Any) -> Assignment:
-        """Read the form of to_json(). Raises ConfigError with the problem."""
+        """Read the JSON form of an assignment file. Raises ConfigError with the problem."""
         fields = _object(value, "an assignment", ("version", "topology", "workers"), ("active",))
         workers = _typed(fields["workers"], list, "workers")
-        active = fields.get("active", True)
-        if not isinstance(active, bool):
-            raise ConfigError(f"active must be true or false, not {_shown(active)}")
         return cls(
             _typed(fields["version"], int, "version"),
             _typed(fields["topology"], str, "topology"),
             tuple(_worker(worker) for worker in workers),
-            active,
+            _typed(fields.get("active", True), bool, "active"),
         )
-
-
-def _as_json(worker: AssignedWorker) -> dict[str, Any]:
-    value = {**asdict(worker), "tasks": list(worker.tasks)}
-    if not worker.peer_address:
-        del value["peer_address"]
-    return value
 
 
 def _worker(value: Any) -> AssignedWorker:
@@ -200,12 +181,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-_JSON_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number"}
+_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def _typed(value: Any, kind: type[Any], what: str) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ConfigError(f"{what} must be {_JSON_NAMES[kind]}, not {_shown(value)}")
+    if type(value) is not kind:
+        raise ConfigError(f"{what} must be {_NAMES[kind]}, not {_shown(value)}")
     return value
 
 

@@ -27,6 +27,7 @@ from helpers.http2 import (
     http2_frame,
     window_of,
 )
+from helpers.topology import as_json
 from helpers.traffic import deliver
 from helpers.worker_process import Running, assignment_for, run_command, running
 
@@ -187,7 +188,7 @@ def test_assignment_file_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "assignment.json"
     with running(tmp_path, f"--assignment-file={file}") as worker, ControlClient(worker.address) as client:
         assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0,)),))
-        file.write_text(json.dumps(assignment.to_json()))
+        file.write_text(as_json(assignment))
         client.wait_ready(10)
         file.write_text("{")
         eventually(lambda: "assignment_file.refused" in worker.log.partition("applied")[2], 10, "refused")
@@ -197,7 +198,7 @@ def test_assignment_file_is_followed(tmp_path: Path) -> None:
         assert (status, "the assignment file is refused" in text) == (503, True)
         other = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
         for refused in (other, assignment):
-            file.write_text(json.dumps(refused.to_json()))
+            file.write_text(as_json(refused))
             expected = 503 if refused is other else 200
             eventually(lambda expected=expected: worker.get("/readyz")[0] == expected, 10, "readiness")  # type: ignore[misc]
             eventually(lambda: "newer than the current one, 1" in worker.log, 10, "the version is known")
@@ -208,7 +209,7 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     """The commands assign, status and drain do what the control service does."""
     assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
     file = worker.directory / "assignment.json"
-    file.write_text(json.dumps(assignment.to_json()))
+    file.write_text(as_json(assignment))
     assigned = run_command("assign", worker.address, str(file))
     assert (assigned.returncode, assigned.stderr) == (0, "")
     assert "assignment 1 of default is in force" in assigned.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import defaultdict
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from campaigns.journal import Journal
 from helpers.restartable import THIS_HOST, Host, Restart, RestartableWorker
-from helpers.topology import TOPOLOGY
+from helpers.topology import TOPOLOGY, as_json
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
@@ -153,7 +152,7 @@ class Cluster:
         assigned = tuple(self._assigned(far, name) for far in self.workers)
         assignment = Assignment(self.version, TOPOLOGY, assigned)
         temporary = self.file(name).with_suffix(".new")
-        temporary.write_text(json.dumps(assignment.to_json()), encoding="utf-8")
+        temporary.write_text(as_json(assignment), encoding="utf-8")
         temporary.replace(self.file(name))
         try:
             with ControlClient(self.workers[name].endpoint.unix_address, _STATUS_SECONDS) as control:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.certificates import Authority
 from helpers.secured import files_of
+from helpers.topology import as_json
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
@@ -144,7 +145,7 @@ def test_garbage_is_a_config_error_that_names_the_file(name: str, tmp_path: Path
             assert len(str(error)) < 2000 + len(str(tmp_path)) * 4  # noqa: PT017
         else:
             if isinstance(value, Assignment):
-                assert json.dumps(value.to_json(), ensure_ascii=False).encode()
+                assert as_json(value).encode()
     assert refused > len(WORST)
 
 
