@@ -46,12 +46,8 @@ class Successors:
 
         For `unreleased`, see Connections.unreleased().
         """
-        for _, incarnation, keys in unreleased:
-            for departure in departures.of([incarnation]):
-                for task, entry_worker in keys:
-                    key = task, entry_worker or self._own
-                    if key in departure.successors:
-                        self._known[key] = departure.successors[key]
+        for each in unreleased:
+            self.hear(departures.of([each[1]]), [each])
         for key in list(self._known):
             while found := departures.of([self._known[key].incarnation]):
                 if key not in found[0].successors:
