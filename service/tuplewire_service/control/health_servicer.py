@@ -33,7 +33,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: set[asyncio.Event] = set()
         self._ending = False
         self._ended = asyncio.Event()
-        worker.on_change(self._changed)
+        worker.on_change = self._changed
 
     async def end(self, timeout: float) -> None:
         """Report not ready from now on, notify every watcher, and wait until their streams are closed.

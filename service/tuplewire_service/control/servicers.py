@@ -87,7 +87,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         for who in set(status.identities) - listed:
             del status.identities[who]
         if most:
-            add_clients(status, *self.worker.clients(), most, sees)
+            sessions, consumers = self.worker.servers.sessions(), self.worker.router.queues.consumers()
+            add_clients(status, sessions, consumers, most, sees)
         return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:

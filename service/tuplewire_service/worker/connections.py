@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.departure import OfEntry
-from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import split_host_port
 from tuplewire.text.events import event_logger
@@ -28,21 +28,14 @@ from tuplewire_service.messaging.streamed_transport import StreamedContext
 
 logger = event_logger(__name__)
 
-
+GIVE_UP_SECONDS = 3.0
+"""Seconds that a worker outside the assignment may be unreachable, or not acknowledge messages, before the
+messages are rerouted.
+"""
 _MOST_LOSERS = 1000
 """Maximum number of departed workers with a separate count of possibly lost messages."""
 Peer = tuple[str, str]
 """A worker's id and its address. A worker that restarts at another address is another peer."""
-
-
-def ledger_to_wire(ledger: LedgerSnapshot) -> pb.Ledger:
-    """Return a ledger in its wire form."""
-    return pb.Ledger(
-        accepted=ledger.accepted,
-        acknowledged=ledger.acknowledged,
-        dropped=ledger.dropped,
-        pending=ledger.pending,
-    )
 
 
 class Connections:
@@ -79,23 +72,17 @@ class Connections:
             f"closing={len(self._leaving)} pending={self.pending_messages}>"
         )
 
-    def refresh(
-        self,
-        needed: Collection[Peer],
-        kept: Container[Peer],
-        lost: Container[Peer],
-        timeout: float,
-    ) -> None:
+    def refresh(self, needed: Collection[Peer], kept: Container[Peer], lost: Container[Peer]) -> None:
         """Open missing connections; in the background, close connections that are neither needed nor kept.
 
-        A closing connection waits for acknowledgements for at most `timeout` seconds. Connections to lost
-        peers do not wait.
+        A closing connection waits for acknowledgements for a limited time. Connections to lost peers do not
+        wait.
         """
         self._needed = frozenset(needed)
         for peer in needed:
             self.to(peer)
         for peer in [peer for peer in self._connections if peer not in self._needed and peer not in kept]:
-            self._leave(peer, 0.0 if peer in lost else timeout)
+            self._leave(peer, 0.0 if peer in lost else GIVE_UP_SECONDS)
 
     def _leave(self, peer: Peer, timeout: float) -> None:
         connection = self._connections.pop(peer)
@@ -174,7 +161,7 @@ class Connections:
                 address=address,
                 number=self._numbers[connection],
                 connected=connection.connected,
-                ledger=ledger_to_wire(connection.buffer.ledger()),
+                ledger=pb.Ledger(**asdict(connection.buffer.ledger())),
                 reconnects=max(0, counts.connections - 1),
                 congested=sorted(connection.congestion.tasks(time.monotonic())),
                 sent_messages=counts.messages,
@@ -193,7 +180,7 @@ class Connections:
             for task in connection.blocked_tasks:
                 yield task, worker_id
 
-    def loads(self, peer: Peer, tasks: Sequence[int]) -> dict[int, float]:
+    def loads(self, peer: Peer, tasks: Collection[int]) -> dict[int, float]:
         """Return the last reported loads of a worker's tasks; 0 for tasks without a report.
 
         The result is empty while there is no session with the worker.

@@ -31,7 +31,7 @@ from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.connections import Connections, Peer
+from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
 from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
@@ -43,9 +43,6 @@ from tuplewire_service.worker.transfer_queue import TransferQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
-
-_GIVE_UP_SECONDS = 3.0
-"""Seconds that a worker outside the assignment may be unreachable before its messages are rerouted."""
 
 
 class Router(IConnectionCallback, ISubscriptionSource):
@@ -155,11 +152,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
         successors = self._moves.successors.peers
         needed = self.table.to_connect(successors, everyone=self._draining() and self.leaves_messages)
         former = self._moves.peers()
-        overdue = self._moves.peers(_GIVE_UP_SECONDS) - assigned
+        overdue = self._moves.peers(GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
         self._moves.lose(lost)
         kept = (former | successors).union(each.peer for each in self.table.others) - lost
-        self.connections.refresh(needed, kept, lost, _GIVE_UP_SECONDS)
+        self.connections.refresh(needed, kept, lost)
         self.connections.receivers_ended(self.departures.passed_on)
         self._renew_ended()
 

@@ -12,6 +12,7 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 import tuplewire
@@ -25,7 +26,6 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import IContext, Intake
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.connections import Peer, ledger_to_wire
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
 from tuplewire_service.worker.servers import Servers, streamed
@@ -117,6 +117,8 @@ class Worker:
         """Maximum number of messages lost with the previous process of this worker."""
         self.assignment_problem: Callable[[], str] = lambda: ""
         """Returns the reason that the assignment file is not in use, or an empty string."""
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, own_program, settings.topology)
         self.program: AttachedProgram | None = None
@@ -128,7 +130,6 @@ class Worker:
         self._advertise = advertise
         self._intake = Intake.ALL
         self._changing_intake = asyncio.Lock()
-        self._listeners: list[Callable[[], None]] = []
         self._tickers: list[asyncio.Task[None]] = []
         tracing = active()
         self.router = Router(
@@ -196,12 +197,7 @@ class Worker:
     def _enter(self, state: WorkerState) -> None:
         self.state = state
         logger.info("worker.state", extra={"state": state.value})
-        for listener in self._listeners:
-            listener()
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call the listener whenever the state changes."""
-        self._listeners.append(listener)
+        self.on_change()
 
     @property
     def not_ready_because(self) -> str:
@@ -324,14 +320,11 @@ class Worker:
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the known loads, 0 to 1, of these tasks; of all tasks by default."""
         table, queues = self.router.table, self.router.queues
-        wanted = list(tasks) or table.owner_of.keys()
+        wanted = set(tasks) or table.owner_of.keys()
         loads = {task: queues.load(task) for task in wanted if task in queues}
-        elsewhere: dict[Peer, list[int]] = {}
-        for task in wanted:
-            if task not in loads and (owner := table.elsewhere(task)) is not None:
-                elsewhere.setdefault(owner.peer, []).append(task)
-        for peer, at_peer in elsewhere.items():
-            loads.update(self.router.connections.loads(peer, at_peer))
+        elsewhere = wanted - loads.keys()
+        for other in table.others:
+            loads.update(self.router.connections.loads(other.peer, elsewhere.intersection(other.tasks)))
         return loads
 
     def _report_load(self) -> None:
@@ -351,13 +344,6 @@ class Worker:
                 server.send_load_metrics(loads)
             if relieved or self.congested:
                 server.send_backpressure_status(*status)
-
-    def clients(self) -> tuple[Sequence[pb.SessionStatus], Sequence[pb.ConsumerStatus]]:
-        """Return all senders and all consumers, each by descending number of outstanding messages.
-
-        With thousands of clients, this costs more than a status.
-        """
-        return self.servers.sessions(), self.router.queues.consumers()
 
     async def shown_tasks(self, most: int) -> Sequence[int]:
         """Return the `most` most relevant tasks; see ReceiveQueues.shown()."""
@@ -380,7 +366,7 @@ class Worker:
             state=f"WORKER_STATE_{self.state.name}",
             assignment_version=router.assignment_version,
             newest_assignment_version=max(router.assignment_version, router.version_received),
-            ledger=ledger_to_wire(router.ledger()),
+            ledger=pb.Ledger(**asdict(router.ledger())),
             predecessor_perhaps_lost=self.predecessor_lost,
             sinks=self.sinks.status(),
             taps=router.taps.status(),

@@ -151,7 +151,7 @@ async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router:
 async def test_a_connection_that_is_not_needed_settles_what_it_has(router: Router) -> None:
     """It goes on writing until its messages are acknowledged, or its time is over."""
     connection: Any = router.connections.get(THERE.peer)
-    router.connections.refresh({}, (), (), 3.0)
+    router.connections.refresh({}, (), ())
     assert router.connections.get(THERE.peer) is None
     assert connection.writes
 
