@@ -29,6 +29,7 @@ logger = event_logger(__name__)
 MAX_VERSION = 2**63 - 1
 MOST_AHEAD = 2**32
 """Maximum step of a version, and of a sink's epoch. A counter never advances this far; a mistake may."""
+_POLL_SECONDS = 1.0
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 80
 
@@ -237,13 +238,10 @@ class AssignmentFile:
             remains.
     """
 
-    def __init__(
-        self, path: Path, update: Callable[[Assignment], bool], *, poll_seconds: float = 1.0
-    ) -> None:
+    def __init__(self, path: Path, update: Callable[[Assignment], bool]) -> None:
         self.path = path
         self.problem = ""
         self._update = update
-        self._poll_seconds = poll_seconds
         self._seen: bytes | str | None = None
 
     async def check(self) -> bool:
@@ -279,7 +277,7 @@ class AssignmentFile:
         return parse_assignment(content, self.path)
 
     async def watch(self) -> None:
-        """Check the file every `poll_seconds` until cancelled."""
+        """Check the file every second until cancelled."""
         while True:
             await self.check()
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(_POLL_SECONDS)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from tuplewire.connection.loop import watched
@@ -62,7 +62,7 @@ class Connections:
         self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: dict[SendingEnd, Peer] = {}
-        self._opened = 0
+        self._new_numbers = count(1)
         self._numbers: dict[SendingEnd, int] = {}
         self._lost_before: Counter[str] = Counter()
 
@@ -102,8 +102,7 @@ class Connections:
         worker_id, address = peer
         host, port = split_host_port(address)
         connection = self._context.connect(self._topology, host, port, worker_id, self._events).end
-        self._opened += 1
-        self._numbers[connection] = self._opened
+        self._numbers[connection] = next(self._new_numbers)
         self._connections[peer] = connection
         logger.info("connection.opened", extra={"worker": worker_id, "peer": address})
 

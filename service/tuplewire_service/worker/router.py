@@ -223,7 +223,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         # Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
-            if stale and self.table.elsewhere(group.task) is not None:
+            if stale and self.place_of(group.task) != LOCAL:
                 batch.refuse(group, self.table.stale(group.task, version))
                 continue
             # Contradictory assignments could forward a message in a cycle.

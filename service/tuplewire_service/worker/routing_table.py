@@ -78,11 +78,6 @@ class RoutingTable:
             )
         ]
 
-    def elsewhere(self, task: int) -> AssignedWorker | None:
-        """Return the other worker that owns a task, or None."""
-        owner = self.owner_of.get(task)
-        return None if owner is None or owner.worker_id == self._worker_id else owner
-
     @property
     def version(self) -> int:
         """The current version; 0: none."""

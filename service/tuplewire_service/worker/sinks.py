@@ -126,9 +126,8 @@ class Sinks:
         Returns the content of tasks that already have the epoch, and workers that recently left the
         assignment.
         """
-        new = self._new(sink, epoch, names)
-        self.publications.compare(sink, epoch, self.staging.find(sink, epoch, new), {})
-        self.staging.keep_only(sink, epoch, {each.attempt for each in new})
+        self.check(sink, epoch, names, {})
+        self.staging.keep_only(sink, epoch, {each.attempt for each in names})
         lately = time.monotonic() - _FORMER_SECONDS
         self._former = {peer: each for peer, each in self._former.items() if each[1] > lately}
         return self.publications.begin(sink, epoch, run), [worker for worker, _ in self._former.values()]

@@ -55,19 +55,16 @@ class Tap:
     of its tasks; `left_out` counts sampled messages beyond its rate or limits.
     """
 
-    def __init__(
-        self, wanted: Wanted, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, wanted: Wanted, wake: Callable[[], None]) -> None:
         """Open a tap. `wake` is called when take() has messages."""
         self.wanted = wanted
         self.passed = self.left_out = self.shown = 0
         self.failed = False
         self._wake = wake
-        self._clock = clock
         self._random = random.Random()  # noqa: S311 - a sample is no secret
         self._share = 0.0
         self._room = float(wanted.per_second)
-        self._filled = clock()
+        self._filled = time.monotonic()
         self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
 
@@ -81,7 +78,7 @@ class Tap:
         self._share -= chosen
         if not chosen:
             return
-        now = self._clock()
+        now = time.monotonic()
         self._room = min(
             float(self.wanted.per_second), self._room + (now - self._filled) * self.wanted.per_second
         )

@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def source(file: Path, taker: _Taker) -> AssignmentFile:
     """Return what looks at the file."""
-    return AssignmentFile(file, taker.update, poll_seconds=0.01)
+    return AssignmentFile(file, taker.update)
 
 
 def test_a_changed_file_is_handed_on_once(file: Path, source: AssignmentFile, taker: _Taker) -> None:
@@ -121,8 +121,11 @@ def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> No
     assert _check(source)
 
 
-async def test_watch_goes_on_until_cancelled(file: Path, source: AssignmentFile, taker: _Taker) -> None:
+async def test_watch_goes_on_until_cancelled(
+    file: Path, source: AssignmentFile, taker: _Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watch takes one change after the other."""
+    monkeypatch.setattr("tuplewire_service.worker.assignment._POLL_SECONDS", 0.01)
     watch = asyncio.create_task(source.watch())
     for version in (1, 2, 3):
         _write(file, version)
