@@ -107,19 +107,13 @@ def test_bad_file(tmp_path: Path, text: str, says: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_no_text(tmp_path: Path) -> None:
-    """A file that is not UTF-8 is a ConfigError too."""
+def test_no_text_and_no_file(tmp_path: Path) -> None:
+    """A file that is not UTF-8, or cannot be read, is a ConfigError that says why."""
     path = tmp_path / "assignment.json"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="utf-8"):
-        load_assignment(path)
-
-
-def test_no_file(tmp_path: Path) -> None:
-    """A file that cannot be read is a ConfigError that says why."""
-    missing: Any = tmp_path / "missing.json"
-    with pytest.raises(ConfigError, match=r"missing\.json: No such file"):
-        load_assignment(missing)
+    for file, says in ((path, "utf-8"), (tmp_path / "missing.json", r"missing\.json: No such file")):
+        with pytest.raises(ConfigError, match=says):
+            load_assignment(file)
     with pytest.raises(ConfigError, match="Is a directory"):
         load_assignment(tmp_path)
 

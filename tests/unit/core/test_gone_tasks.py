@@ -40,15 +40,6 @@ def count_of_queues() -> int:
     return sum(type(each) is Queue for each in gc.get_objects())
 
 
-def test_a_task_that_comes_back_goes_on_counting() -> None:
-    """Its next message has the sequence after its last one: nobody takes it for one that was there before."""
-    queues = queues_of([1])
-    queues.put(TaskGroup.of(1, [b"a", b"b"]), Program())
-    assert len(queues.leave(queues.assign([]))) == 1
-    assert queues.leave(queues.assign([1])) == []
-    assert start_of(queues, 1) == 2
-
-
 def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> None:
     """So its sequences are higher than any that it had."""
     queues = queues_of(range(2 * MANY))

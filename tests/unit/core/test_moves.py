@@ -295,35 +295,21 @@ def test_messages_that_leave_a_queue_carry_their_entry_worker() -> None:
     assert [each.forwarded for each, _ in moves.out_of_queues(left)] == [OWN, 0]
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_messages_on_their_route_to_the_owner_come_before_a_successor(*, own: bool) -> None:
-    """A drained worker had earlier messages, but later ones are in flight to the owner already."""
-    route = Route()
-    owner, successor = ("o", "o:1"), Successor("s", "s:1", 5)
-    routes = {owner: route, ("s", "s:1"): Route()}
+@pytest.mark.parametrize("entered", [OWN, OTHER])
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_flight: bool) -> None:
+    """A drained worker had earlier messages; if later ones are in flight to the owner, it follows these."""
+    route, other = Route(), Route()
+    owner, routes = ("o", "o:1"), {("o", "o:1"): route, ("s", "s:1"): other}
     moves = Moves(OWN, connection=cast("Any", routes.get))
-    entered = OWN if own else OTHER
-    moves.successors.hear(
-        [Departure(3, successors={(TASK, entered): successor})], [(PEER, 3, {(TASK, entered): 1})]
-    )
+    departure = Departure(3, successors={(TASK, entered): Successor("s", "s:1", 5)})
+    moves.successors.hear([departure], [(PEER, 3, {(TASK, entered): 1})])
     assert len(moves.successors) == 1
-    earlier = messages(1) if own else messages(1, passed_on=1)
-    route.send(earlier)
-    inbound = cast("InboundSession", PROGRAM if own else WORKER)
-    assert moves.way(messages(2), inbound, owner) == (None, None)
-
-
-def test_the_next_message_goes_to_the_successor_when_none_is_in_flight_to_the_owner() -> None:
-    """The successor has the earlier messages; the owner gets none before they are consumed."""
-    owner, other = ("o", "o:1"), Route()
-    routes = {owner: Route(), ("s", "s:1"): other}
-    moves = Moves(OWN, connection=cast("Any", routes.get))
-    moves.successors.hear(
-        [Departure(3, successors={(TASK, OWN): Successor("s", "s:1", 5)})], [(PEER, 3, {(TASK, OWN): 1})]
-    )
-    move, way = moves.way(messages(2), cast("InboundSession", PROGRAM), owner)
-    assert move is not None
-    assert way is cast("Any", other)
+    if in_flight:
+        route.send(messages(1) if entered == OWN else messages(1, passed_on=1))
+    inbound = cast("InboundSession", PROGRAM if entered == OWN else WORKER)
+    move, way = moves.way(messages(2), inbound, owner)
+    assert (move is None, way) == (in_flight, None if in_flight else other)
 
 
 def test_which_tasks_move() -> None:

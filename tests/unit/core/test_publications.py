@@ -10,7 +10,8 @@ from tuplewire.errors import StaleEpochError
 from tuplewire.session.departure import SinkEpoch, TaskContent
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker import publications
-from tuplewire_service.worker.publications import MOST_AHEAD, Publications
+from tuplewire_service.worker.assignment import MOST_AHEAD
+from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
 
@@ -178,18 +179,6 @@ def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
     state.check(sink("s"), MOST_AHEAD)
     with pytest.raises(StaleEpochError, match="too far ahead"):
         state.check(sink("s"), MOST_AHEAD + 1)
-
-
-def test_the_sink_that_published_last_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts when it did so last, not when it began."""
-    monkeypatch.setattr(publications, "MAX_REMEMBERED", 6)
-    state = made()
-    publish(state, sink("a"), 1, group(1, b"x"))
-    publish(state, sink("b"), 1, group(1, b"x"))
-    publish(state, sink("a"), 2, group(1, b"x"))
-    publish(state, sink("c"), 1, group(1, b"x"))
-    assert publish(state, sink("a"), 2, group(1, b"x")) == []
-    assert len(publish(state, sink("b"), 1, group(1, b"x"))) == 1
 
 
 @pytest.mark.parametrize("most", [15, 20])

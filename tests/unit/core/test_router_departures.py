@@ -63,12 +63,13 @@ async def test_who_is_told_of_a_departure(
 async def test_news_of_workers_that_have_left_is_acted_on(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their sinks are known here, and the connections are looked at."""
+    """Their sinks are known here; the connections are looked at, and the moves that may wait for them."""
     done: list[Any] = []
     monkeypatch.setattr(router, "_on_departures", lambda *reported: done.append(reported))
     monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
+    monkeypatch.setattr(router, "_end_moves", lambda tasks=None: done.append(tasks))
     router.workers_left([Departure(7)])
-    assert done == [([Departure(7)], [Departure(7)]), "refreshed"]
+    assert done == [([Departure(7)], [Departure(7)]), "refreshed", None]
     assert 7 in router.departures
 
 
@@ -174,16 +175,6 @@ async def test_a_peer_that_has_shut_down_holds_up_no_move(
     monkeypatch.setattr(router._moves, "lose", lost.append)
     router._renew_ended()
     assert lost == [{THERE.peer}]
-
-
-async def test_moves_are_looked_at_when_a_worker_has_left(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its departure may be what they wait for."""
-    looked: list[Any] = []
-    monkeypatch.setattr(router, "_end_moves", lambda tasks=None: looked.append(tasks))
-    router.workers_left([Departure(7)])
-    assert looked == [None]
 
 
 async def test_a_lost_connection_is_looked_at(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:

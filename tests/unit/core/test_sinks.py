@@ -16,7 +16,7 @@ from tuplewire.errors import (
     UnknownRunError,
     UnknownTaskError,
 )
-from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
@@ -143,22 +143,6 @@ async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
     sinks.begin(SINK, 1, "run", [])
     with pytest.raises(StageGoneError):
         await sinks.progress(SINK, 1)
-
-
-async def test_an_attempt_that_is_given_up_takes_no_room() -> None:
-    """Spark has run it again, or has cancelled the job."""
-    sinks, _ = made()
-    await stage(sinks, "0a", b"x")
-    assert staged_here(sinks)
-    sinks.staging.discard(SINK, 1, "0a")
-    assert not staged_here(sinks)
-
-
-async def test_what_a_worker_that_has_left_published_is_known() -> None:
-    """Its goodbye names the sinks; another run that asks here hears of them."""
-    sinks, _ = made()
-    sinks.publications.learn([SinkEpoch("me", "s", 5, {2: TaskContent(1, 1, 7)}, "run")])
-    assert [(each.name, each.epoch) for each in sinks.publications.known()] == [("s", 5)]
 
 
 async def test_an_epoch_is_chosen_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tuplewire.session.departure import Departure, Departures, Successor
 from tuplewire_service.worker.successors import Successors
 
@@ -28,48 +30,34 @@ def known(*departures: Departure) -> Departures:
     return found
 
 
-def test_the_successor_of_a_stopped_worker_is_learned() -> None:
-    """The next message of the task goes to the successor, once; a connection to it is needed."""
+@pytest.mark.parametrize(
+    ("departures", "found"),
+    [
+        ([left(A, B)], B),
+        ([left(A)], None),
+        ([left(A, B), left(B, C)], C),
+        ([left(A, B), left(B)], None),
+        ([left(A, Successor("own", "own:1", OWN))], None),
+    ],
+    ids=["next", "all were consumed", "chain of drains", "consumed at the second", "came back"],
+)
+def test_the_next_message_goes_to_the_last_successor_once(
+    departures: list[Departure], found: Successor | None
+) -> None:
+    """A connection to the successor is needed; without one, the message goes to the owner."""
     successors = Successors(OWN_NUMBER, OWN)
-    successors.learn(known(left(A, B)), unreleased(A))
-    assert len(successors) == 1
-    assert successors.peers == {("b", "b:1")}
-    assert successors.take(*ENTRY) == B
-    assert successors.take(*ENTRY) is None
+    successors.learn(known(*departures), unreleased(A))
+    assert successors.peers == ({(found.worker_id, found.address)} if found else set())
+    assert len(successors) == len(successors.peers)
+    assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
 
 
-def test_a_stopped_worker_without_a_successor() -> None:
-    """All of its messages were consumed: the next message goes to the owner."""
-    successors = Successors(OWN_NUMBER, OWN)
-    successors.learn(known(left(A)), unreleased(A))
-    assert successors.take(*ENTRY) is None
-
-
-def test_a_chain_of_drains_ends_at_the_last() -> None:
-    """A forwarded to B and B to C, and both have stopped."""
-    successors = Successors(OWN_NUMBER, OWN)
-    successors.learn(known(left(A, B), left(B, C)), unreleased(A))
-    assert successors.peers == {("c", "c:1")}
+def test_a_chain_may_be_learned_step_by_step() -> None:
+    """A forwarded to B and stopped; later B forwarded to C."""
     successors = Successors(OWN_NUMBER, OWN)
     successors.learn(known(left(A, B)), unreleased(A))
     successors.learn(known(left(B, C)), [])
     assert successors.take(*ENTRY) == C
-
-
-def test_a_chain_may_end_with_a_consumer() -> None:
-    """B stopped without a successor: all messages were consumed there, so the next goes anywhere."""
-    successors = Successors(OWN_NUMBER, OWN)
-    successors.learn(known(left(A, B), left(B)), unreleased(A))
-    assert not len(successors)
-    assert successors.peers == set()
-
-
-def test_messages_that_came_back_have_no_successor() -> None:
-    """What was forwarded to this worker is in its own queue."""
-    successors = Successors(OWN_NUMBER, OWN)
-    itself = Successor("own", "own:1", OWN)
-    successors.learn(known(left(A, itself)), unreleased(A))
-    assert not len(successors)
 
 
 def test_a_departure_that_was_just_received() -> None:
