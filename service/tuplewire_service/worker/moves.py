@@ -264,12 +264,11 @@ class Moves:
                 del self._moves[task]
         return held_groups
 
-    def clear(self) -> list[HeldGroup]:
+    def close(self) -> list[TaskGroup]:
         """End every move; return the held messages."""
-        moves, self._moves = self._moves, {}
-        return [
-            held_group for move in moves.values() for held in move.waiting.values() for held_group in held
-        ]
+        groups = list(self.held_groups())
+        self._moves.clear()
+        return groups
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the held messages."""

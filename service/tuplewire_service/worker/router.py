@@ -389,5 +389,5 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures.add(Departure(self.consumers.incarnation, dropped, others, sinks, self.successors))
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
-        self._drops.lose(chain(self.rejections.close(), (group for group, _ in self._moves.clear())))
+        self._drops.lose(chain(self.rejections.close(), self._moves.close()))
         await self.connections.close(timeout)
