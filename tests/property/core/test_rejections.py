@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from helpers.cursors import answer_of, cursor_of
+from helpers.queues import queues_of
 from helpers.rejecting import RejectionsWithoutTimers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.ledger import DropReason, Ledger
@@ -24,8 +24,6 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
-from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.worker_settings import WorkerSettings
 
 TASKS = (1, 2)
 DEAD = 9
@@ -69,10 +67,9 @@ class Scene:
         self.wait, self.doomed, self.faulty = wait, doomed, faulty
         self.sender, self.ledger = Sender(), Ledger()
         self.shell = RejectionsWithoutTimers(LIMIT, DEAD, most)
-        settings = WorkerSettings(worker_id="w")
-        self.queues = ReceiveQueues(settings, self._done, lambda task: UnknownTaskError(str(task)))
+        self.queues = queues_of([*TASKS, DEAD])
+        self.queues.on_done = self._done
         self.consumers = QueueConsumers(7, self.queues, self.shell)
-        self.queues.assign([*TASKS, DEAD])
         self.window = ConsumeWindow(TASKS, PREFETCH, MIB)
         self.subscription: QueueSubscription | None = None
         self.down: deque[tuple[str, Any]] = deque()

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 from helpers.cursors import answer_of, cursor_of, rejection_of
-from helpers.queues import delivered
+from helpers.queues import consumers_of, delivered, queues_of
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
-from tuplewire.errors import MalformedError, UnknownTaskError
+from tuplewire.errors import MalformedError
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.ledger import Ledger
@@ -23,8 +23,7 @@ from tuplewire.wire.translate import cursor_slices
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
-from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -40,13 +39,9 @@ class Scene:
         self.settled: list[int] = []
         """How many groups were settled at a time."""
         self.rejections = RejectionsWithoutTimers()
-        self.queues = ReceiveQueues(
-            WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10 * MESSAGES),
-            self._done,
-            lambda task: UnknownTaskError(str(task)),
-        )
-        self.consumers = QueueConsumers(1, self.queues, self.rejections)
-        self.queues.assign([1])
+        self.queues = queues_of([1], receive_queue_messages=10 * MESSAGES)
+        self.queues.on_done = self._done
+        self.consumers = consumers_of(self.queues, self.rejections)
         for number in range(MESSAGES):
             self.queues.put(TaskGroup.of(1, [b"%d" % number]), Program())
         self.consumer = self.subscribe(ROOM)

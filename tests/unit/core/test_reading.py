@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from helpers.cursors import cursor_of
-from helpers.rejecting import RejectionsWithoutTimers
+from helpers.queues import consumers_of, queues_of
 from helpers.senders import Program
 
 from tuplewire.errors import SupersededError, UnknownTaskError
@@ -17,9 +17,6 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import receive_queues
-from tuplewire_service.worker.queue_subscription import QueueConsumers
-from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.worker_settings import WorkerSettings
 
 TASK = 1
 LARGE = 2**40
@@ -30,12 +27,8 @@ class Fixture:
 
     def __init__(self) -> None:
         self.done: list[Done] = []
-        self.queues = ReceiveQueues(
-            WorkerSettings(worker_id="w", topology="t"),
-            lambda _task, done: self.done.extend(done),
-            lambda task: UnknownTaskError(str(task)),
-        )
-        self.queues.assign([TASK])
+        self.queues = queues_of([TASK])
+        self.queues.on_done = lambda _task, done: self.done.extend(done)
         self.readers = self.queues
 
     def put(self, *groups: str) -> None:
@@ -57,8 +50,7 @@ class Fixture:
     def subscribe(self) -> SubscribeRequest:
         """Have a consumer, that has taken two messages."""
         request = SubscribeRequest("", "mine", 1, 0, [cursor_of(TASK, 0, 0, 2, MIB)])
-        consumers = QueueConsumers(1, self.queues, RejectionsWithoutTimers())
-        self.subscription = consumers.subscribe(request, lambda: None)
+        self.subscription = consumers_of(self.queues).subscribe(request, lambda: None)
         assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2
         return request
 
