@@ -159,8 +159,9 @@ class ConsumeWindow:
             # redelivers from there on.
             if received != said or 0 < state.waits_for <= state.rejections_told:
                 self._start_anew(task, received)
-            else:
+            elif state.rejections:
                 state.forget_rejections(state.rejections_told)  # the subscribe request contained these
+                self._moved[task] = None  # they no longer use up credit
         self._subscribed.clear()
 
     def _start_anew(self, task: int, received: int) -> _Task:

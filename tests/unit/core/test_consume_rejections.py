@@ -95,3 +95,13 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
     window.acknowledge(arrived, [Rejected(index, 0.0, "", wait=True)])
     found = cursor(window)
     assert (found.acknowledged, found.rejections[-1].sequence) == (index, index + 1)
+
+
+def test_a_consumer_that_resumes_reports_the_credit_of_settled_rejections() -> None:
+    """Rejections of all messages use up its credit; without a report, nothing would ever arrive again."""
+    window = opened()
+    arrived = arrive(window, 1, "abcdefghij")
+    window.acknowledge(arrived, [Rejected(index, 0, "", wait=False) for index in range(PREFETCH)])
+    assert cursor(window).credit == PREFETCH
+    window.opened(WORKER, [(1, PREFETCH)])
+    assert [each.credit for each in window.take_moved()] == [2 * PREFETCH]
