@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tuplewire.errors import ClosedError, InvalidTaskError
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -27,7 +29,6 @@ from tuplewire_service.testing.scenery import (
     eventually,
     is_ready,
     is_settled,
-    raises,
 )
 
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -67,7 +68,8 @@ class SharedBehaviour(Scenery):
             client.send(0, b"first")
             client.send(2**31 - 1, b"last")
             for task in (-1, 2**31):
-                raises(InvalidTaskError, lambda task=task: client.send(task, b""))  # type: ignore[misc]
+                with pytest.raises(InvalidTaskError):
+                    client.send(task, b"")
             assert_ledger(client, 2)
             assert set(recorder.seen()) == {(None, 0, b"first"), (None, 2**31 - 1, b"last")}
 
@@ -141,11 +143,14 @@ class SharedBehaviour(Scenery):
     def test_messages_are_pulled_or_called_back(self) -> None:
         """A connection delivers to a callback or to recv(); the other one raises ClosedError."""
         with self.pair(Recorder()) as (server, _):
-            raises(ClosedError, lambda: server.recv(NO_BLOCK))
-            raises(ClosedError, lambda: server.register_recv(Recorder()))
+            with pytest.raises(ClosedError):
+                server.recv(NO_BLOCK)
+            with pytest.raises(ClosedError):
+                server.register_recv(Recorder())
         with self.pair(None) as (server, _):
             assert server.recv(NO_BLOCK) is None
-            raises(ClosedError, lambda: server.register_recv(Recorder()))
+            with pytest.raises(ClosedError):
+                server.register_recv(Recorder())
 
     def test_intake_may_be_for_workers_only(self) -> None:
         """Workers continue and programs wait until a call admits them. No message is lost or duplicated."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest import TestCase
 
 from tuplewire.errors import BindError, BufferFullError, ClosedError, NotReadyError, RefusedError
 from tuplewire.settings.config import SessionSettings
@@ -35,7 +36,6 @@ from tuplewire_service.testing.scenery import (
     eventually,
     is_ready,
     is_settled,
-    raises,
     switching_often,
 )
 
@@ -141,7 +141,7 @@ class TransportConformance(Scenery):
     def test_a_bound_port_is_refused(self) -> None:
         """A second bind of a port raises an error; two servers do not share the port."""
         with self.pair(Recorder()) as (server, _), self.context() as context:
-            raises(BindError, lambda: context.bind(TOPOLOGY, server.port, Recorder()))
+            TestCase().assertRaises(BindError, context.bind, TOPOLOGY, server.port, Recorder())
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class TransportConformance(Scenery):
             assert len(recorder.seen()) == 5000
             assert_ledger(client, 5000)
             assert client.status is ConnectionStatus.CLOSED
-            raises(ClosedError, lambda: client.send(1, b"x"))
+            TestCase().assertRaises(ClosedError, client.send, 1, b"x")
             client.close()
 
     def test_abort_counts_what_it_gives_up(self) -> None:
@@ -195,7 +195,7 @@ class TransportConformance(Scenery):
             puller.join(10)
             assert got == [SHUTDOWN]
             assert server.status is ConnectionStatus.CLOSED
-            raises(ClosedError, lambda: server.send_load_metrics({1: 1.0}))
+            TestCase().assertRaises(ClosedError, server.send_load_metrics, {1: 1.0})
             server.close()
             context.bind(TOPOLOGY, server.port, Recorder())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tuplewire.errors import TuplewireError, UnknownTaskError
+from tuplewire.errors import UnknownTaskError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -111,15 +111,6 @@ def switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval)
-
-
-def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireError:
-    """Return the error of this kind that a call raises. Raises AssertionError if there is none."""
-    try:
-        call()
-    except kind as error:
-        return error
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str = "") -> _Value:
