@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
@@ -223,22 +223,11 @@ def check_id(name: str, value: str) -> None:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
 
 
-class _Addressed(Protocol):
-    """The fields of all messages to a specific worker."""
+def check_receiver(worker_id: str, topology: str, peer: str, said: Any) -> None:
+    """Raise RefusedError for a peer that expects another worker, before other checks.
 
-    @property
-    def receiver_id(self) -> str: ...
-    @property
-    def topology(self) -> str: ...
-
-
-def check_receiver(
-    worker_id: str,
-    topology: str,
-    peer: str,
-    said: _Addressed,
-) -> None:
-    """Raise RefusedError for a peer that expects another worker, before other checks."""
+    `said` is a message of the wire with the fields `receiver_id` and `topology`.
+    """
     if said.receiver_id not in {"", worker_id}:
         raise WrongWorkerError(
             f"this is worker {worker_id!r}, the {peer} means {said.receiver_id!r}: one of the two has a "
