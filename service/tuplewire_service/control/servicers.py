@@ -64,6 +64,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         debugging: Creates debug bundles, and changes the logging.
         reports: Stores the reports of programs.
         call_program: Calls the program in the process; it may block.
+        taps: Serves taps.
         reserved: The names of the worker's own metrics, which programs must not use.
     """
 
@@ -74,10 +75,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     debugging: Debugging
     reports: ProgramReports
     call_program: Callable[[bytes], bytes]
+    taps: TapService
     reserved: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        self._taps = TapService(self.worker)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -125,14 +124,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
         """Yield copies of passing messages."""
         async with contextlib.aclosing(
-            self._taps.tap(request, self.admit(context), context.peer())
+            self.taps.tap(request, self.admit(context), context.peer())
         ) as responses:
             async for response in responses:
                 yield response
-
-    def end_taps(self) -> None:
-        """End every stream of Tap, because the worker drains."""
-        self._taps.end()
 
     async def GetDebug(
         self, _request: pb.GetDebugRequest, context: Context

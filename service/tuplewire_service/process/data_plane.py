@@ -33,6 +33,7 @@ from tuplewire_service.control.program_reports import ProgramReports
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.sink_servicer import SinkServicer
 from tuplewire_service.control.source_servicer import SourceServicer
+from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
@@ -100,14 +101,15 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.program: Program | None = None
         self._reports = ProgramReports()
+        self._taps = TapService(self.worker)
+        admit = self.security.admit
         self._control = ControlServicer(
-            self.worker, stop, self.security.admit, self._status, debugging, self._reports, self._call_program
+            self.worker, stop, admit, self._status, debugging, self._reports, self._call_program, self._taps
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
-        self._sinks = SinkServicer(self.worker, self.security.admit)
-        add_SinksServicer_to_server(self._sinks, self._services)  # type: ignore[no-untyped-call]
-        self._source = SourceServicer(self.worker, self.security.admit)
-        add_SourceServicer_to_server(self._source, self._services)  # type: ignore[no-untyped-call]
+        sinks, source = SinkServicer(self.worker, admit), SourceServicer(self.worker, admit)
+        add_SinksServicer_to_server(sinks, self._services)  # type: ignore[no-untyped-call]
+        add_SourceServicer_to_server(source, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._assignment_source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         if source := self._assignment_source:
@@ -191,7 +193,7 @@ class DataPlane:
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
         deadline = time.monotonic() + deadline_seconds
-        self._control.end_taps()
+        self._taps.end()
         await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
         # Only now: a draining worker applies new assignments, and closes the streams of removed tokens.
