@@ -50,7 +50,6 @@ _CLOSE_SECONDS = 4.0  # with the default drain of 25 s, below 30 s, the grace pe
 _PROGRAM_SECONDS = 1.0  # for executors to end after the drain: they are idle, or abandoned
 _LAST_SCRAPE_SECONDS = 1.0  # for one more scrape if the drain dropped messages
 _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; executors keep Python's 5 ms
-_LINE_END = "\n"
 
 
 def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
