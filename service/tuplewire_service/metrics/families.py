@@ -8,7 +8,7 @@ collectors and admin_server.py. Owns no state. Thread-safe. Design: docs/design/
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar, Sample
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from tuplewire.session.durations import BOUNDS
@@ -95,25 +95,27 @@ def encode_openmetrics(registry: Collector) -> bytes:
         lines.append(f"# TYPE {metric.name} {metric.type}\n")
         if metric.unit:
             lines.append(f"# UNIT {metric.name} {metric.unit}\n")
-        lines += map(_line, metric.samples)
+        lines += _samples(metric)
     lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-def _line(sample: Sample) -> str:
-    # Fast path: only NaN, infinite and large values need the library's function.
-    value = repr(float(sample.value)) if -1e6 < sample.value < 1e6 else _unusual(sample.value)
-    if not sample.labels:
-        return f"{sample.name} {value}\n"
-    line = f"{sample.name}{_labels(sample.labels)} {value}"
-    if (found := sample.exemplar) is not None:
-        line += f" # {_labels(found.labels)} {_unusual(found.value)} {found.timestamp}"
-    return f"{line}\n"
+def _samples(metric: Metric) -> Iterator[str]:
+    for sample in metric.samples:
+        value = sample.value
+        # Fast path: only NaN, infinite and large values need the library's function.
+        shown = repr(float(value)) if -1e6 < value < 1e6 else _unusual(value)
+        if sample.labels:
+            labels = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(sample.labels.items())])
+            exemplar = f" # {_shown_exemplar(sample.exemplar)}" if sample.exemplar else ""
+            yield f"{sample.name}{{{labels}}} {shown}{exemplar}\n"
+        else:
+            yield f"{sample.name} {shown}\n"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    shown = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(labels.items())])
-    return f"{{{shown}}}"
+def _shown_exemplar(exemplar: Exemplar) -> str:
+    labels = ",".join(f'{key}="{_escape(text)}"' for key, text in sorted(exemplar.labels.items()))
+    return f"{{{labels}}} {_unusual(exemplar.value)} {exemplar.timestamp}"
 
 
 def _escape(text: str) -> str:
