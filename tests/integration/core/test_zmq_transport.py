@@ -28,7 +28,6 @@ from tuplewire_service.messaging.zmq import zmq_transport
 from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
-
 # --- strangers ---------------------------------------------------------------------------------------
 
 
