@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import leaks
+from helpers import fork_server, leaks
 from hypothesis import settings
 
 SPARK = Path(__file__).parent / "spark"
 
 leaks.install()
+fork_server.install()
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and programs under test inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a shared machine.
-settings.register_profile("tuplewire", deadline=None)
+settings.register_profile("tuplewire", deadline=None, max_examples=50)  # make property has more
 settings.register_profile("quick", deadline=None, max_examples=20)  # make quick
 settings.load_profile("tuplewire")
 
@@ -92,4 +93,11 @@ def _nothing_left_behind() -> Iterator[None]:
     What a fixture of a wider scope holds was there before, and is not the test's.
     """
     with leaks.no_leaks():
+        yield
+
+
+@pytest.fixture
+def no_fork_server() -> Iterator[None]:
+    """Start the programs of a test in new interpreters."""
+    with fork_server.no_fork_server():
         yield

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from deploy.delayed_link import DelayedLink
+from helpers.fork_server import no_fork_server
 from helpers.restartable import Host
 from helpers.tools import missing, require_tool
 
@@ -29,7 +30,8 @@ def entered(namespace: str) -> Iterator[None]:
     with Path("/proc/thread-self/ns/net").open() as here, Path(f"/run/netns/{namespace}").open() as there:
         _set_namespace(there.fileno())
         try:
-            yield
+            with no_fork_server():
+                yield
         finally:
             _set_namespace(here.fileno())
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+from helpers import fork_server
+
 _GRACE_SECONDS = 3.0
 
 # These belong to the interpreter, not to a test: PySpark keeps its JVM, multiprocessing its helpers.
@@ -49,33 +51,26 @@ def install() -> None:
 def children() -> dict[int, str]:
     """Return this process's children and their command lines; `defunct` for one that nobody waited for."""
     found: dict[int, str] = {}
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # nearly always so: there is none, and none is looked for
-        return found
-    own = str(os.getpid())
-    for folder in os.listdir("/proc"):  # noqa: PTH208 - it is done twice for each test
-        if not folder.isdigit():
-            continue
-        try:
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - it is done twice for each test
+        for child in _read(f"/proc/self/task/{thread}/children").split():
             # pid (name) state ppid ...; the name may hold spaces and brackets
-            state, parent = _read(f"/proc/{folder}/stat").rpartition(")")[2].split(maxsplit=2)[:2]
-            if parent != own:
-                continue
-            command = _read(f"/proc/{folder}/cmdline").replace("\0", " ")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        command = "defunct" if state == "Z" else command
-        if not any(kept in command for kept in _KEPT_PROCESSES):
-            found[int(folder)] = command.strip()
+            ended = _read(f"/proc/{child}/stat").rpartition(")")[2].startswith(" Z")
+            command = "defunct" if ended else _read(f"/proc/{child}/cmdline").replace("\0", " ").strip()
+            if int(child) != fork_server.server_id() and not any(kept in command for kept in _KEPT_PROCESSES):
+                found[int(child)] = command
     return found
 
 
 def _read(path: str) -> str:
-    """Return the text of a file of /proc that fits one read."""
-    file = os.open(path, os.O_RDONLY)
+    """Return the text of a file of /proc that fits one read; nothing for a process that is gone."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
     try:
         return os.read(file, 1 << 16).decode(errors="replace")
+    except ProcessLookupError:
+        return ""
     finally:
         os.close(file)
 

@@ -26,6 +26,8 @@ SECONDS = 60.0
 LEFT_SCREEN = b"\x1b[?1049l"
 """What takes a terminal back from the screen of a program."""
 DELAYS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.4]
+new_interpreter = pytest.mark.usefixtures("no_fork_server")
+"""For tests in which the imports matter, or a mark in /proc/PID/environ."""
 
 
 def marked(mark: str) -> list[str]:
@@ -61,6 +63,7 @@ def interrupted(arguments: list[str], when: Callable[[str], object]) -> tuple[in
 OUR_LINES = {"tuplewire: interrupted\n", "tuplewire recv: interrupted\n"}
 
 
+@new_interpreter
 @pytest.mark.parametrize("delay", DELAYS)
 def test_while_it_starts(delay: float) -> None:
     """Python itself ends by the signal before it reads our first line; from then on it is our line."""
@@ -71,6 +74,7 @@ def test_while_it_starts(delay: float) -> None:
         assert code in {-signal.SIGINT, 1}  # before the first line of ours, or at the end of the last
 
 
+@new_interpreter
 def test_while_it_is_imported() -> None:
     """While it loads what it needs, long after our first line, it is our line."""
     code, errors = interrupted(
@@ -123,7 +127,7 @@ from tuplewire.connection.control_client import ControlClient
 
 random.seed(1)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-for _ in range(300):
+for _ in range(100):
     client = ControlClient(sys.argv[1], timeout=600)
     try:
         # Again after 0.2 s: one that falls into a callback is lost.
@@ -238,6 +242,7 @@ def test_the_live_view_ends_by_ctrl_c(worker: Running) -> None:
         assert shown.as_before()
 
 
+@new_interpreter
 @pytest.mark.parametrize("delay", [0.1, 0.3, 0.8])
 def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It ends as one that drains, or by the signal; its files go with it, perhaps but for a lock."""
@@ -256,6 +261,7 @@ def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFa
     assert {each.name for each in folder.iterdir()} <= {"w.sock.lock"}
 
 
+@new_interpreter
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.long

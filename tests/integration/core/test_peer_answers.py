@@ -200,6 +200,7 @@ def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(t
             eventually(lambda: ledger(a).acknowledged == 100)
 
 
+@pytest.mark.usefixtures("no_fork_server")  # for sitecustomize.py
 def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path) -> None:
     """Its peer knows a later life of it, and takes what this one sends all the same."""
     shift = tmp_path / "clock"

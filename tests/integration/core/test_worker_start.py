@@ -95,6 +95,7 @@ def test_left_over_socket_is_replaced(tmp_path: Path) -> None:
         assert worker.end() == 0
 
 
+@pytest.mark.usefixtures("no_fork_server")
 def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
     """A worker that is started with a low soft limit of open files raises it: connections are files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
