@@ -12,10 +12,11 @@ _ANSWER_SECONDS = 120.0
 
 
 class Program:
-    """A spawned process that answers questions; ends with the block."""
+    """A forked process that answers questions; ends with the block."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tuplewire.aio", "tuplewire.client"])
         self._pipe, child = context.Pipe()
         self._process = context.Process(target=_run, args=(child, target, arguments), name=target.__name__)
         self._process.start()
