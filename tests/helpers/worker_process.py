@@ -28,13 +28,13 @@ def environment_without_ours() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
-        [*COMMAND, *arguments],
+        [*COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=timeout,
         check=False,
         env=environment_without_ours(),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
+from helpers.worker_process import run_command
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -195,17 +196,6 @@ def test_differences_are_named(spark: SparkSession) -> None:
 # --- the command ------------------------------------------------------------------------------
 
 
-def tuplewire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "tuplewire_service", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_command_stops(tmp_path: Path) -> None:
@@ -253,7 +243,7 @@ def group_is_alive(group: int) -> bool:
 )
 def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
     """A run that cannot work is refused at once, in one line."""
-    ran = tuplewire("run", *arguments)
+    ran = run_command("run", *arguments, timeout=110)
     assert ran.returncode == code
     assert message in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
@@ -263,6 +253,6 @@ def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
 def test_command_explains_itself() -> None:
     """The help of each pipeline has its options and an example."""
     for pipeline in ("flights", "wordcount"):
-        ran = tuplewire("run", pipeline, "--help")
+        ran = run_command("run", pipeline, "--help")
         assert ran.returncode == 0
         assert f"example: tuplewire run {pipeline}" in ran.stdout

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from functools import partial
 
 from helpers.topology import numbered, pair_of_workers
 from helpers.traffic import client_of, deliver
-from helpers.worker_process import environment_without_ours
+from helpers.worker_process import run_command
 
-
-def offsets(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "tuplewire_service", "offsets", address, *arguments]
-    return subprocess.run(
-        command, env=environment_without_ours(), capture_output=True, text=True, check=False, timeout=60
-    )
+offsets = partial(run_command, "offsets")
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.traffic import deliver
+from helpers.worker_process import run_command
 
 import tuplewire
 from tuplewire.errors import ConfigError
@@ -133,13 +134,7 @@ def test_any_bytes_with_a_prefix(worker: OwnWorker) -> None:
 @pytest.mark.parametrize(("timeout", "lines"), [("0.5", 1), ("2", 2)])
 def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
     """A wrong address is told with its reason after a second; a command that waits longer says so."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuplewire", "recv", "1", "--address", "127.0.0.1:1", "--timeout", timeout],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=_SECONDS,
-    )
+    ran = run_command("recv", "1", "--address", "127.0.0.1:1", "--timeout", timeout)
     assert ran.returncode == 1
     said = ran.stderr.splitlines()
     assert len(said) == lines

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.topology import TOPOLOGY, Pair, assign, pair_of_workers, status
 from helpers.traffic import deliver
+from helpers.worker_process import run_command
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -47,9 +46,7 @@ def test_status_tells_both_addresses(pair: Pair) -> None:
     assert list(told.peer_addresses) == [pair.near.peer_address]
     assert [peer.address for peer in told.peers] == [pair.far.peer_address]
     for flags, text in (([], f"for peers   {pair.near.peer_address}"), (["--json"], "peer_addresses")):
-        command = [sys.executable, "-m", "tuplewire_service", "status", pair.near.address, *flags]
-        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        assert text in run.stdout
+        assert text in run_command("status", pair.near.address, *flags).stdout
 
 
 def test_the_assignment_comes_back_whole(pair: Pair) -> None:

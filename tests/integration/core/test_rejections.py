@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 
 import pytest
 from helpers.topology import (
@@ -22,6 +21,7 @@ from helpers.topology import (
     status,
 )
 from helpers.traffic import deliver
+from helpers.worker_process import run_command
 
 from tuplewire import Client, TaskMessage
 from tuplewire.aio import Client as AsyncClient
@@ -33,6 +33,7 @@ from tuplewire_service.testing.fault_proxy import FaultProxy
 
 DEAD = 999
 LIMIT = 3
+command = partial(run_command, "dead-letters")
 
 
 @pytest.fixture(scope="module")
@@ -286,17 +287,6 @@ def test_a_drain_waits_for_no_delay() -> None:
         with client_of(there.address) as client, client.recv([1], timeout=10) as subscription:
             assert [message.message for message in next(subscription)] == [b"later"]
             subscription.acknowledge()
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run(
-        [sys.executable, "-m", "tuplewire", "dead-letters", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.mark.slow

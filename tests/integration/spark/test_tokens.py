@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +13,7 @@ from helpers import eventually
 from helpers.admin import get, scrape
 from helpers.secured import denied, secret_file
 from helpers.traffic import deliver
+from helpers.worker_process import run_command
 
 from tuplewire import Client, Credentials, aio
 from tuplewire.connection.control_client import ControlClient
@@ -115,15 +114,11 @@ async def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_
 
 def test_commands_take_a_token(worker: Guarded, tmp_path: Path) -> None:
     """`tuplewire status` shows what its flag names; without it says what is missing."""
-    words = [sys.executable, "-m", "tuplewire_service", "status", worker.endpoint.address]
-    mine = _credentials(tmp_path, OLD).token_file
-    refused = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    refused = run_command("status", worker.endpoint.address)
     assert refused.returncode == 1
     assert "TUPLEWIRE_TOKEN_FILE" in refused.stderr
-    shown = subprocess.run(
-        [*words, f"--token-file={mine}"], capture_output=True, text=True, timeout=_SECONDS, check=True
-    )
-    assert "worker-0" in shown.stdout
+    mine = _credentials(tmp_path, OLD).token_file
+    assert "worker-0" in run_command("status", worker.endpoint.address, f"--token-file={mine}").stdout
 
 
 def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
@@ -222,10 +217,7 @@ def test_tokens_are_told_to_nobody(worker: Guarded, tmp_path: Path) -> None:
         told += [str(control.status()), repr(control)]
     told.append(scrape(worker.endpoint.metrics_url))
     told.append(worker.log.read_text(encoding="utf-8"))
-    words = [sys.executable, "-m", "tuplewire_service", "worker", f"--token-file={worker.tokens}"]
-    printed = subprocess.run(
-        [*words, "--print-config"], capture_output=True, text=True, check=True, timeout=60
-    )
+    printed = run_command("worker", f"--token-file={worker.tokens}", "--print-config")
     told += [printed.stdout, printed.stderr]
     assert str(worker.tokens) in printed.stdout
     assert not [text for text in told if any(token in text for token in (OLD, NEW, WRONG))]

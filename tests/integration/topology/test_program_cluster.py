@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from helpers.admin import samples
 from helpers.certificates import Authority
 from helpers.secured import files_of, secret_file
 from helpers.words import EXPECTED, LINES, topology_of
+from helpers.worker_process import run_command
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
@@ -94,12 +93,7 @@ def test_metrics_and_status_of_a_worker() -> None:
         assert executed[sample] == len(LINES)
         for ledger in topology.ledgers().values():
             assert (ledger.balanced, ledger.pending, sum(ledger.dropped.values())) == (True, 0, 0)
-        shown = subprocess.run(
-            [sys.executable, "-m", "tuplewire_service", "status", topology.addresses[0]],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        shown = run_command("status", topology.addresses[0]).stdout
         assert "worker      words-worker-0" in shown
         assert "received    from executors:" in shown
 

@@ -15,6 +15,7 @@ from typing import Any
 from helpers.admin import get
 from helpers.ports import free_ports
 from helpers.runtimes import Notes
+from helpers.worker_process import run_command
 
 from tuplewire import Client
 from tuplewire.values.dead_letters import DeadMessage
@@ -62,7 +63,7 @@ class Process:
             "listen": self.address,
             "admin": self.admin,
             "assignment-file": str(directory / "workers.json"),
-            "drain-seconds": "5",
+            "drain-seconds": "1",
         }
         words = [sys.executable, "-m", "tuplewire_service", "worker"]
         with self.log.open("w") as log:
@@ -222,19 +223,13 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path) -> None:
     conf = {"topology.acker.executors": 1, "topology.max.spout.pending": 50}
     with running(tmp_path, ports, f"--program={tmp_path}/endless.py:program", conf=conf) as processes:
         address = processes["b"].address
-
-        def command(name: str) -> str:
-            words = [sys.executable, "-m", "tuplewire", name, address]
-            environment = {**os.environ, "PYTHONPATH": PATH}
-            return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
-
         eventually(lambda: notes.count("acked") > 100, SECONDS)
-        assert command("deactivate") == "words is inactive on 2 of 2 workers\n"
+        assert run_command("deactivate", address).stdout == "words is inactive on 2 of 2 workers\n"
         eventually(lambda: notes.read("inactive-after"), SECONDS)
         emitted = int(notes.read("inactive-after")[0])
         eventually(lambda: notes.count("acked") == emitted, SECONDS)
-        assert command("deactivate") == "words was inactive already\n"
-        assert command("activate") == "words is active on 2 of 2 workers\n"
+        assert run_command("deactivate", address).stdout == "words was inactive already\n"
+        assert run_command("activate", address).stdout == "words is active on 2 of 2 workers\n"
         eventually(lambda: notes.count("acked") > emitted + 100, SECONDS)
         assert notes.read("activations") == ["activate", "deactivate", "activate"]
         assert [each.stop() for each in processes.values()] == [0, 0]
