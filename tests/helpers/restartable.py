@@ -81,7 +81,7 @@ class RestartableWorker:
     ) -> None:
         self.worker_id = worker_id
         self._directory = directory
-        self._drain_seconds = drain_seconds
+        self.drain_seconds = drain_seconds
         self._host = host
         self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags, *host.flags]
         transport = "zmq" if "--transport=zmq" in flags else "grpc"
@@ -125,7 +125,7 @@ class RestartableWorker:
             TOPOLOGY,
             directory=directory,
             flags=[*self._listen, *self._flags],
-            drain_seconds=self._drain_seconds,
+            drain_seconds=self.drain_seconds,
         )
         with self._host.entered():
             workers.start()

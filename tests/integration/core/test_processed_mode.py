@@ -13,11 +13,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.ports import free_port, listen_peers
+from helpers.restartable import RestartableWorker
 from helpers.topology import (
     Message,
     assignment_file,
@@ -25,7 +24,6 @@ from helpers.topology import (
     ledger,
     numbered,
     numbers,
-    one_worker,
     queued,
     settled,
 )
@@ -51,74 +49,51 @@ with Client(sys.argv[1], topology="test") as client, client.recv([0]) as batches
 
 
 class TwoHops:
-    """The workers `near` and `far`, each with a way to end it and to start it again at its address."""
+    """The workers `near` and `far`, each of which can end and start again at its address."""
 
     def __init__(self, directory: Path, transport: str) -> None:
-        self._directory = directory
-        self._ports = {"near": free_port(), "far": free_port()}
-        self._listen_peers = {name: listen_peers(transport) for name in self._ports}
+        file = directory / "assignment.json"
+        self.workers = {
+            name: RestartableWorker(name, directory, file, [f"--transport={transport}"], drain_seconds=20)
+            for name in ("near", "far")
+        }
         # They have the assignment before anybody can reach them.
-        near, far = map(self._reached, self._ports)
-        file = assignment_file(directory, 1, {near: [], far: [TASK]})
-        self.flags = ["--drain-seconds=20", f"--transport={transport}", f"--assignment-file={file}"]
-        self._lives: dict[str, ExitStack] = {}
-        self.workers: dict[str, Endpoint] = {}
-        for name in self._ports:
-            self.start(name)
-
-    def _reached(self, name: str) -> Endpoint:
-        """Return where a worker is reached that may not have started yet."""
-        peers = "".join(self._listen_peers[name]).partition("=")[2]
-        return Endpoint(name, f"127.0.0.1:{self._ports[name]}", "", "", 0, peers)
+        near, far = (worker.reached for worker in self.workers.values())
+        assignment_file(directory, 1, {near: [], far: [TASK]})
+        for worker in self.workers.values():
+            worker.start()
 
     @property
     def near(self) -> Endpoint:
         """The worker that the client is connected to."""
-        return self.workers["near"]
+        return self.workers["near"].endpoint
 
     @property
     def far(self) -> Endpoint:
         """The worker that holds the task."""
-        return self.workers["far"]
+        return self.workers["far"].endpoint
 
-    def start(self, name: str) -> None:
-        """Start a worker at its address."""
-        life = self._lives[name] = ExitStack()
-        directory = self._directory / f"{name}-{len(list(self._directory.iterdir()))}"
-        directory.mkdir()
-        self.workers[name] = life.enter_context(
-            one_worker(
-                name,
-                *self.flags,
-                *self._listen_peers[name],
-                directory=directory,
-                port=self._ports[name],
-            )
-        )
-
-    def kill(self, name: str) -> None:
-        """End a worker at once."""
-        os.kill(self.workers[name].process_id, signal.SIGKILL)
-        self._lives[name].close()
-
-    def drain(self, name: str) -> None:
-        """End a worker in good order."""
-        self._lives[name].close()
+    def kill_and_start(self, name: str) -> None:
+        """End a worker at once, and start it again."""
+        self.workers[name].kill()
+        self.workers[name].start()
 
     def begin_drain(self, name: str) -> bool:
         """Ask a worker to end in good order; return whether it will."""
-        with ControlClient(self.workers[name].address) as control:
+        with ControlClient(self.workers[name].endpoint.address) as control:
             return control.drain()
 
-    def wait_ended(self, name: str) -> None:
-        """Wait until a worker that drains has ended."""
-        eventually(lambda: has_ended(self.workers[name]), 25, f"{name} drained")
-        self._lives[name].close()
+    def start_after_drain(self, name: str) -> None:
+        """Wait until a worker that drains has ended, and start it again."""
+        endpoint = self.workers[name].endpoint
+        eventually(lambda: has_ended(endpoint), 25, f"{name} drained")
+        self.workers[name].stop()
+        self.workers[name].start()
 
     def close(self) -> None:
         """End both."""
-        for life in self._lives.values():
-            life.close()
+        for worker in self.workers.values():
+            worker.stop()
 
 
 @pytest.fixture(params=["grpc", "zmq"])
@@ -153,8 +128,7 @@ def test_a_killed_worker_loses_nothing_that_it_had_queued(hops: TwoHops, sender:
     sender.send(numbered(TASK, range(1000)))
     eventually(lambda: queued(hops.far, TASK) == 1000)
     assert sender.ledger().pending == 1000
-    hops.kill(victim)
-    hops.start(victim)
+    hops.kill_and_start(victim)
     with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
         sender.flush(20)
         assert first_times(reader) == list(range(1000))
@@ -170,8 +144,7 @@ def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sen
         with Feeder(sender, TASK) as feeder:
             for victim in ("far", "near", "far", "near"):
                 feeder.goes_on(200)
-                hops.kill(victim)
-                hops.start(victim)
+                hops.kill_and_start(victim)
             feeder.goes_on(200)
         sender.flush(20)
         eventually(lambda: len(set(reader.got)) == feeder.sent, 20)
@@ -210,8 +183,7 @@ def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> 
         assert len(first) > 0
         assert hops.begin_drain(victim)
         with Reader(subscription) as reader:
-            hops.wait_ended(victim)
-            hops.start(victim)
+            hops.start_after_drain(victim)
             deliver(sender, numbered(TASK, range(1000, 1100)))
         got = [int(message.message) for message in first] + numbers(reader.got)
     assert got == list(range(1100))
@@ -233,8 +205,7 @@ def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
         finally:
             os.kill(hops.near.process_id, signal.SIGCONT)
         with Reader(consumer.recv([TASK], timeout=0.2)) as reader:
-            hops.wait_ended("far")
-            hops.start("far")
+            hops.start_after_drain("far")
             sender.flush(20)
         got = numbers(reader.got)
     assert got == list(range(1000))
@@ -244,13 +215,14 @@ def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
 
 def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> None:
     """A drain whose deadline passes drops what nobody has taken; its sender keeps it, and sends it again."""
-    hops.drain("far")
-    hops.flags[0] = "--drain-seconds=0.3"
-    hops.start("far")
+    far = hops.workers["far"]
+    far.stop()
+    far.drain_seconds = 0.3
+    far.start()
     sender.send(numbered(TASK, range(500)))
     eventually(lambda: queued(hops.far, TASK) == 500)
-    hops.drain("far")
-    hops.start("far")
+    far.stop()
+    far.start()
     with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
         sender.flush(20)
     assert numbers(reader.got) == list(range(500))
