@@ -24,7 +24,7 @@ from tuplewire.settings.addresses import grpc_target
 from tuplewire_service.messaging.zmq.zmq_settings import ipc_endpoint
 
 
-@pytest.mark.parametrize("name", ["a%20b", "a%b", "a#b", "a?b=1", "a b", "ä", "a:b", "100%"])
+@pytest.mark.parametrize("name", ["a%20b", "a#b?c=1", "a b:ä 100%"])
 def test_a_socket_with_an_odd_name(tmp_path: Path, name: str) -> None:
     """It is where it was said to be, and programs reach it by the same name."""
     socket = tmp_path / f"{name}.sock"
