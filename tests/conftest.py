@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import signal
 from collections.abc import Iterator
-from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -49,30 +48,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneSpark(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return str(SPARK) if _has_spark(config.rootpath / file) else file
+            return str(SPARK) if SPARK in (config.rootpath / file).parents else file
 
     return OneSpark(config, log)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put two files that mostly wait behind each that keeps the machine busy with a Spark.
-
-    Where several files run at a time, neither kind is then left for the end.
-    """
-    files = [(path, list(tests)) for path, tests in groupby(items, lambda item: item.path)]
-    busy = (tests for path, tests in files if _has_spark(path))
-    waiting = (tests for path, tests in files if not _has_spark(path))
-    items.clear()
-    for tests in busy:
-        items.extend(tests)
-        for others in islice(waiting, 2):
-            items.extend(others)
-    for tests in waiting:
-        items.extend(tests)
-
-
-def _has_spark(path: Path) -> bool:
-    return SPARK in path.parents
 
 
 @pytest.hookimpl(tryfirst=True)
