@@ -46,8 +46,8 @@ _MODULES = (
 """The imports of a worker, which start no thread."""
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _STREAMS = (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))
-_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
-"""The number of the system call."""
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0)
+"""The number of the system call; 0 where it is unknown."""
 _CLONE_PARENT = 0x8000
 _MAX_REQUEST = 1 << 20
 
@@ -122,7 +122,7 @@ def install() -> None:
         process._child_created = True
         process._close_pipe_fds(*(given[pipe] for pipe in _PIPES))
 
-    if _CLONE is not None:
+    if _CLONE:
         subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,15 +31,13 @@ new_interpreter = pytest.mark.usefixtures("no_fork_server")
 """For tests in which the imports matter, or a mark in /proc/PID/environ."""
 
 
-def marked(mark: str) -> list[str]:
-    """Return the command lines of the living processes that have a mark in their environment."""
+def marked(mark: str, file: str = "cmdline") -> list[bytes]:
+    """Return a file of /proc for each living process that has a mark in its environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue
+                found.append((process / file).read_bytes().replace(b"\0", b" "))
     return found
 
 
@@ -78,21 +77,11 @@ def test_while_it_starts(delay: float) -> None:
 def test_while_it_is_imported() -> None:
     """While it loads what it needs, long after our first line, it is our line."""
     code, errors = interrupted(
-        ["recv", "1", "--timeout", "30"], lambda mark: eventually(lambda: loads(mark), 60)
+        ["recv", "1", "--timeout", "30"],
+        lambda mark: eventually(lambda: b"cygrpc" in b"".join(marked(mark, "maps")), 60),
     )
     assert code == 130
     assert errors in OUR_LINES
-
-
-def loads(mark: str) -> bool:
-    """Return True once a process with a mark has loaded the library of gRPC."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                return b"cygrpc" in (process / "maps").read_bytes()
-        except OSError:
-            continue
-    return False
 
 
 _IN_A_CALLBACK = """
@@ -283,9 +272,9 @@ def test_while_spark_starts_and_runs(job: str, moment: str, tmp_path: Path) -> N
 
     def seen(mark: str) -> None:
         word = {
-            "spark-submit": "launcher.Main",
-            "PythonGatewayServer": "SparkSubmit",
-            "daemon": "pyspark.daemon",
+            "spark-submit": b"launcher.Main",
+            "PythonGatewayServer": b"SparkSubmit",
+            "daemon": b"pyspark.daemon",
         }[moment]
         eventually(lambda: any(word in each for each in marked(mark)), 3 * SECONDS)  # Spark starts slowly
 

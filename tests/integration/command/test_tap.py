@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.secured import denied, guarded
-from helpers.topology import Pair, collect, metric, numbered, numbers, pair_of_workers, status
+from helpers.topology import Pair, collect, metric, numbered, numbers, status
 from helpers.traffic import deliver
 from helpers.worker_process import running
 
@@ -29,13 +29,6 @@ from tuplewire_service.worker.taps import MOST_TAPS
 
 _SECONDS = 60.0
 TOPOLOGY = "test"
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    """Run two workers."""
-    with pair_of_workers() as pair:
-        yield pair
 
 
 def opened(tapped: Iterator[pb.TapResponse]) -> Iterator[pb.TapResponse]:

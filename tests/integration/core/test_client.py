@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from helpers.topology import (
     numbers,
     queued,
 )
-from helpers.traffic import deliver
+from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.errors import (
@@ -36,7 +35,6 @@ from tuplewire.errors import (
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
-client_of = functools.partial(Client, topology=TOPOLOGY)
 LONGER_THAN_A_TEST = 10_000.0
 """A wait, in seconds, that the test's own deadline would end."""
 

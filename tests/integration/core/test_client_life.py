@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import multiprocessing
 import os
@@ -13,24 +12,20 @@ import threading
 import pytest
 from helpers.spawned import send_and_receive
 from helpers.topology import (
-    TOPOLOGY,
     Pair,
     collect,
     numbered,
     numbers,
     queued,
 )
-from helpers.traffic import deliver
+from helpers.traffic import client_of, deliver
 
-from tuplewire import Client
 from tuplewire.errors import (
     ClosedError,
     FlushTimeoutError,
     StaleIncarnationError,
 )
 from tuplewire_service.testing import eventually
-
-client_of = functools.partial(Client, topology=TOPOLOGY)
 
 
 def test_newer_incarnation_fences_the_older(pair: Pair) -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.errors import comes_to_say
 from helpers.topology import (
-    TOPOLOGY,
     Pair,
     acknowledged,
     collect,
@@ -16,9 +15,8 @@ from helpers.topology import (
     numbered,
     numbers,
 )
-from helpers.traffic import deliver
+from helpers.traffic import client_of, deliver
 
-from tuplewire import Client
 from tuplewire.errors import (
     NotLocalError,
     SupersededError,
@@ -27,8 +25,6 @@ from tuplewire.errors import (
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
-
-client_of = functools.partial(Client, topology=TOPOLOGY)
 
 
 def test_recv_times_out_when_nothing_comes(pair: Pair) -> None:

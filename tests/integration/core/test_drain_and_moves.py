@@ -248,8 +248,10 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
                 control.drain(5)
 
 
-@pytest.mark.parametrize(("consumed", "drain_seconds"), [(0, 1), (10, 1), (0, 0.01)])
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+@pytest.mark.parametrize(
+    ("transport", "consumed", "drain_seconds"),
+    [("grpc", 0, 1), ("zmq", 10, 1), ("grpc", 0, 0.01), ("zmq", 0, 0.01)],
+)
 def test_a_drained_worker_that_is_still_listed_blocks_nothing(
     tmp_path: Path, transport: str, consumed: int, drain_seconds: float
 ) -> None:

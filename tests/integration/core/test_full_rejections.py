@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 from helpers.topology import TOPOLOGY, assign, ledger, numbered, queued, status
+from helpers.traffic import client_of
 
-from tuplewire import Client, TaskMessage
+from tuplewire import TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, NotLocalError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
@@ -43,11 +44,6 @@ def two() -> Iterator[Workers]:
         assert workers.stop() == [0, 0]
 
 
-def client_of(endpoint: Endpoint, **settings: object) -> Client:
-    """Return a client with settings."""
-    return Client(endpoint.address, topology=TOPOLOGY, **settings)  # type: ignore[arg-type]
-
-
 @contextmanager
 def consumer(
     endpoint: Endpoint,
@@ -58,7 +54,7 @@ def consumer(
 ) -> Iterator[list[int]]:
     """Consume in a thread, rejecting what is bad; gives the numbers that were not, as they come."""
     done: list[int] = []
-    with client_of(endpoint, reject_order=order) as client, client.recv([task]) as subscription:
+    with client_of(endpoint.address, reject_order=order) as client, client.recv([task]) as subscription:
 
         def consume() -> None:
             try:
@@ -99,7 +95,7 @@ def sender_waits(endpoint: Endpoint) -> bool:
 
 def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
     """Take so many dead letters out, and return their numbers."""
-    with client_of(endpoint) as client, client.recv([DEAD], timeout=20) as subscription:
+    with client_of(endpoint.address) as client, client.recv([DEAD], timeout=20) as subscription:
         letters = list(map(DeadMessage.read, subscription.messages(wanted)))
     return [int(letter.message.message) for letter in letters if letter is not None]
 
@@ -109,7 +105,7 @@ def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
     """All are rejected twice, and many more than there is room for: each is processed in the end."""
     here, _ = two
     with (
-        client_of(here) as sender,
+        client_of(here.address) as sender,
         consumer(here, TASK, twice, after) as done,
     ):
         sender.send(numbered(TASK, range(SENT)))
@@ -124,7 +120,7 @@ def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
 def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: str) -> None:
     """They have a bound; all that has arrived is handed out, other tasks go on, and reading mends it."""
     here, _ = two
-    with client_of(here) as sender, consumer(here, TASK, odd, order=order) as done:
+    with client_of(here.address) as sender, consumer(here, TASK, odd, order=order) as done:
         sender.send(numbered(TASK, range(SENT)))
         eventually(lambda: sender_waits(here), 30, "the sender waits")
         # Their own room, that of the copies which they were, and one window of their sender.
@@ -132,7 +128,7 @@ def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: 
         assert ROOM <= queued(here, DEAD) < most
         assert sender.ledger().pending > 0
         assert done == list(range(0, len(done) * 2, 2))
-        with client_of(here) as client, client.recv([OTHER], timeout=20) as subscription:
+        with client_of(here.address) as client, client.recv([OTHER], timeout=20) as subscription:
             client.send(numbered(OTHER, range(SENT)))
             assert len(list(subscription.messages(SENT))) == SENT
         assert ROOM <= queued(here, DEAD) < most
@@ -147,10 +143,10 @@ def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: 
 def test_who_reads_letters_may_reject_them(two: Workers) -> None:
     """As `dead-letters drop ID` does with the others: however often, they stay letters, and find room."""
     here, _ = two
-    with client_of(here) as sender, consumer(here, TASK, odd) as done:
+    with client_of(here.address) as sender, consumer(here, TASK, odd) as done:
         sender.send(numbered(TASK, range(SENT)))
         eventually(lambda: sender_waits(here), 30, "the sender waits")
-        with client_of(here) as client, client.recv([DEAD], timeout=20) as subscription:
+        with client_of(here.address) as client, client.recv([DEAD], timeout=20) as subscription:
             for _ in subscription.messages(LIMIT * (2 * ROOM + WINDOW)):
                 subscription.reject()
         letters = read_letters(here, SENT // 2)
@@ -161,7 +157,7 @@ def test_who_reads_letters_may_reject_them(two: Workers) -> None:
 def test_a_task_without_room_moves(two: Workers) -> None:
     """A move waits for no room: the new owner gets what follows, and rejects it in its turn."""
     here, there = two
-    with client_of(here) as sender:
+    with client_of(here.address) as sender:
         with consumer(here, TASK, odd) as before:
             sender.send(numbered(TASK, range(SENT)))
             eventually(lambda: sender_waits(here), 30, "the sender waits")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, ready, two_workers
-from helpers.traffic import deliver
+from helpers.traffic import client_of, deliver
 
-from tuplewire import Client, TaskGroup, TaskMessage, TaskMessageBatch, aio
+from tuplewire import TaskGroup, TaskMessage, TaskMessageBatch, aio
 from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
@@ -39,11 +39,6 @@ def collect(subscription: Subscription, count: int) -> list[TaskMessage]:
         found += next(subscription)
     subscription.acknowledge()
     return found
-
-
-def client_of(address: str) -> Client:
-    """Return a client of a worker of the tests' topology."""
-    return Client(address, topology=TOPOLOGY)
 
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])

@@ -10,13 +10,12 @@ import time
 import pytest
 from helpers.logged import logged
 from helpers.topology import TOPOLOGY, Pair
-from helpers.traffic import deliver
+from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, aio
 from tuplewire.errors import FlushTimeoutError, UnreachableError, WrongTopologyError
 from tuplewire_service.testing import eventually
 
-client_of = functools.partial(Client, topology=TOPOLOGY)
 aio_client_of = functools.partial(aio.Client, topology=TOPOLOGY)
 
 

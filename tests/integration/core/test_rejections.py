@@ -20,10 +20,10 @@ from helpers.topology import (
     queued,
     status,
 )
-from helpers.traffic import deliver
+from helpers.traffic import client_of, deliver
 from helpers.worker_process import run_command
 
-from tuplewire import Client, TaskMessage
+from tuplewire import TaskMessage
 from tuplewire.aio import Client as AsyncClient
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MessageError, SupersededError
@@ -42,11 +42,6 @@ def letter_pair() -> Iterator[Pair]:
     with pair_of_workers(f"--dead-letter-task={DEAD}", f"--reject-limit={LIMIT}") as pair:
         yield pair
         pair.check_balance()
-
-
-def client_of(address: str, **settings: object) -> Client:
-    """Return a client with settings."""
-    return Client(address, topology=TOPOLOGY, **settings)  # type: ignore[arg-type]
 
 
 def letters(pair: Pair) -> list[TaskMessage]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.restartable import RestartableWorker, drained_ledger
 from helpers.topology import TOPOLOGY, assign, assignment_file, ledger, metric, numbered, queued, status
+from helpers.traffic import client_of
 
-from tuplewire import Client
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
@@ -31,15 +31,10 @@ def mortal(tmp_path: Path) -> Iterator[RestartableWorker]:
         yield worker
 
 
-def client_of(endpoint: Endpoint, **settings: object) -> Client:
-    """Return a client with settings."""
-    return Client(endpoint.address, topology=TOPOLOGY, **settings)  # type: ignore[arg-type]
-
-
 def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: object) -> None:
     """Reject the first message of the task, and end once the worker knows."""
     before = status(endpoint).rejections
-    with client_of(endpoint, **settings) as client, client.recv([TASK], timeout=10) as subscription:
+    with client_of(endpoint.address, **settings) as client, client.recv([TASK], timeout=10) as subscription:
         next(subscription)
         subscription.reject(0, after=after)
         subscription.acknowledge()
@@ -48,13 +43,13 @@ def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: object) -> 
 
 def test_where_others_wait_no_death_loses_it(mortal: RestartableWorker, tmp_path: Path) -> None:
     """With ack_mode="processed" its sender still has it, and those behind it; the count is lost."""
-    with client_of(mortal.endpoint, ack_mode="processed") as sender:
+    with client_of(mortal.endpoint.address, ack_mode="processed") as sender:
         sender.send(numbered(TASK, range(3)))
         reject_first(mortal.endpoint, LONG, reject_order="wait")
         mortal.kill()
         mortal.start()
         mortal.wait_ready()
-        with client_of(mortal.endpoint) as client, client.recv([TASK], timeout=20) as subscription:
+        with client_of(mortal.endpoint.address) as client, client.recv([TASK], timeout=20) as subscription:
             found = [(int(each.message), each.headers) for each in subscription.messages(3)]
         sender.flush(20)
         assert sender.ledger().acknowledged == 3
@@ -66,7 +61,7 @@ def test_where_others_wait_no_death_loses_it(mortal: RestartableWorker, tmp_path
 def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path: Path) -> None:
     """Its sender hears that it is processed; then it dies with the worker, whose successor says so."""
     state = tmp_path / "state"
-    with client_of(mortal.endpoint, ack_mode="processed") as sender:
+    with client_of(mortal.endpoint.address, ack_mode="processed") as sender:
         sender.send(TASK, b"0")
         reject_first(mortal.endpoint, LONG)
         sender.flush(20)
@@ -86,7 +81,7 @@ def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path)
     with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
         workers.assign({0: [TASK, DEAD], 1: [OTHER]})
         here, there = workers.endpoints
-        with client_of(here) as sender:
+        with client_of(here.address) as sender:
             sender.send(TASK, b"0")
             reject_first(here)
         eventually(lambda: queued(here, DEAD) == 1)

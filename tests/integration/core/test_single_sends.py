@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import Any
 
 import pytest
 from helpers.topology import TOPOLOGY, Pair, collect
+from helpers.traffic import client_of
 
 from tuplewire import Client, TaskMessageBatch, aio
 from tuplewire.errors import InvalidTaskError, MessageError, MessageTooLargeError, TuplewireError
 
-client_of = functools.partial(Client, topology=TOPOLOGY)
 MIB = 1 << 20
 LARGE = bytes(10_000)
 """More than what is handed over without being counted first."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.spark_calls import payloads
-from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, pair_of_workers
+from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered
 from helpers.traffic import client_of, deliver
 
 from tuplewire.spark.data_source_api import EarlierStreamReader
@@ -26,13 +26,6 @@ class Maker:
 
     def __call__(self) -> TuplewireStreamReader:
         return TuplewireStreamReader(source_options(self.options))
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
-    """Run two workers for all tests of this file."""
-    with pair_of_workers() as pair:
-        yield pair
 
 
 @contextmanager
