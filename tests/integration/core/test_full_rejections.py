@@ -14,6 +14,7 @@ from tuplewire import TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, NotLocalError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.settings.config import RejectOrder
 from tuplewire.values.dead_letters import REJECTED, DeadMessage
 from tuplewire_service.testing import eventually
 
@@ -50,7 +51,7 @@ def consumer(
     task: int,
     is_bad: Callable[[TaskMessage], bool],
     after: float = 0.0,
-    order: str = "go_on",
+    order: RejectOrder = RejectOrder.GO_ON,
 ) -> Iterator[list[int]]:
     """Consume in a thread, rejecting what is bad; gives the numbers that were not, as they come."""
     done: list[int] = []
@@ -116,8 +117,8 @@ def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
     assert (ledger(here).dropped["dead_lettered"], ledger(here).dropped["rejected"]) == (0, 0)
 
 
-@pytest.mark.parametrize("order", ["go_on", "wait"])
-def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: str) -> None:
+@pytest.mark.parametrize("order", RejectOrder)
+def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: RejectOrder) -> None:
     """They have a bound; all that has arrived is handed out, other tasks go on, and reading mends it."""
     here, _ = two
     with client_of(here.address) as sender, consumer(here, TASK, odd, order=order) as done:

@@ -28,6 +28,7 @@ from tuplewire.aio import Client as AsyncClient
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MessageError, SupersededError
 from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.settings.config import RejectOrder
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -195,8 +196,8 @@ def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
             subscription.reject(0, after=-1)
 
 
-@pytest.mark.parametrize("order", ["go_on", "wait"])
-def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, order: str) -> None:
+@pytest.mark.parametrize("order", RejectOrder)
+def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, order: RejectOrder) -> None:
     """Resets while every third message is rejected once: each is processed once, with the right count."""
     task = letter_pair.near_task()
     seen: list[int] = []
@@ -240,8 +241,8 @@ async def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
     assert seen == [0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("order", ["go_on", "wait"])
-def test_rejected_messages_follow_their_task(order: str) -> None:
+@pytest.mark.parametrize("order", RejectOrder)
+def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
     """While a message waits, its task moves: it comes at the new owner, with its count."""
     with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5"]) as workers:
         workers.assign({0: [1], 1: [2]})

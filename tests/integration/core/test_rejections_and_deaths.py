@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.restartable import RestartableWorker, drained_ledger
@@ -31,7 +32,7 @@ def mortal(tmp_path: Path) -> Iterator[RestartableWorker]:
         yield worker
 
 
-def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: object) -> None:
+def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: Any) -> None:
     """Reject the first message of the task, and end once the worker knows."""
     before = status(endpoint).rejections
     with client_of(endpoint.address, **settings) as client, client.recv([TASK], timeout=10) as subscription:
