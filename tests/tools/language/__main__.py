@@ -28,7 +28,10 @@ LIMITS = HERE / "limits.txt"
 PARTS = {
     "pages": ["*.md", "docs/**/*.md", "deploy/**/*.md", "tests/**/*.md"],
     "proto": ["proto/**/*.proto"],
-    **{folder: [f"{folder}/**/*.py"] for folder in ("clients", "service", "topology", "demos", "deploy", "docs")},
+    **{
+        folder: [f"{folder}/**/*.py"]
+        for folder in ("clients", "service", "topology", "demos", "deploy", "docs")
+    },
 }
 _SKIPPED = re.compile(r"(^|/)(build|node_modules|\.\w+)/|_pb2(_grpc)?\.py$")
 _CLAUSE = re.compile(r"(What(ever)?|Who(ever)?|Which(ever)?|Whether|That which|Those (who|that|whose))\b")
