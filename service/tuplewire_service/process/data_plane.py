@@ -69,7 +69,7 @@ class DataPlane:
         self._services = Services(self.security.check_call)
         incarnation = time.time_ns()  # distinguishes the processes of one worker
         host = bracketed(split_host_port(config.listen)[0])
-        # Programs use gRPC, whatever transport connects the workers.
+        # Programs use gRPC with every transport between the workers.
         programs = GrpcContext(
             GrpcSettings(
                 **of_transport(config, incarnation),

@@ -207,7 +207,7 @@ class Connections:
             yield peer, window.worker_incarnation, window.unreleased()
 
     def ended(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
-        """Return the unreachable peers that will not need their messages, with the tasks of those messages.
+        """Return the unreachable peers that will not need their messages, with the tasks of the messages.
 
         `incarnations` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
         count if they hold no message of this worker.

@@ -22,7 +22,7 @@ class Consumer(Protocol):
         """Note that a queue has new messages."""
 
     def drop(self, queue: Queue) -> None:
-        """Remove a queue whose task has moved."""
+        """Remove the queue of a task that has moved."""
 
     def end(self, error: RefusedError) -> None:
         """End the subscription with an error."""

@@ -135,7 +135,7 @@ class QueueSubscription(ISubscription):
         return list(answers.values())
 
     def drop(self, queue: Queue) -> None:
-        """Remove a queue whose task has moved; the last one ends the subscription."""
+        """Remove the queue of a task that has moved; the last one ends the subscription."""
         queue.consumer = None
         del self._held[queue.task]
         self._ready.pop(queue.task, None)
