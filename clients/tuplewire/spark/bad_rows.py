@@ -93,15 +93,15 @@ class BadRows:
             return False
         if (pc.max(sizes).as_py() or 0) > self.max_message_bytes:
             return False
-        return len(self._known(tasks)) == len(pc.unique(tasks))
+        return not self._unknown(tasks)
 
-    def _known(self, tasks: pa.Array) -> set[int]:
-        """Return the tasks of rows that are in the assignment. Invalid task IDs are not looked up."""
-        there = (task for task in pc.unique(tasks).to_pylist() if task is not None)
-        return self.known({task for task in there if MIN_TASK <= task <= MAX_TASK})
+    def _unknown(self, tasks: pa.Array) -> set[int]:
+        """Return the tasks of rows that are not in the assignment. Invalid task IDs are not looked up."""
+        there = {task for task in pc.unique(tasks).to_pylist() if task is not None}
+        return there - self.known({task for task in there if MIN_TASK <= task <= MAX_TASK})
 
     def _reasons(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
-        known = pa.array(self._known(tasks), pa.int64())
+        unknown = pa.array(self._unknown(tasks), pa.int64())
         limit = self.max_message_bytes
         masks = {
             "the message is null": pc.is_null(sizes),
@@ -111,7 +111,7 @@ class BadRows:
             f"a task id is from {MIN_TASK} to {MAX_TASK}": pc.or_(
                 pc.less(tasks, MIN_TASK), pc.greater(tasks, MAX_TASK)
             ),
-            "the task is not in the assignment": pc.invert(pc.is_in(tasks, value_set=known)),
+            "the task is not in the assignment": pc.is_in(tasks, value_set=unknown),
         }
         return {reason: pc.fill_null(mask, False) for reason, mask in masks.items()}
 

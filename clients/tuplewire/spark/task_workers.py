@@ -97,7 +97,7 @@ class TaskWorkers(ControlClients[WorkerClient]):
         return WorkerClient(address, timeout, credentials=self._credentials)
 
     def _look_up(self, tasks: Collection[int] = ()) -> None:
-        """Find the workers of all tasks from a new assignment, unless those of these tasks are known."""
+        """Find the workers of all tasks from a new assignment, unless these tasks are in the last one."""
         if self._all and self._all.keys() >= set(tasks):
             return
         assignment = self._assignment()

@@ -76,7 +76,8 @@ class Part(WriterCommitMessage):
 
     Attributes:
         sink: The name of the streaming query, also after a restart, or of the batch write.
-        staged: The attempt's name and size at each worker; empty if the messages were sent.
+        staged: An encoded StagedAttempt for each worker, because Spark cannot pickle messages of protobuf;
+            empty if the messages were sent.
         versions: The versions of the assignments from which the workers were taken.
         bad_rows: The number of rows that could not be sent.
         failure: An error that another attempt would also get.
@@ -84,7 +85,7 @@ class Part(WriterCommitMessage):
     """
 
     sink: str
-    staged: Mapping[At, StagedAttempt] = field(default_factory=dict)
+    staged: Mapping[At, bytes] = field(default_factory=dict)
     versions: frozenset[int] = frozenset()
     bad_rows: int = 0
     failure: TuplewireError | None = None
@@ -154,7 +155,7 @@ class _Sink(Shipped):
                 router = RowRouter(options, partition, stage)
                 for rows in sliced(router.checked(batches)):
                     stage.add(router.groups(rows))
-                staged = stage.end()
+                staged = {at: each.SerializeToString() for at, each in stage.end().items()}
             except BaseException:
                 stage.abandon()
                 raise
@@ -174,7 +175,7 @@ class _Sink(Shipped):
         chosen: dict[At, list[StagedAttempt]] = {}
         for part in parts:
             for at, staged in part.staged.items():
-                chosen.setdefault(at, []).append(staged)
+                chosen.setdefault(at, []).append(StagedAttempt.FromString(staged))
         if bad := sum(part.bad_rows for part in parts):
             where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
             logger.warning("sink.bad_rows", extra=where)

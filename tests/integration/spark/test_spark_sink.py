@@ -72,7 +72,7 @@ def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
     parts.append(writer.write(iter([rows(task, range(5))])))
     begin_attempt(1, 12)
     parts.append(writer.write(iter([rows(task, range(5, 9)), rows(task, range(9, 10))])))
-    staged = [each for part in parts for each in part.staged.values()]
+    staged = [StagedAttempt.FromString(each) for part in parts for each in part.staged.values()]
     assert [(each.partition, each.messages) for each in staged] == [(0, 5), (0, 5), (1, 5)]
     assert queued(workers.far, task) == 0
     end_attempt()
@@ -314,7 +314,7 @@ def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
         begin_attempt(0, 64)
         columns = {"task": pa.array(range(2500), pa.int32()), "message": pa.array(["x"] * 2500)}
         part = writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
-        assert [each.pieces for each in part.staged.values()] == [3]
+        assert [StagedAttempt.FromString(each).pieces for each in part.staged.values()] == [3]
         writer.commit([part], 0)
         eventually(lambda: ledger(workers.endpoints[0]).pending == 2500, 20)
 
@@ -333,9 +333,8 @@ def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     begin_attempt(0, 64, 9)
     part = writer.write(iter([rows(task, range(5))]))
-    lost = replace(
-        part, staged={at: StagedAttempt(attempt="lost", messages=5, pieces=1) for at in part.staged}
-    )
+    other = StagedAttempt(attempt="lost", messages=5, pieces=1).SerializeToString()
+    lost = replace(part, staged=dict.fromkeys(part.staged, other))
     with pytest.raises(StageGoneError, match="Start the query"):
         writer.commit([lost], 9)
     with pytest.raises(StageGoneError, match="Start the query"):
