@@ -360,12 +360,12 @@ class Staging:
         if self._room(*piece, memory, disk) is not Room.NONE:
             if not self._is_stuck(state):
                 return
-            error, why = ResourceLimitError, "beside those of other sinks, which wait for room, too,"
+            error, why = ResourceLimitError, "with the epochs of other sinks, which also wait for space,"
         raise error(
-            f"sink {sink[1]!r}: an epoch {why} does not fit into what this worker stages, "
-            f"{self._most_memory} bytes in memory and {self._most_disk} in files: raise its "
-            "staging-disk-bytes (and staging-memory-bytes), or write less in a micro-batch "
-            "(maxFilesPerTrigger, maxBytesPerTrigger and the like)"
+            f"sink {sink[1]!r}: an epoch {why} does not fit into this worker's space for staging, "
+            f"{self._most_memory} bytes in memory and {self._most_disk} in files; raise its "
+            "staging-disk-bytes and staging-memory-bytes, or write less in a micro-batch. "
+            "Options such as maxFilesPerTrigger limit a micro-batch"
         )
 
     def _is_stuck(self, state: _OpenEpoch) -> bool:
