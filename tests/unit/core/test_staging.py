@@ -189,7 +189,7 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
     stage(state, "0a", group(1, 600))
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
     assert both(state, 2.0) == [Room.NONE] * 2
-    with pytest.raises(ResourceLimitError, match="beside those of other sinks"):
+    with pytest.raises(ResourceLimitError, match="with the epochs of other sinks"):
         both(state, IDLE_SECONDS + 2.0)
     state.discard(OTHER, 1, "0x")
     assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Room.MEMORY
