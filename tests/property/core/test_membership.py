@@ -139,6 +139,7 @@ class Memberships(RuleBasedStateMachine):
         assert max(shares.values()) - min(shares.values()) <= 1
         assert all(self.world.workers[address].assignment == self.registry.in_force for address in live)
         self.highest = max(self.highest, self.registry.version)
+        self.moved.clear()  # no task moves any longer
 
 
 Memberships.TestCase.settings = settings(
