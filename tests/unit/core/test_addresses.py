@@ -1,4 +1,4 @@
-"""Addresses are read in one way wherever they are written."""
+"""Parsing of addresses: clients, assignments and memberships use the same rules."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
     ],
 )
 def test_host_and_port(address: str, parts: tuple[str, int]) -> None:
-    """An address comes apart, and together again; only when written does an IPv6 host have brackets."""
+    """An address splits into host and port, and joins again; only the joined form has IPv6 brackets."""
     assert split_host_port(address) == parts
     assert join_host_port(*parts) == address
 
 
 def test_brackets_that_are_there_stay() -> None:
-    """A host that comes with its brackets, as Spark has one, gets no second pair."""
+    """A host that already has brackets, as Spark reports it, does not get a second pair."""
     assert join_host_port("[fd00::1]", 6700) == "[fd00::1]:6700"
 
 
@@ -39,7 +39,7 @@ def test_brackets_that_are_there_stay() -> None:
     "address", ["", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:\u0661", "fd00::1:6700"]
 )
 def test_nobody_is_reached_there(address: str) -> None:
-    """Client, assignment and membership refuse the same addresses, an IPv6 host without brackets too."""
+    """Clients, assignments and memberships reject the same addresses, also IPv6 hosts without brackets."""
     with pytest.raises(ConfigError, match="host:port"):
         resolve_address(address or "x")
     with pytest.raises(ConfigError, match="host:port"):
@@ -63,12 +63,12 @@ def test_nobody_is_reached_there(address: str) -> None:
     ],
 )
 def test_loopback(host: str, *, loopback: bool) -> None:
-    """A wildcard, and any name that others may give, is none."""
+    """Wildcard addresses, and names that may resolve to other machines, are not loopback addresses."""
     assert is_loopback(host) is loopback
 
 
 def test_several_addresses_are_read_one_by_one() -> None:
-    """One of them that is wrong is named."""
+    """The error names the invalid address in a list."""
     assert resolve_addresses("a:1, unix:///b") == "a:1,unix:///b"
     with pytest.raises(ConfigError, match="'b'"):
         resolve_addresses("a:1,b")

@@ -1,4 +1,4 @@
-"""Arrow columns in, Arrow columns out."""
+"""Conversion of Arrow columns to message batches and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SORTED = [TaskMessage(0, b"dd"), TaskMessage(1, b""), TaskMessage(3, b"a"), Task
 
 
 def binary() -> pa.Array:
-    """Return the payloads as the plainest column."""
+    """Return the payloads as a plain binary column."""
     return pa.array(PAYLOADS, pa.binary())
 
 
@@ -34,7 +34,7 @@ def binary() -> pa.Array:
     ids=lambda tasks: str(tasks.type),
 )
 def test_task_types(tasks: pa.Array) -> None:
-    """Task ids may be integers of any width, and dictionary-encoded."""
+    """Task ids may be integers of any width, also dictionary-encoded."""
     assert list(TaskMessageBatch.from_arrow(tasks, binary())) == SORTED
 
 
@@ -52,7 +52,7 @@ def test_task_types(tasks: pa.Array) -> None:
     ids=str,
 )
 def test_payload_types(kind: pa.DataType) -> None:
-    """Payloads may be binary or text of any layout; text travels as UTF-8."""
+    """Payloads may be binary or text in any layout; text is sent as UTF-8."""
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
     binaries = pa.types.is_binary(values) or pa.types.is_large_binary(values) or values == pa.binary_view()
     column = pa.array(PAYLOADS if binaries else [p.decode() for p in PAYLOADS], values)
@@ -63,12 +63,12 @@ def test_payload_types(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("column", [pa.array(["Ærø"]), pa.array(["Ærø".encode()], pa.binary(5))])
 def test_one_payload(column: Any) -> None:
-    """Text outside ASCII is its UTF-8 bytes; payloads may have one fixed size."""
+    """Text outside ASCII becomes UTF-8 bytes; payloads may have a fixed size."""
     assert TaskMessageBatch.from_arrow(1, column).payloads == ["Ærø".encode()]
 
 
 def test_chunked() -> None:
-    """Columns may be in chunks, and each in other ones, some of them empty."""
+    """Columns may have different chunks, including empty ones."""
     tasks = pa.chunked_array([TASKS[:1], [], TASKS[1:]], pa.int64())
     payloads = pa.chunked_array([PAYLOADS[:3], PAYLOADS[3:], []], pa.binary())
     assert list(TaskMessageBatch.from_arrow(tasks, payloads)) == SORTED
@@ -76,7 +76,7 @@ def test_chunked() -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary()], ids=str)
 def test_sliced(kind: pa.DataType) -> None:
-    """A slice of a longer column brings its own rows only."""
+    """A slice of a longer column contributes only its own rows."""
     tasks = pa.array([9, *TASKS, 9]).slice(1, 4)
     payloads = pa.array([b"before", *PAYLOADS, b"after"]).cast(kind).slice(1, 4)
     batch = TaskMessageBatch.from_arrow(tasks, payloads)
@@ -87,7 +87,7 @@ def test_sliced(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("empty", [pa.array([], pa.binary()), pa.chunked_array([], pa.string())])
 def test_empty(empty: Any) -> None:
-    """No rows make an empty batch; it goes back to Arrow with its columns."""
+    """A column without rows makes an empty batch; its Arrow table still has all columns."""
     for batch in (
         TaskMessageBatch.from_arrow(1, empty),
         TaskMessageBatch.from_arrow(pa.array([], pa.int32()), empty),
@@ -99,7 +99,7 @@ def test_empty(empty: Any) -> None:
 
 @pytest.mark.parametrize("task", [7, np.int64(7)])
 def test_one_task(task: Any) -> None:
-    """One id stands for a column of it; the order stays."""
+    """A single task id applies to all rows and preserves their order."""
     batch = TaskMessageBatch.from_arrow(task, binary(), source=np.int32(2))
     assert batch == TaskMessageBatch.from_columns(7, PAYLOADS, 2)
 
@@ -121,7 +121,7 @@ def test_one_task(task: Any) -> None:
     ],
 )
 def test_malformed(tasks: Any, payloads: Any, says: str) -> None:
-    """Nulls, other types and columns that do not match are refused, with the reason."""
+    """Nulls, other types and columns of different lengths are rejected with the reason."""
     with pytest.raises(MalformedError, match=says):
         TaskMessageBatch.from_arrow(tasks, payloads)
 
@@ -139,20 +139,20 @@ def test_malformed(tasks: Any, payloads: Any, says: str) -> None:
     ],
 )
 def test_bad_tasks(tasks: Any) -> None:
-    """Ids outside 0 to 2^31-1 are refused, and so is what is no column."""
+    """Ids outside 0 to 2^31-1, and arguments that are not Arrow columns, are rejected."""
     with pytest.raises(InvalidTaskError):
         TaskMessageBatch.from_arrow(tasks, pa.array([b"a", b"b"]))
 
 
 def test_bad_source() -> None:
-    """The source is checked too, even when there is nothing to send."""
+    """An invalid source is rejected even if the batch is empty."""
     with pytest.raises(InvalidTaskError):
         TaskMessageBatch.from_arrow(1, pa.array([], pa.binary()), source=-1)
 
 
 def test_too_large() -> None:
-    """A column over 2 GiB is refused, not cut: its offsets would not fit."""
-    with mmap.mmap(-1, 2**31) as untouched:  # takes no memory
+    """A column over 2 GiB is rejected instead of truncated: its offsets would not fit."""
+    with mmap.mmap(-1, 2**31) as untouched:  # never written, so it uses no memory
         column = pa.Array.from_buffers(
             pa.large_binary(), 1, [None, pa.py_buffer(struct.pack("<2q", 0, 2**31)), pa.py_buffer(untouched)]
         )
@@ -167,7 +167,7 @@ def test_too_large() -> None:
 
 
 def test_to_arrow() -> None:
-    """Columns come out group by group, without a source where there is none."""
+    """A batch becomes columns group by group; the source is null for groups without one."""
     batch = TaskMessageBatch.from_groups([TaskGroup.of(1, [b"a", b""], 4), TaskGroup.of(2, [b"bb"])])
     table = batch.to_arrow()
     table.validate(full=True)
@@ -179,7 +179,7 @@ def test_to_arrow() -> None:
 
 
 def headers_of(rows: list[Any]) -> pa.Array:
-    """Return a column of headers as Spark has them."""
+    """Return a headers column with the schema that Spark uses."""
     return pa.array(rows, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
@@ -202,7 +202,7 @@ TWO_TASKS = pa.array([2, 1, 2, 1])
     ids=["short", "long", "longer", "string", "large", "dictionary", "chunked", "sliced"],
 )
 def test_keys_alone(keys: Any) -> None:
-    """Keys of any layout travel, and an empty one is not the same as none."""
+    """Keys of any layout are preserved; an empty key differs from a missing key."""
     batch = TaskMessageBatch.from_arrow(TWO_TASKS, PLAIN, keys=keys)
     given = [key.encode() if isinstance(key, str) else key for key in keys.to_pylist()]
     assert batch == TaskMessageBatch.from_columns(
@@ -214,7 +214,7 @@ def test_keys_alone(keys: Any) -> None:
 
 
 def test_keys_and_headers() -> None:
-    """Both columns travel together, in whatever layout Spark hands them over."""
+    """Keys and headers are sent together, in any layout that Spark produces."""
     rows = [[("a", b"1"), ("", b""), ("a", b"")], None, [], [("traceparent", b"x" * 300)]]
     columns = headers_of([[("no", b"")], *rows]).slice(1)
     batch = TaskMessageBatch.from_arrow(1, PLAIN, keys=pa.array([b"k", b"", None, None]), headers=columns)
@@ -229,14 +229,14 @@ def test_keys_and_headers() -> None:
 
 
 def test_headers_as_a_map() -> None:
-    """A map is a list of names and values, too."""
+    """A map column of names and values is also accepted as headers."""
     column = pa.array([[("a", b"1")], None, [], [("b", b"2")]], pa.map_(pa.string(), pa.binary()))
     batch = TaskMessageBatch.from_arrow(1, PLAIN, headers=column)
     assert batch.headers == [(("a", b"1"),), (), (), (("b", b"2"),)]
 
 
 def test_columns_without_any_cost_nothing() -> None:
-    """Where no message of a task has a key or headers, its group has no such columns."""
+    """If no message of a task has a key or headers, its group has no such columns."""
     nothing = TaskMessageBatch.from_arrow(
         TWO_TASKS, PLAIN, keys=pa.nulls(4, pa.binary()), headers=headers_of([None] * 4)
     )
@@ -267,6 +267,6 @@ def test_columns_without_any_cost_nothing() -> None:
     ],
 )
 def test_wrong_keys_and_headers(columns: dict[str, Any], why: str) -> None:
-    """The error names the column and what it should be."""
+    """The error names the column and the problem."""
     with pytest.raises(MalformedError, match=why):
         TaskMessageBatch.from_arrow(1, PLAIN, **columns)

@@ -1,4 +1,4 @@
-"""Rows in a message, and divided by task."""
+"""Rows packed into payloads, and rows routed to tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = pa.RecordBatch.from_pylist(
 
 
 def test_rows_in_a_message() -> None:
-    """Rows of any columns come out of a payload as they went in, and slices without the rest."""
+    """Rows of any columns survive packing; a packed slice contains only its own rows."""
     assert unpack_rows(pack_rows(ROWS)).equals(ROWS)
     part = ROWS.slice(990, 7)
     assert unpack_rows(pack_rows(part)).to_pylist() == part.to_pylist()
@@ -31,13 +31,13 @@ def test_rows_in_a_message() -> None:
     "payload", [b"", b"\xff", b"text", pack_rows(ROWS)[:-200], pack_rows(ROWS)[:300], pack_rows(ROWS)[8:]]
 )
 def test_a_payload_without_rows(payload: bytes) -> None:
-    """What is no packed rows, or half of them, is an error of ours."""
+    """A payload that does not contain complete packed rows raises a MalformedError."""
     with pytest.raises(MalformedError, match="holds no rows"):
         unpack_rows(payload)
 
 
 def test_text_in_rows_is_checked() -> None:
-    """A payload whose text is no UTF-8 is refused, and not handed on."""
+    """A payload with invalid UTF-8 text is rejected when it is unpacked."""
     rows = pa.RecordBatch.from_arrays(
         [pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())], names=["text"]
     )
@@ -46,7 +46,7 @@ def test_text_in_rows_is_checked() -> None:
 
 
 def test_rows_are_routed() -> None:
-    """Rows go to their tasks, in order, in messages of about the bytes that are allowed, and none is lost."""
+    """Rows reach their tasks completely and in order, in messages of about `max_bytes`."""
     tasks = pa.array([number % 3 for number in range(1000)], pa.int32())
     found, payloads = route_rows(tasks, ROWS)
     assert found == [0, 1, 2]
@@ -62,7 +62,7 @@ def test_rows_are_routed() -> None:
 
 
 def _stream(*batches: pa.RecordBatch) -> bytes:
-    """Return a stream as another Arrow program may write it."""
+    """Return an Arrow stream as another program could write it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:
@@ -71,7 +71,7 @@ def _stream(*batches: pa.RecordBatch) -> bytes:
 
 
 def test_every_batch_of_a_stream_is_read() -> None:
-    """Also where their dictionaries differ."""
+    """All batches of a stream are read, even if their dictionaries differ."""
     assert unpack_rows(_stream(ROWS.slice(0, 3), ROWS.slice(3, 3), ROWS.slice(6, 3))).to_pylist() == (
         ROWS.slice(0, 9).to_pylist()
     )
@@ -80,7 +80,7 @@ def test_every_batch_of_a_stream_is_read() -> None:
 
 
 def test_tables_are_rows_too() -> None:
-    """In any number of chunks, and none."""
+    """A table is packed and routed like a record batch, with any number of chunks."""
     table = pa.table({"a": pa.chunked_array([[1, 2], [3]])})
     assert unpack_rows(pack_rows(table)).to_pylist() == table.to_pylist()
     assert unpack_rows(pack_rows(table.slice(0, 0))).num_rows == 0
@@ -92,7 +92,7 @@ def test_tables_are_rows_too() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("index", [pa.int8(), pa.int32(), pa.uint64()])
 def test_dictionaries_stay_in_proportion(index: pa.DataType, ordered: bool) -> None:  # noqa: FBT001
-    """A message has the values of its own rows, and its column keeps its type."""
+    """A message contains only the dictionary values of its own rows and keeps the column type."""
     values = pa.array([f"{number:05}" * 200 for number in range(120)])
     indices = pa.array([None if number % 7 == 0 else number % 120 for number in range(1200)], index)
     column = pa.DictionaryArray.from_arrays(indices, values, ordered=ordered)
@@ -125,14 +125,14 @@ def test_dictionaries_stay_in_proportion(index: pa.DataType, ordered: bool) -> N
     ],
 )
 def test_tasks_that_do_not_fit_the_rows(tasks: Any, error: type[Exception]) -> None:
-    """Nothing is left out without a word, and no error is Arrow's."""
+    """Tasks that do not fit the rows raise a Tuplewire error, not an Arrow error, and no row is dropped."""
     with pytest.raises(error):
         route_rows(tasks, ROWS.slice(0, 2))
 
 
 @pytest.mark.parametrize("rows", [None, [1], {"a": [1]}, b"x"])
 def test_what_are_no_rows(rows: Any) -> None:
-    """The error names what was given."""
+    """The error names the type of the argument."""
     with pytest.raises(MessageError, match=type(rows).__name__):
         pack_rows(rows)
     with pytest.raises(MessageError):
@@ -140,6 +140,6 @@ def test_what_are_no_rows(rows: Any) -> None:
 
 
 def test_tasks_may_be_a_list_or_coded() -> None:
-    """Whatever holds an integer for each row."""
+    """Tasks may be any sequence with one integer for each row."""
     for tasks in ([3, 4], pa.array([3, 4]).dictionary_encode(), pa.array([3, 4], pa.uint8())):
         assert route_rows(tasks, ROWS.slice(0, 2))[0] == [3, 4]

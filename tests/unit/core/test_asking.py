@@ -1,4 +1,4 @@
-"""Which frames ask to be acknowledged at once: those that come quickly, and those that somebody waits for."""
+"""Requests for immediate acknowledgements, by the rate of frames and by waiting callers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tuplewire.session.asking import MOST_UNASKED, QUICK_FRAMES, QUICK_SECONDS, 
 from tuplewire.session.flow import OutFrame
 
 APART = QUICK_SECONDS
-"""A pace at which no frame is quick: so many seconds lie between two."""
+"""An interval in seconds between frames at which no frame counts as quick."""
 
 
 def alone(sending: Sending, count: int) -> list[OutFrame]:
-    """Return the frames of so many messages that come one by one."""
+    """Return the frames of `count` messages sent one at a time, `APART` seconds apart."""
     frames = []
     for number in range(count):
         assert sending.offer(1)
@@ -23,21 +23,21 @@ def alone(sending: Sending, count: int) -> list[OutFrame]:
 
 
 def test_frames_that_come_one_by_one_ask_now_and_then() -> None:
-    """Only each 32nd asks, so that few acknowledgements compete with messages that travel alone."""
+    """Only every 32nd slow frame requests one, so that few acknowledgements compete with single messages."""
     asking = Asking()
     asked = [asking.asks(number * APART) for number in range(2 * MOST_UNASKED)]
     assert [number for number, asks in enumerate(asked, 1) if asks] == [MOST_UNASKED, 2 * MOST_UNASKED]
 
 
 def test_every_fourth_of_quick_frames_asks() -> None:
-    """A sender that writes as fast as it can hears as often as it needs to."""
+    """A sender at full speed requests an acknowledgement with every fourth frame."""
     asking = Asking()
     asked = [asking.asks(number * QUICK_SECONDS / QUICK_FRAMES) for number in range(3 * QUICK_FRAMES)]
     assert asked == [False, False, False, True] * 3
 
 
 def test_frames_are_quick_by_the_time_of_four_of_them() -> None:
-    """Three quick ones after a slow one are not, and after many slow ones four are."""
+    """A frame counts as quick only if the last four frames were sent within QUICK_SECONDS."""
     asking = Asking()
     assert [asking.asks(now * QUICK_SECONDS) for now in (0.0, 0.9, 1.0, 1.1)] == [False] * 4
     assert [asking.asks(now * QUICK_SECONDS) for now in (10, 20, 30, 30.1, 30.2, 30.3)] == [False] * 5 + [
@@ -46,14 +46,14 @@ def test_frames_are_quick_by_the_time_of_four_of_them() -> None:
 
 
 def test_a_frame_that_somebody_waits_for_asks() -> None:
-    """It does so however slowly frames come, and the others are counted anew."""
+    """A frame that a caller waits for requests an acknowledgement at any rate, and restarts the count."""
     asking = Asking()
     assert asking.asks(0.0, pressing=True)
     assert not asking.asks(APART)
 
 
 def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
-    """Where frames come one by one, 64 may be without acknowledgement: what two askings cover."""
+    """Up to 64 slow frames may be unacknowledged: twice the interval between requests."""
     sending = Sending()
     frames = alone(sending, 2 * MOST_UNASKED)
     assert [frame.sequence for frame in frames if frame.tell_at_once] == [MOST_UNASKED, 2 * MOST_UNASKED]
@@ -64,7 +64,7 @@ def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
 
 
 def test_a_bound_that_is_half_used_asks_once() -> None:
-    """Whoever may soon have to wait for room hears of it in time, once for each that is on the way."""
+    """A sender that reaches half of its bound on pending messages requests one acknowledgement."""
     sending = Sending(max_pending_messages=8)
     assert [frame.tell_at_once for frame in alone(sending, 6)] == [False, False, False, True, False, False]
     sending.update(4)
@@ -72,7 +72,7 @@ def test_a_bound_that_is_half_used_asks_once() -> None:
 
 
 def test_used_up_credit_asks() -> None:
-    """A sender without credit for what waits wants to hear of more at once."""
+    """A sender without credit for its waiting messages requests an acknowledgement immediately."""
     sending = Sending(initial=2)
     sending.offer(1, 3)
     frame = sending.window.next_frame(1.0)
@@ -81,7 +81,7 @@ def test_used_up_credit_asks() -> None:
 
 
 def test_a_session_that_starts_over_asks_anew() -> None:
-    """What was asked of a receiver that is gone holds nothing back at the next."""
+    """Requests to a lost receiver do not delay the frames to the next receiver."""
     sending = Sending()
     for _ in range(2 * QUICK_FRAMES):
         sending.offer(1)
@@ -95,7 +95,7 @@ def test_a_session_that_starts_over_asks_anew() -> None:
 
 
 def test_frames_at_the_edge_are_quick() -> None:
-    """Four frames in exactly the time of quick ones are quick, and a moment later they are not."""
+    """Four frames within exactly QUICK_SECONDS are quick; with a longer interval they are not."""
     for last, asks in ((QUICK_SECONDS, True), (QUICK_SECONDS * 1.01, False)):
         asking = Asking()
         assert [asking.asks(now) for now in (0.0, 0.0, 0.0, last)] == [False] * 3 + [asks]

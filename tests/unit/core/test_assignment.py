@@ -1,4 +1,4 @@
-"""The assignment: what is valid, and what its file's errors say."""
+"""Assignments: validation, and the errors for an invalid file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREE = AssignedWorker("three", "host-3:6700", (3,), peer_address="host-3:7700")
 
 
 def test_owners() -> None:
-    """Each task has its worker, each worker its tasks."""
+    """Each task maps to its worker, and each worker to its tasks."""
     assignment = Assignment(1, "t", (ONE, TWO))
     assert assignment.owner_of == {0: ONE, 2: ONE, 1: TWO}
     assert assignment.tasks_of("one") == (0, 2)
@@ -32,13 +32,13 @@ def test_owners() -> None:
 
 
 def test_peer_address() -> None:
-    """Other workers reach a worker at its address for them, which is part of the connection's name."""
+    """Other workers connect to a worker's peer address, which is part of the connection's identity."""
     assert THREE.peer == ("three", "host-3:7700")
     assert ONE.peer == ("one", "host-1:6700")
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    """What is written as JSON is read back the same."""
+    """An assignment written as JSON is read back unchanged."""
     path = tmp_path / "assignment.json"
     assignment = Assignment(3, "t", (ONE, TWO, THREE))
     path.write_text(as_json(assignment))
@@ -65,7 +65,7 @@ def test_round_trip(tmp_path: Path) -> None:
     ],
 )
 def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None:
-    """A wrong version, worker, address or task list is refused by name."""
+    """An invalid version, worker, address or task list is rejected, and the error names it."""
     with pytest.raises(ConfigError, match=says):
         Assignment(version, "t", tuple(workers))
 
@@ -99,7 +99,7 @@ def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None
     ],
 )
 def test_bad_file(tmp_path: Path, text: str, says: str) -> None:
-    """A file that is no assignment is a ConfigError that names the file and what is wrong with it."""
+    """An invalid assignment file raises a ConfigError that names the file and the problem."""
     path = tmp_path / "assignment.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=says) as caught:
@@ -108,7 +108,7 @@ def test_bad_file(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_no_text_and_no_file(tmp_path: Path) -> None:
-    """A file that is not UTF-8, or cannot be read, is a ConfigError that says why."""
+    """A file that is not UTF-8, or cannot be read, raises a ConfigError with the reason."""
     path = tmp_path / "assignment.json"
     path.write_bytes(b"\xff\xfe")
     for file, says in ((path, "utf-8"), (tmp_path / "missing.json", r"missing\.json: No such file")):
@@ -119,14 +119,14 @@ def test_no_text_and_no_file(tmp_path: Path) -> None:
 
 
 def test_another_topologys_assignment_is_refused() -> None:
-    """It names both, whatever its version."""
+    """The error names both topologies."""
     with pytest.raises(WrongTopologyError, match="for topology 'other', this worker serves 't'"):
         Assignment(1, "other", ()).succeeds(None, "t")
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_what_succeeds_an_assignment(*, force: bool) -> None:
-    """A newer version; the same one changes nothing, and another of the same version is refused."""
+    """A newer version replaces an assignment, an equal one has no effect, and any other one is rejected."""
     known = Assignment(5, "t", (ONE,))
     assert Assignment(6, "t", (TWO,)).succeeds(known, "t", force=force)
     assert not Assignment(5, "t", (ONE,)).succeeds(known, "t", force=force)
@@ -137,7 +137,7 @@ def test_what_succeeds_an_assignment(*, force: bool) -> None:
 
 @pytest.mark.parametrize("known", [None, Assignment(5, "t", (ONE,))])
 def test_a_version_that_jumps_needs_force(known: Assignment | None) -> None:
-    """It may be a slip, and would shut out all that come later."""
+    """A version too far ahead requires force: if it is a typo, it would block all later versions."""
     far = Assignment(MAX_VERSION, "t", (ONE,))
     with pytest.raises(ConfigError, match="too far ahead"):
         far.succeeds(known, "t", force=False)
@@ -145,14 +145,14 @@ def test_a_version_that_jumps_needs_force(known: Assignment | None) -> None:
 
 
 def test_the_last_version() -> None:
-    """There is none after it."""
+    """A version above MAX_VERSION is rejected."""
     with pytest.raises(ConfigError, match=f"at most {MAX_VERSION}"):
         Assignment(MAX_VERSION + 1, "t", (ONE,))
 
 
 @pytest.mark.parametrize("task", [True, 1.0, "1", None])
 def test_a_task_id_is_a_number(task: Any, tmp_path: Path) -> None:
-    """And no boolean, which Python takes for one."""
+    """Booleans, floats, strings and null are not task ids."""
     path = tmp_path / "assignment.json"
     form = json.loads(as_json(Assignment(3, "t", (ONE,))))
     form["workers"][0]["tasks"] = [0, task]
@@ -162,7 +162,7 @@ def test_a_task_id_is_a_number(task: Any, tmp_path: Path) -> None:
 
 
 def test_how_far_a_version_may_be_ahead() -> None:
-    """By 2^32, and a worker without an assignment takes all but the last ones."""
+    """A version may be 2^32 ahead; a worker without an assignment accepts all but the last 2^32 versions."""
     in_force, ahead = Assignment(7, "t", (ONE,)), 2**32
     Assignment(7 + ahead, "t", (ONE,)).succeeds(in_force, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(current: 7;"):

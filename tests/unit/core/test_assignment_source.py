@@ -1,4 +1,4 @@
-"""The assignment file: what is handed on when it changes, and what stays when it is bad."""
+"""The assignment file: updates when it changes, and errors when it is invalid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _text(version: int) -> str:
 
 
 class _Taker:
-    """Takes assignments as a worker does."""
+    """Accepts assignments as a worker does."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
@@ -47,24 +47,24 @@ def _check(source: AssignmentFile) -> bool:
 
 @pytest.fixture
 def taker() -> _Taker:
-    """One that has taken nothing yet."""
+    """Return a taker that has no assignment yet."""
     return _Taker()
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where the assignment is to be."""
+    """Return the path of the assignment file."""
     return tmp_path / "assignment.json"
 
 
 @pytest.fixture
 def source(file: Path, taker: _Taker) -> AssignmentFile:
-    """Return what looks at the file."""
+    """Return the source that polls the assignment file."""
     return AssignmentFile(file, taker.update)
 
 
 def test_a_changed_file_is_handed_on_once(file: Path, source: AssignmentFile, taker: _Taker) -> None:
-    """Each content is handed on once, however often it is looked at."""
+    """Each version of the file is applied once, regardless of the number of checks."""
     for version in (1, 2):
         _write(file, version)
         assert [_check(source), _check(source)] == [True, False]
@@ -72,7 +72,7 @@ def test_a_changed_file_is_handed_on_once(file: Path, source: AssignmentFile, ta
 
 
 def test_a_swapped_symlink_is_seen(tmp_path: Path, file: Path, source: AssignmentFile, taker: _Taker) -> None:
-    """A ConfigMap's update swaps the directory behind a symlink; same size, same times."""
+    """A ConfigMap update swaps a symlinked directory; it is detected even if size and times are equal."""
     for version in (1, 2):
         (tmp_path / f"..{version}").mkdir()
         (tmp_path / f"..{version}" / "assignment.json").write_text(_text(version))
@@ -92,7 +92,7 @@ def test_a_swapped_symlink_is_seen(tmp_path: Path, file: Path, source: Assignmen
 def test_a_bad_file_is_told_and_the_old_one_stays(
     file: Path, source: AssignmentFile, taker: _Taker, bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bad content is logged once, and the next good one works."""
+    """Invalid content is logged once, and the next valid content is applied."""
     _write(file, 1)
     _check(source)
     file.write_text(bad)
@@ -106,7 +106,7 @@ def test_a_bad_file_is_told_and_the_old_one_stays(
 
 
 def test_a_refused_assignment_is_told(file: Path, source: AssignmentFile, taker: _Taker) -> None:
-    """A version older than the one in force is an error of the file."""
+    """An assignment older than the current one is reported as a problem of the file."""
     taker.versions.append(7)
     _write(file, 3)
     assert not _check(source)
@@ -114,7 +114,7 @@ def test_a_refused_assignment_is_told(file: Path, source: AssignmentFile, taker:
 
 
 def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> None:
-    """A file that is not there is told, and is read when it comes."""
+    """A missing file is reported, and is read when it appears."""
     assert [_check(source), _check(source)] == [False, False]
     assert "cannot read" in source.problem
     _write(file, 1)
@@ -124,7 +124,7 @@ def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> No
 async def test_watch_goes_on_until_cancelled(
     file: Path, source: AssignmentFile, taker: _Taker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watch takes one change after the other."""
+    """The watch applies one change after another until it is cancelled."""
     monkeypatch.setattr("tuplewire_service.worker.assignment._POLL_SECONDS", 0.01)
     watch = asyncio.create_task(source.watch())
     for version in (1, 2, 3):

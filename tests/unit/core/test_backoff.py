@@ -1,4 +1,4 @@
-"""Backoff: the delay before the next attempt to connect."""
+"""Backoff: the delay before the next connection attempt."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def test_doubles_up_to_the_cap() -> None:
 
 
 def test_full_jitter() -> None:
-    """A delay is anywhere between 0 and its ceiling, so that many senders do not come back together."""
+    """A delay is random between 0 and its ceiling, so that many senders do not reconnect together."""
     rolls = iter([0.0, 0.25, 0.99])
     backoff = Backoff(1.0, 100.0, lambda: next(rolls))
     assert [backoff.next() for _ in range(3)] == [0.0, 0.5, 3.96]
 
 
 def test_success_starts_anew() -> None:
-    """After a connection the next delay is as short as the first."""
+    """After a successful connection, the next delay is as short as the first."""
     backoff = Backoff(0.5, 60.0, lambda: 1.0)
     for _ in range(4):
         backoff.next()
@@ -30,6 +30,6 @@ def test_success_starts_anew() -> None:
 
 
 def test_never_overflows() -> None:
-    """A peer that stays away for ever keeps the delay at the maximum."""
+    """The delay stays at the maximum for a peer that remains unreachable."""
     backoff = Backoff(0.05, 2.0, random.Random(1).random)
     assert max(backoff.next() for _ in range(5_000)) <= 2.0

@@ -1,4 +1,4 @@
-"""sys.exit() and its like in the user's code: the topology ends with an error, and nothing waits for ever."""
+"""BaseExceptions in user code, such as SystemExit, end the topology with an error and do not block it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = 30.0
 
 
 class Leave(BaseException):
-    """What a program may define for its own control flow."""
+    """An exception that a program defines for its own control flow."""
 
 
 ERRORS = (SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), Leave("x"))
@@ -38,7 +38,7 @@ each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(err
 
 
 class Raises:
-    """Whatever has a place where it raises."""
+    """Raises the given error when it is called with the given place."""
 
     def __init__(self, place: str = "", error: BaseException | None = None) -> None:
         self.place, self.error = place, error
@@ -52,7 +52,7 @@ class Raises:
 
 
 class One(Spout):
-    """Emits one number, and raises where it is told to."""
+    """Emits one number, and raises at the configured place."""
 
     outputs = ("number",)
 
@@ -85,7 +85,7 @@ class One(Spout):
 
 
 class Sink(Bolt):
-    """Acks or fails each tuple, and raises where it is told to."""
+    """Acks or fails each tuple, and raises at the configured place."""
 
     def __init__(self, raises: Raises, *, fails: bool = False) -> None:
         self.raises, self.fails = raises, fails
@@ -103,7 +103,7 @@ class Sink(Bolt):
 
 
 class To(CustomStreamGrouping):
-    """A grouping of the user's that raises."""
+    """A user-defined grouping that raises."""
 
     def __init__(self, raises: Raises) -> None:
         self.raises = raises
@@ -114,7 +114,7 @@ class To(CustomStreamGrouping):
 
 
 def worker_of(raises: Raises) -> ExecutorWorker:
-    """Return a spout, a grouping and a bolt; the policy skips what an Exception says of a tuple."""
+    """Return a worker with a spout, a grouping and a bolt; its policy skips tuples on an Exception."""
     builder = TopologyBuilder()
     builder.set_spout("spout", One(raises))
     sink = builder.set_bolt("bolt", Sink(raises, fails=raises.place == "fail"))
@@ -134,7 +134,7 @@ PLACES = {
 @each_error
 @pytest.mark.parametrize(("component", "place"), [(name, place) for name in PLACES for place in PLACES[name]])
 def test_it_ends_the_topology(component: str, place: str, error: BaseException) -> None:
-    """Whatever the policy says; the error names component, task and exception, which is its cause."""
+    """The topology ends despite the policy; the error names component and task, and has the cause."""
     worker = worker_of(Raises(place, error))
     with contextlib.suppress(TaskError):
         worker.start()
@@ -148,7 +148,7 @@ def test_it_ends_the_topology(component: str, place: str, error: BaseException) 
 
 @each_error
 def test_a_timer_tells_its_owner(error: BaseException) -> None:
-    """A thread that ends is no secret."""
+    """A timer reports the exception that ended its thread."""
     told: list[BaseException] = []
     heard = threading.Event()
 
@@ -165,7 +165,7 @@ def test_a_timer_tells_its_owner(error: BaseException) -> None:
 
 @each_error
 def test_the_loop_goes_on(error: BaseException) -> None:
-    """Its run_forever() lets SystemExit and KeyboardInterrupt out; every client would wait for ever."""
+    """The event loop continues after any BaseException; otherwise all clients would wait indefinitely."""
     thread = EventLoopThread()
     told: list[Any] = []
     thread.loop.call_soon_threadsafe(

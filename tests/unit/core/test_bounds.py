@@ -1,4 +1,4 @@
-"""Bounds on what is remembered, and values that are just on or over a bound."""
+"""Limits on remembered state, and values exactly at or just over a limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuplewire.values.group import TaskGroup, route_of
 
 
 def test_old_refusals_are_forgotten() -> None:
-    """A session remembers the refusals of the last frames alone."""
+    """A session remembers only the refusals of the most recent frames."""
     window = Share(100, 1000)
     state = ReceiveSession(
         1, CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=True)
@@ -32,7 +32,7 @@ def test_old_refusals_are_forgotten() -> None:
 
 
 def test_old_departures_are_forgotten() -> None:
-    """The first of 1,001 is gone."""
+    """Only the latest 1,000 departures are remembered."""
     departures = Departures()
     for number in range(1, 1002):
         departures.add(Departure(number))
@@ -42,7 +42,7 @@ def test_old_departures_are_forgotten() -> None:
 
 
 def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
-    """After the acknowledgement of the frame that closed them."""
+    """Closed flows are forgotten when the receiver acknowledges the frame that closed them."""
     sending = Sending()
     for task in range(100):
         sending.offer(task)
@@ -59,7 +59,7 @@ def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
 
 
 def test_a_new_receiver_is_not_asked_to_close_flows() -> None:
-    """It never had them, and would refuse the frame."""
+    """A new receiver never had the old flows and would refuse a frame that closes them."""
     sending = Sending()
     sending.offer(1)
     (first,) = sending.frames()
@@ -73,7 +73,7 @@ def test_a_new_receiver_is_not_asked_to_close_flows() -> None:
 
 
 def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
-    """It is about the flow that was closed, whose counts began earlier."""
+    """An old grant refers to the closed flow and does not count for the new one."""
     sending = Sending(max_frame_bytes=1)
     sending.offer(1)
     (first,) = sending.frames()
@@ -87,7 +87,7 @@ def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
 
 
 def test_one_of_two_flows_to_a_task_is_closed() -> None:
-    """A direct and a forwarded flow are closed one after the other."""
+    """A direct and a forwarded flow of the same task are closed independently."""
     sending = Sending()
     direct = TaskGroup.of(1, [b"a"])
     forwarded = TaskGroup.of(1, [b"b"]).at(1, 0).passed_on(7)
@@ -107,7 +107,7 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
 
 
 def test_forwarded_messages_go_first_to_task_0_too() -> None:
-    """Others of their task may follow them."""
+    """Forwarded messages to task 0 are sent before its direct messages."""
     sending = Sending(opened=False)
     sending.offer_groups(TaskGroup.of(0, [b"d"]))
     sending.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))
@@ -126,7 +126,7 @@ def test_forwarded_messages_go_first_to_task_0_too() -> None:
 
 
 def test_equal_limits_leave_room_for_one_message() -> None:
-    """A receiver whose request limit is its message limit still gets frames."""
+    """A receiver with equal request and message limits still receives frames."""
     sending = Sending(opened=False)
     sending.offer(1, 3)
     sending.open(max_message_bytes=1000, max_request_bytes=1000)
@@ -134,7 +134,7 @@ def test_equal_limits_leave_room_for_one_message() -> None:
 
 
 def test_a_frame_that_is_exactly_full() -> None:
-    """The first group fills it; the second one waits for the next."""
+    """A group that fills the frame exactly is sent, and the second group waits for the next frame."""
     log = DeliveryLog()
     group = TaskGroup.of(1, [b"abc"])
     log.append(group, None)
@@ -143,7 +143,7 @@ def test_a_frame_that_is_exactly_full() -> None:
 
 
 def test_unkept_messages_are_counted_down() -> None:
-    """A message that was acknowledged cannot be lost any more."""
+    """An acknowledged message cannot be lost and no longer counts as unkept."""
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"a", b"b"]), None)
     assert log.unkept == 2

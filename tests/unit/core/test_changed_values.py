@@ -1,4 +1,4 @@
-"""Values that change after emit: the strict mode tells of them."""
+"""Values that change after emit: strict mode reports them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRICT = {"topology.testing.always.try.serialize": True}
 
 
 class Same(Spout):
-    """Emits one dictionary again and again, or a copy of it."""
+    """Emits the same dictionary repeatedly, or a copy of it."""
 
     outputs = ("state",)
 
@@ -49,7 +49,7 @@ class Same(Spout):
 
 
 class ChangesWhatItGets(BasicBolt):
-    """Emits the value that it has got, and changes it then."""
+    """Emits the value that it received, and then changes the value."""
 
     outputs = ("state",)
 
@@ -59,7 +59,7 @@ class ChangesWhatItGets(BasicBolt):
 
 
 def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
-    """Run a spout and a bolt in this process, strictly."""
+    """Run a spout and a bolt in this process in strict mode."""
     builder = TopologyBuilder()
     builder.set_spout("spout", spout)
     if bolt is not None:
@@ -74,18 +74,18 @@ def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
 
 
 def test_a_spout_that_changes_what_it_has_emitted() -> None:
-    """Every tuple but the last would have the last state; the error says what to do."""
+    """A spout that changes an emitted value fails, with an error that recommends a copy."""
     with pytest.raises(TaskError, match="has changed since 'spout' emitted it: emit a copy") as raised:
         run(Same(lambda state: state))
     assert isinstance(raised.value.__cause__, MessageError)
 
 
 def test_a_bolt_that_changes_what_it_has_emitted() -> None:
-    """The same for a value that only passes through."""
+    """A bolt that changes a received value after emitting it fails in the same way."""
     with pytest.raises(TaskError, match="has changed since 'bolt' emitted it"):
         run(Same(dict), ChangesWhatItGets())
 
 
 def test_copies_may_change() -> None:
-    """What is emitted as a copy stays as it was."""
+    """A spout may change a value after it emitted a copy."""
     run(Same(dict))

@@ -1,4 +1,4 @@
-"""SessionSettings: what they accept and what their errors say."""
+"""SessionSettings: validation, names and error messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = [f.name for f in fields(SessionSettings) if f.name not in NO_BOUNDS]
 
 
 def test_gathering_for_no_time_is_none() -> None:
-    """0 is a value of gather_seconds alone."""
+    """gather_seconds may be 0, but not negative."""
     assert SessionSettings(gather_seconds=0).gather_seconds == 0
     with pytest.raises(ConfigError, match=r"gather_seconds must be .* from 0, not -1"):
         SessionSettings(gather_seconds=-1)
@@ -23,26 +23,26 @@ def test_gathering_for_no_time_is_none() -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_positive(name: str) -> None:
-    """Every bound and time is more than 0; the error names the one that is not."""
+    """All other bounds and times must be positive; the error names the setting."""
     with pytest.raises(ConfigError, match=rf"{name} must be .* (from 1|more than 0), not 0"):
         SessionSettings(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_pending_holds_a_message() -> None:
-    """The bound on pending bytes has room for the largest message."""
+    """max_pending_bytes must be at least max_message_bytes."""
     SessionSettings(max_pending_bytes=10, max_message_bytes=10)
     with pytest.raises(ConfigError, match=r"max_pending_bytes \(10\) must be at least max_message_bytes"):
         SessionSettings(max_pending_bytes=10, max_message_bytes=11)
 
 
 def test_request_holds_a_frame() -> None:
-    """A request may be larger than a full frame and one more message."""
+    """The request limit exceeds a full frame plus one more message."""
     settings = SessionSettings(max_frame_bytes=1000, max_message_bytes=500)
     assert settings.max_request_bytes > 1500
 
 
 def test_names() -> None:
-    """Modes may be given by name."""
+    """Modes may be given as strings."""
     settings = SessionSettings.of(ack_mode="processed", overflow="fail", prefetch_messages=1)
     assert settings == SessionSettings(
         ack_mode=AckMode.PROCESSED, overflow=Overflow.FAIL, prefetch_messages=1
@@ -59,6 +59,6 @@ def test_names() -> None:
     ],
 )
 def test_errors(given: dict[str, Any], says: str) -> None:
-    """An unknown name or value is a ConfigError that names it."""
+    """An unknown name or value raises a ConfigError that names it."""
     with pytest.raises(ConfigError, match=says):
         SessionSettings.of(**given)

@@ -1,4 +1,4 @@
-"""Congestion: two marks, and in between what was before."""
+"""Congestion: a high and a low mark, and no change of state in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
 
 
 def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
-    """Between the marks a task stays what it was."""
+    """Between the marks, a task keeps its previous state."""
     tasks: frozenset[int] = frozenset()
     seen = []
     for load in (BETWEEN, HIGH_LOAD, BETWEEN, LOW_LOAD, BETWEEN):
@@ -19,12 +19,12 @@ def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
 
 
 def test_a_task_that_has_left_is_relieved() -> None:
-    """A task that is no longer here holds nobody back here."""
+    """A task that this worker no longer owns is no longer congested."""
     assert congested({2: 1.0}, congested({1: 1.0, 2: 1.0}, ())) == {2}
 
 
 def test_a_report_holds_until_it_expires_or_is_withdrawn() -> None:
-    """A repeated report holds on; one that is neither repeated nor withdrawn expires."""
+    """A report lasts until it expires or is withdrawn; repeating it extends it."""
     reported = ReportedLoads(10.0)
     reported.take(dict.fromkeys([1, 2, 3], 1.0), 0.0)
     reported.take({1: 1.0}, 6.0)

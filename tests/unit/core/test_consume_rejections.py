@@ -1,4 +1,4 @@
-"""Rejections in a consumer's window: which messages are void, and how much room is left."""
+"""Rejections in a consumer's window: void messages and remaining credit."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def opened() -> ConsumeWindow:
 
 
 def arrive(window: ConsumeWindow, first: int, text: str) -> Arrived:
-    """Let messages arrive, one for each letter."""
+    """Simulate the arrival of one message for each letter."""
     return window.arrived([Delivery(first, TaskGroup.of(1, [letter.encode() for letter in text]))])
 
 
 def cursor(window: ConsumeWindow) -> pb.TaskCursor:
-    """Return the cursor of the task."""
+    """Return the task's cursor."""
     (found,) = window.all()
     return found
 
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_messages_after_a_rejection_that_waits_are_void(*, answered: bool) -> None:
-    """What was taken before counts no more, also after the answer: it is delivered again."""
+    """Messages after a waiting rejection are void, also after the answer: they are delivered again."""
     window = opened()
     first, second = arrive(window, 1, "ab"), arrive(window, 3, "cd")
     assert window.acknowledge(first, [Rejected(1, 0.0, "", wait=True)])
@@ -46,7 +46,7 @@ def test_messages_after_a_rejection_that_waits_are_void(*, answered: bool) -> No
 
 
 def test_messages_that_arrive_before_the_answer_are_void() -> None:
-    """The worker sent them before it had the rejection, and delivers them again after it."""
+    """Messages that the worker sent before it received the rejection are void: it delivers them again."""
     window = opened()
     window.acknowledge(arrive(window, 1, "ab"), [Rejected(0, 0.0, "", wait=True)])
     early = arrive(window, 1, "ab")
@@ -56,7 +56,7 @@ def test_messages_that_arrive_before_the_answer_are_void() -> None:
 
 
 def test_rejections_without_an_answer_take_up_room() -> None:
-    """So a consumer cannot reject without a bound."""
+    """Rejections without an answer use up credit, which bounds their number."""
     window = opened()
     for number in range(1, 5):
         arrived = arrive(window, number, "x")
@@ -67,7 +67,7 @@ def test_rejections_without_an_answer_take_up_room() -> None:
 
 
 def test_the_first_messages_of_a_batch() -> None:
-    """As many as asked for, from the first groups alone."""
+    """The requested number of messages is taken from the first groups."""
     window = opened()
     group = TaskGroup.of(1, [b"a", b"b", b"c"])
     arrived = window.arrived([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
@@ -78,7 +78,7 @@ def test_the_first_messages_of_a_batch() -> None:
 
 
 def test_messages_of_another_incarnation_are_void() -> None:
-    """Also where the sequences of both workers are equal by chance."""
+    """A batch from another worker incarnation is void, even if the sequences are equal."""
     window = opened()
     arrived = arrive(window, 1, "ab")
     window.all()
@@ -88,7 +88,7 @@ def test_messages_of_another_incarnation_are_void() -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
 def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
-    """Counted over all groups of what has arrived; messages before it are acknowledged, and no more."""
+    """The index counts across groups, and only the messages before it are acknowledged."""
     window = opened()
     groups = [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(1, [b"c", b"d"])]
     arrived = window.arrived([Delivery(1, groups[0]), Delivery(3, groups[1])])
@@ -98,7 +98,7 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
 
 
 def test_a_consumer_that_resumes_reports_the_credit_of_settled_rejections() -> None:
-    """Rejections of all messages use up its credit; without a report, nothing would ever arrive again."""
+    """A consumer that rejected all messages must report new credit on resume, or delivery would stop."""
     window = opened()
     arrived = arrive(window, 1, "abcdefghij")
     window.acknowledge(arrived, [Rejected(index, 0, "", wait=False) for index in range(PREFETCH)])

@@ -1,4 +1,4 @@
-"""The consuming end of a Recv session: what is new, what is done with, what there is room for."""
+"""The consumer's end of a Recv session: duplicates, acknowledgements and credit."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def opened(*tasks: int, messages: int = 10, size_bytes: int = 100) -> ConsumeWin
 
 
 def arrive(window: ConsumeWindow, first: int, text: str, task: int = 1) -> Arrived:
-    """Let messages arrive, one for each letter."""
+    """Simulate the arrival of one message for each letter."""
     group = TaskGroup.of(task, [letter.encode() for letter in text])
     return window.arrived([Delivery(first, group)])
 
 
 def text_of(arrived: Arrived) -> str:
-    """Return the letters."""
+    """Return the letters of the messages that are new."""
     return b"".join(group.data for group in arrived.groups).decode()
 
 
 def test_duplicates_are_trimmed() -> None:
-    """Messages that have arrived are left out, also when they share a group with new ones."""
+    """Messages that have already arrived are omitted, even within a group with new messages."""
     window = opened(1)
     arrive(window, 1, "abc")
     assert text_of(arrive(window, 1, "abc")) == ""
@@ -42,7 +42,7 @@ def test_duplicates_are_trimmed() -> None:
 
 
 def test_a_gap_is_an_error() -> None:
-    """A message that is missing is found out at once."""
+    """A missing message is detected immediately."""
     window = opened(1)
     arrive(window, 1, "abc")
     with pytest.raises(MalformedError, match="task 1: message 5 came after message 3"):
@@ -50,13 +50,13 @@ def test_a_gap_is_an_error() -> None:
 
 
 def test_a_foreign_task_is_an_error() -> None:
-    """Messages of a task that was not subscribed are an error."""
+    """Messages of a task without a subscription raise an error."""
     with pytest.raises(MalformedError, match="task 2 came, which is not subscribed"):
         arrive(opened(1), 1, "a", task=2)
 
 
 def test_acknowledging_moves_the_cursor() -> None:
-    """A cursor says what is acknowledged and received, and gives room behind it."""
+    """A cursor contains the acknowledged and received sequences, and the credit."""
     window = opened(1)
     first = arrive(window, 1, "abc")
     arrive(window, 4, "de")
@@ -66,7 +66,7 @@ def test_acknowledging_moves_the_cursor() -> None:
 
 
 def test_only_moved_cursors_are_told() -> None:
-    """Tasks on which nothing was acknowledged are not told; for subscribing all are."""
+    """An update contains only the cursors that moved; a subscription contains all of them."""
     window = opened(1, 2)
     window.acknowledge(arrive(window, 1, "a", task=2))
     assert [cursor.task for cursor in window.take_moved()] == [2]
@@ -74,7 +74,7 @@ def test_only_moved_cursors_are_told() -> None:
 
 
 def test_acknowledging_again_or_out_of_order() -> None:
-    """The cursor never falls: a later batch stands for those before it."""
+    """A cursor never decreases: acknowledging a batch includes all earlier batches."""
     window = opened(1)
     first, second = arrive(window, 1, "ab"), arrive(window, 3, "cd")
     window.acknowledge(second)
@@ -84,14 +84,14 @@ def test_acknowledging_again_or_out_of_order() -> None:
 
 
 def test_room_is_never_negative() -> None:
-    """More bytes than the prefetch, by the last message's end, leave no room and no debt."""
+    """If the last message exceeds the prefetch bytes, the credit is zero, not negative."""
     window = opened(1, size_bytes=4)
     window.arrived([Delivery(1, TaskGroup.of(1, [b"x" * 9]))])
     assert window.all()[0].credit_bytes == 0
 
 
 def test_starts_where_the_worker_stands() -> None:
-    """A newcomer takes a task up where the one before it stopped."""
+    """A new consumer continues at the position of the previous one."""
     window = ConsumeWindow([1], 10, 100)
     window.opened(WORKER, [(1, 7)])
     assert window.all() == [cursor_of(1, 7, 7, 17, 100)]
@@ -99,7 +99,7 @@ def test_starts_where_the_worker_stands() -> None:
 
 
 def test_resuming_keeps_what_has_arrived() -> None:
-    """After a cut the same worker goes on behind what has arrived, and acknowledgements stay valid."""
+    """After a reconnect, the worker continues after the last message, and acknowledgements stay valid."""
     window = opened(1)
     before = arrive(window, 1, "abc")
     window.opened(WORKER, [(1, 3)])
@@ -109,7 +109,7 @@ def test_resuming_keeps_what_has_arrived() -> None:
 
 
 def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
-    """A batch of a worker that has died says nothing about its successor's messages."""
+    """A batch of a failed worker does not acknowledge messages of its successor."""
     window = opened(1)
     before = arrive(window, 1, "abc")
     window.opened(WORKER + 1, [(1, 0)])
@@ -122,7 +122,7 @@ def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
 
 @pytest.mark.parametrize("start", [1, 6])
 def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
-    """A worker that stands elsewhere, further on or further back, is followed; what was held is void."""
+    """The window follows the worker to another position, and the held messages are void."""
     window = opened(1, 2)
     held, other = arrive(window, 1, "abc"), arrive(window, 1, "xyz", task=2)
     window.opened(WORKER, [(1, start), (2, 3)])
@@ -133,7 +133,7 @@ def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
 
 
 def test_room_that_was_void_is_told() -> None:
-    """Where a task starts anew, the worker hears that there is more room than the subscription said."""
+    """The worker is notified of the credit that void messages have freed."""
     window = opened(1, 2, 3, size_bytes=4)
     arrive(window, 1, "abcd")
     arrive(window, 1, "abcd", task=2)
@@ -145,7 +145,7 @@ def test_room_that_was_void_is_told() -> None:
 
 
 def test_acknowledging_while_the_stream_opens() -> None:
-    """What is acknowledged between subscribing and the worker's answer is told after it."""
+    """An acknowledgement made between the subscription and the worker's answer is sent after the answer."""
     window = opened(1)
     before = arrive(window, 1, "abc")
     assert window.all()[0].acknowledged == 0
@@ -155,7 +155,7 @@ def test_acknowledging_while_the_stream_opens() -> None:
 
 
 def test_what_the_worker_asks_for_is_told_at_once() -> None:
-    """So is what leaves little of the room that the worker knows of, until it hears of more."""
+    """A batch requests an immediate update if the worker did, or if half of the known credit is used."""
     window = opened(1)
     group = TaskGroup.of(1, [b"x"])
     asked = [window.arrived([Delivery(1, group)], asks=True).asks]
@@ -168,13 +168,13 @@ def test_what_the_worker_asks_for_is_told_at_once() -> None:
 
 
 def test_half_of_the_bytes_are_told_of_at_once() -> None:
-    """The room in bytes counts as that in messages does."""
+    """Credit in bytes counts like credit in messages."""
     window = opened(1, size_bytes=4)
     assert [arrive(window, number, "x").asks for number in range(1, 4)] == [False, True, True]
 
 
 def test_what_subscribing_says_is_not_said_again() -> None:
-    """The cursors of a subscription leave nothing to tell."""
+    """After a subscription has sent all cursors, no update is pending."""
     window = opened(1, 2)
     window.acknowledge(arrive(window, 1, "abc"))
     assert [cursor.task for cursor in window.all()] == [1, 2]
@@ -182,7 +182,7 @@ def test_what_subscribing_says_is_not_said_again() -> None:
 
 
 def test_a_message_that_waits_holds_back_those_after_it() -> None:
-    """A rejected message that keeps its place is not acknowledged; those before it are."""
+    """A rejected message that keeps its place is not acknowledged; earlier messages are."""
     window = opened(1)
     arrived = arrive(window, 1, "abcd")
     window.acknowledge(arrived, [Rejected(2, 0.0, "", wait=True)])

@@ -1,4 +1,4 @@
-"""One client for each worker, and calls to all of them at once."""
+"""One client for each worker, and parallel calls to all workers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tuplewire.errors import RefusedError, UnreachableError
 
 
 class Made(list[ControlClient]):
-    """The clients that were made, in turn; they connect to nothing."""
+    """Records the created clients in order; they do not connect."""
 
     def __call__(self, address: str) -> ControlClient:
-        """Make one."""
+        """Create a client."""
         self.append(ControlClient(address, 1))
         return self[-1]
 
     @property
     def open(self) -> list[str]:
-        """The addresses of the clients that are open."""
+        """Addresses of the clients that are open."""
         return [each.address for each in self if not each._closed]
 
 
 def test_each_is_asked_at_once_and_errors_are_results() -> None:
-    """Calls run in parallel; an error is the result of its worker alone."""
+    """Calls run in parallel; an error is the result of its worker only."""
     meet = threading.Barrier(3, timeout=30)
 
     def call(client: ControlClient) -> str:
@@ -43,7 +43,7 @@ def test_each_is_asked_at_once_and_errors_are_results() -> None:
 
 
 def test_a_client_is_kept_while_its_worker_is_listed() -> None:
-    """Each worker has one client for all calls, until others are named."""
+    """Each worker has one client for all calls, until the worker is no longer listed."""
     made = Made()
     with ControlClients(made) as clients:
         for _ in range(2):
@@ -57,7 +57,7 @@ def test_a_client_is_kept_while_its_worker_is_listed() -> None:
 
 
 def test_a_worker_out_of_reach_gets_a_new_channel() -> None:
-    """The old one would wait before it connects again; the client goes on with another."""
+    """After a failed call, the client opens a new channel, because the old one would wait to reconnect."""
     with ControlClient("localhost:1", 5) as client:
         for _ in range(2):
             with pytest.raises(UnreachableError):
@@ -66,7 +66,7 @@ def test_a_worker_out_of_reach_gets_a_new_channel() -> None:
 
 
 def test_clients_travel_before_their_first_call() -> None:
-    """Spark pickles a reader with its clients: threads begin with the first call."""
-    clients = pickle.loads(pickle.dumps(ControlClients(ControlClient)))  # noqa: S301 - our own
+    """Spark pickles a reader with its clients: threads start with the first call."""
+    clients = pickle.loads(pickle.dumps(ControlClients(ControlClient)))  # noqa: S301 - created here
     assert clients.each([], ControlClient.status) == {}
     clients.close()

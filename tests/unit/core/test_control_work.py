@@ -1,4 +1,4 @@
-"""Control calls: whatever a request names, one turn of the event loop does work for the names alone."""
+"""Control calls: the work in one turn of the event loop grows only with the names in a request."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NAMES = 3000
 GROUPS = 3000
 TASKS = range(50)
 CALLS_PER_NAME = 60
-"""What one turn may do for each name, in calls of functions; a product would be thousands."""
+"""Allowed function calls per name in one turn; work for each pair of names would need thousands."""
 
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[DataPlane]:
-    """Make a worker whose task 0 holds many groups of one message; it listens nowhere."""
+    """Create a worker that does not listen; its task 0 holds many groups of one message."""
     config = WorkerConfig(worker_id="w", topology="t")
     log = LogOutput("info", "text")
     plane = DataPlane(config, Stop(), Debugging(config, log))
@@ -46,7 +46,7 @@ def plane() -> Iterator[DataPlane]:
 
 
 class Caller:
-    """The context of a call by a program on this machine."""
+    """The call context of a program on this machine."""
 
     def peer(self) -> str:
         return "unix:"
@@ -62,7 +62,7 @@ class Caller:
 
 
 class Work:
-    """Counts the calls of functions in each turn of the loop: every callback is one."""
+    """Counts the function calls in each turn of the event loop; every callback is one turn."""
 
     def __init__(self) -> None:
         self.most = self.now = 0
@@ -76,7 +76,7 @@ class Work:
 
 
 def filled(message: Message, rng: random.Random, *, distinct: bool, names: int) -> None:
-    """Fill every field of a request, each repeated one with many names."""
+    """Fill every field of a request, and each repeated field with many names."""
     for field in message.DESCRIPTOR.fields:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             continue
@@ -114,7 +114,7 @@ UNARY = [
 
 
 def called(plane: DataPlane, method: str) -> Any:
-    """Return a method of one of the services."""
+    """Return the service method with this name."""
     services = plane._control, plane._sinks, plane._source
     return next(getattr(each, method) for each in services if method in vars(type(each)))
 
@@ -122,7 +122,7 @@ def called(plane: DataPlane, method: str) -> Any:
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("method", UNARY, ids=lambda method: method.name)
 def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: bool) -> None:  # noqa: FBT001
-    """Names that repeat count once; the queues' length does not multiply with them."""
+    """Repeated names count once, and the work is not multiplied by the length of the queues."""
     rng = random.Random(7)
     for names in (NAMES, 0):
         request = getattr(pb, method.input_type.name)()
@@ -155,6 +155,6 @@ def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: b
     ],
 )
 def test_too_many_names_are_refused(plane: DataPlane, name: str, request_: Message) -> None:
-    """The error says how many are allowed."""
+    """The error contains the allowed number of names."""
     with pytest.raises(MessageError, match="100000 are allowed: ask in parts"):
         plane.loop.run(called(plane, name)(request_, Caller()), 60)

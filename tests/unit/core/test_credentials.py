@@ -1,4 +1,4 @@
-"""What a program shows of itself: fields, environment, and where a token may go."""
+"""A program's credentials: fields, environment variables, and permitted destinations of a token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "file"
 
 
 def test_environment_is_read() -> None:
-    """The variables have the fields' names; an empty one is not set."""
+    """The variables are named after the fields; an empty variable counts as unset."""
     assert Credentials.from_environment(
         {
             "TUPLEWIRE_TLS_CA": "ca",
@@ -37,20 +37,20 @@ def test_environment_is_read() -> None:
     ],
 )
 def test_what_does_not_hold_together_is_an_error(variables: dict[str, str], complaint: str) -> None:
-    """Half of a certificate is not taken for none."""
+    """Incomplete credentials raise an error instead of being ignored."""
     with pytest.raises(ConfigError, match=complaint):
         Credentials.from_environment({f"TUPLEWIRE_{name}": value for name, value in variables.items()})
 
 
 @pytest.mark.parametrize("address", ["unix:///s", "127.0.0.1:1", "[::1]:1", "localhost:1"])
 def test_token_goes_within_this_machine(address: str) -> None:
-    """A Unix socket and the loopback are not read by others."""
+    """A token may be sent to Unix sockets and loopback addresses, which other machines cannot read."""
     Credentials(token_file=FILE).check_token_may_go_to(address)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:1", "worker.example:1", "[fd00::1]:1", "0.0.0.0:1"])
 def test_token_leaves_this_machine_only_over_tls_or_if_told_so(address: str) -> None:
-    """Anything else is an error that says what to do."""
+    """A token for another machine requires TLS or allow_plaintext; the error explains this."""
     with pytest.raises(ConfigError, match="in the clear: name a tls_ca"):
         Credentials(token_file=FILE).check_token_may_go_to(address)
     Credentials(token_file=FILE, tls_ca="ca").check_token_may_go_to(address)
@@ -58,7 +58,7 @@ def test_token_leaves_this_machine_only_over_tls_or_if_told_so(address: str) -> 
 
 
 def test_client_raises_before_its_token_leaves() -> None:
-    """It is not sent, and the caller is told at the first use."""
+    """The token is not sent, and the first use of the client raises the error."""
     client = Client("192.0.2.1:6700", credentials=Credentials(token_file=FILE))
 
     def send() -> None:
@@ -71,6 +71,6 @@ def test_client_raises_before_its_token_leaves() -> None:
 
 
 def test_only_names_of_files_travel() -> None:
-    """Credentials pickle as they were given; nobody reads the files for it."""
+    """Credentials are pickled with the names of their files; the files are not read."""
     credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
     assert pickle.loads(pickle.dumps(credentials)) == credentials  # noqa: S301

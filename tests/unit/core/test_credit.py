@@ -1,4 +1,4 @@
-"""Credit at the receiver: absolute grants per task, in messages and bytes."""
+"""Credit on the receiver: absolute grants per task, in messages and bytes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ WINDOW = Share(8, 80)
 def book(
     window: Share = WINDOW, *, wants_releases: bool = True, exhausted: Counter[int] | None = None
 ) -> CreditBook:
-    """Return a book with messages of at most 10 bytes."""
+    """Return a credit book for messages of at most 10 bytes."""
     shares = QueueShares(window, Share(1, 1))
     return CreditBook(shares, max_message_bytes=10, wants_releases=wants_releases, exhausted=exhausted)
 
 
 def group(task: int, count: int, size: int = 10) -> TaskGroup:
-    """Return so many messages of one size."""
+    """Return `count` messages of `size` bytes each."""
     return TaskGroup.of(task, [bytes(size)] * count)
 
 
 def test_says_when_a_window_is_used_up() -> None:
-    """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
+    """A task is exhausted until its sender is granted more credit, or its session ends."""
     exhausted: Counter[int] = Counter()
     granted = book(exhausted=exhausted)
     granted.received([group(1, 7), group(2, 1, size=1)])
@@ -39,7 +39,7 @@ def test_says_when_a_window_is_used_up() -> None:
     granted.received([group(1, 1), group(3, 8, size=1)])
     assert list(exhausted) == [1, 3]
     granted.released(1, 1, 10)
-    assert list(exhausted) == [1, 3]  # it has not been told
+    assert list(exhausted) == [1, 3]  # its sender has not been notified
     granted.take_changes()
     assert list(exhausted) == [3]
     granted.end()
@@ -47,7 +47,7 @@ def test_says_when_a_window_is_used_up() -> None:
 
 
 def test_a_task_whose_flow_is_closed_is_exhausted_no_more() -> None:
-    """Also where its sender has not heard of the release yet."""
+    """Closing a flow ends the exhaustion, even if the sender has not been notified of the release."""
     exhausted: Counter[int] = Counter()
     state = book(exhausted=exhausted)
     state.received([group(1, WINDOW.messages)])
@@ -58,7 +58,7 @@ def test_a_task_whose_flow_is_closed_is_exhausted_no_more() -> None:
 
 
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
-    """Sessions share the counts: a task is in them as long as one of its senders has no credit."""
+    """Sessions share the counts: a task is exhausted while any of its senders has no credit."""
     exhausted: Counter[int] = Counter()
     first, second = book(exhausted=exhausted), book(exhausted=exhausted)
     for each in (first, second):
@@ -70,14 +70,14 @@ def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
 
 
 def test_more_messages_than_granted() -> None:
-    """One message over the grant is an error that names both counts."""
+    """One message over the grant raises an error that contains both counts."""
     granted = book()
     with pytest.raises(CreditExceededError, match=r"task 1: 9 messages of 0 bytes were sent, 8 of 80"):
         granted.received([group(1, 9, size=0)])
 
 
 def test_last_message_may_reach_over_the_bytes() -> None:
-    """A message may start while bytes are left; one that starts beyond them is an error."""
+    """A message may start while byte credit remains; a message that starts beyond it is an error."""
     window = Share(100, 80)
     granted = book(window)
     granted.received([group(1, 7), group(1, 1, size=9), group(1, 1)])
@@ -86,7 +86,7 @@ def test_last_message_may_reach_over_the_bytes() -> None:
 
 
 def test_one_task_does_not_use_the_credit_of_another() -> None:
-    """A task without credit is an error while another has all of its own."""
+    """Each task can use only its own credit."""
     granted = book()
     granted.received([group(1, 8)])
     granted.received([group(2, 8)])
@@ -95,7 +95,7 @@ def test_one_task_does_not_use_the_credit_of_another() -> None:
 
 
 def test_a_refused_frame_counts_nothing() -> None:
-    """After CreditExceededError the credit is what it was, also of the frame's other tasks."""
+    """After CreditExceededError, the credit of all tasks in the frame is unchanged."""
     granted = book()
     with pytest.raises(CreditExceededError):
         granted.received([group(1, 8), group(2, 9)])
@@ -103,7 +103,7 @@ def test_a_refused_frame_counts_nothing() -> None:
 
 
 def test_changes_are_told_once() -> None:
-    """A grant is what is done with and a window more; it is not told again until it changes."""
+    """A grant covers the released messages plus one window, and is sent only when it changes."""
     granted = book()
     granted.received([group(1, 5)])
     granted.released(1, 1, 10)
@@ -113,7 +113,7 @@ def test_changes_are_told_once() -> None:
 
 
 def test_grants_never_fall() -> None:
-    """A window that shrinks takes no permission back."""
+    """A smaller window does not revoke granted credit."""
     shares = QueueShares(WINDOW, Share(1, 1))
     granted = CreditBook(shares, max_message_bytes=10, wants_releases=True)
     granted.received([group(1, 8)])
@@ -125,7 +125,7 @@ def test_grants_never_fall() -> None:
 
 
 def test_small_releases_are_saved_up() -> None:
-    """When the sender does not wait for releases, it hears of them once a quarter of the window is free."""
+    """A sender that does not wait for releases is notified when a quarter of the window is free."""
     granted = book(wants_releases=False)
     granted.received([group(1, 8, size=1)])
     assert not granted.released(1, 1, 1)
@@ -135,7 +135,7 @@ def test_small_releases_are_saved_up() -> None:
 
 
 def test_freed_bytes_are_told_as_freed_messages_are() -> None:
-    """A quarter of the bytes is as good a reason for a grant as a quarter of the messages."""
+    """A quarter of the window in bytes triggers a grant, like a quarter of the messages."""
     granted = book(Share(1000, 80), wants_releases=False)
     granted.received([group(1, 2)])
     assert not granted.released(1, 1, 10)
@@ -144,7 +144,7 @@ def test_freed_bytes_are_told_as_freed_messages_are() -> None:
 
 @pytest.mark.parametrize("window", [Share(1, 1), Share(3, 10), Share(8, 80), Share(1000, 10)])
 def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Share) -> None:
-    """However small the window, no sender waits for a grant that is withheld."""
+    """With any window size, a sender without credit is granted more when all messages are released."""
     granted = book(window, wants_releases=False)
     sent = 0
     while sent < window.messages and sent * 10 < window.size_bytes:
@@ -158,7 +158,7 @@ def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Shar
 
 
 def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender that makes up task ids is told which are too many, and goes on with those that it has."""
+    """Tasks beyond the limit are identified as too many; known tasks continue to work."""
     monkeypatch.setattr(credit, "MAX_TASKS", 3)
     granted = book()
     granted.received([group(task, 1) for task in range(3)])
@@ -168,7 +168,7 @@ def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_end_of_a_backlog_is_told() -> None:
-    """However small, a release that leaves nothing unreleased is told: the sender may wait for just that."""
+    """A release that empties the backlog is always reported, because the sender may wait for it."""
     granted = book(Share(1000, 1000), wants_releases=False)
     granted.received([group(1, 2, size=1)])
     assert not granted.released(1, 1, 1)
@@ -177,7 +177,7 @@ def test_the_end_of_a_backlog_is_told() -> None:
 
 
 def test_counts_what_came_and_what_is_done_with() -> None:
-    """Messages and bytes of all tasks; what is refused, or over the credit, is not counted."""
+    """Counts cover all tasks, except messages that were refused or exceeded the credit."""
     granted = book()
     granted.received([group(1, 3), group(2, 2, size=1)])
     granted.released(1, 2, 20)
@@ -189,7 +189,7 @@ def test_counts_what_came_and_what_is_done_with() -> None:
 
 
 def test_a_session_is_idle_when_every_message_is_released() -> None:
-    """Of all its tasks."""
+    """A session is idle only when the messages of all its tasks are released."""
     granted = book()
     idle = [granted.idle]
     granted.received([group(1, 1), group(2, 2)])
@@ -203,7 +203,7 @@ def test_a_session_is_idle_when_every_message_is_released() -> None:
 
 
 def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
-    """Nobody else waits for them."""
+    """Only a sender without credit waits for a larger share."""
     granted = book()
     granted.received([group(1, 1)])
     assert not granted.widened()
@@ -213,7 +213,7 @@ def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
 
 
 def test_task_0_is_a_task_like_any_other() -> None:
-    """Its sender is held to its credit, and not told of each release."""
+    """Task 0 has the same credit rules as other tasks, and grants are batched."""
     granted = book(wants_releases=False)
     granted.received([group(0, 4)])
     assert not granted.released(0, 1, 10)
@@ -222,7 +222,7 @@ def test_task_0_is_a_task_like_any_other() -> None:
 
 
 def test_a_refusal_leaves_what_was_taken() -> None:
-    """Of two messages one is refused: the other still counts, so seven more use the window up."""
+    """If one of two messages is refused, the other still counts: seven more use up the window."""
     granted = book()
     granted.received([group(1, 2)])
     granted.refused(group(1, 1))
@@ -233,7 +233,7 @@ def test_a_refusal_leaves_what_was_taken() -> None:
 
 
 def test_forwarded_messages_need_no_credit() -> None:
-    """They had it at their entry worker: more than a window of them is taken."""
+    """Forwarded messages were granted credit at their entry worker, so they may exceed the window."""
     forwarded = replace(group(1, 9), forwarded=5, entry_sequence=1)
     granted = book()
     granted.received([forwarded])
@@ -241,7 +241,7 @@ def test_forwarded_messages_need_no_credit() -> None:
 
 
 def test_watched_releases_are_granted_at_once() -> None:
-    """Also in a large window, where the sender would hear of a release later."""
+    """A watched release is granted immediately, even in a large window."""
     granted = book(Share(1000, 100_000), wants_releases=False)
     granted.received([group(1, 3), group(2, 3)])
     granted.watch_releases([1])

@@ -1,4 +1,4 @@
-"""One task's receive queue: delivery, acknowledgement, and going back."""
+"""A task's receive queue: delivery, acknowledgement, rewind and removal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLENTY = 1_000_000
 
 
 def filled(*groups: str) -> DeliveryLog:
-    """Return a log of groups, whose messages are the letters; each group's token is its text."""
+    """Return a log of groups with one message per letter; each group's text is its token."""
     log = DeliveryLog()
     for text in groups:
         log.append(TaskGroup.of(1, [letter.encode() for letter in text]), text)
@@ -22,12 +22,12 @@ def filled(*groups: str) -> DeliveryLog:
 def taken(
     log: DeliveryLog, credit: int = PLENTY, credit_bytes: int = PLENTY, max_bytes: int = PLENTY
 ) -> list[tuple[int, str]]:
-    """Take, and return (first sequence, messages)."""
+    """Take messages, and return (first sequence, messages) for each delivery."""
     return [shown(delivery) for delivery in log.take(credit, credit_bytes, max_bytes)]
 
 
 def shown(delivery: Delivery) -> tuple[int, str]:
-    """Return (first sequence, messages)."""
+    """Return (first sequence, messages) of a delivery."""
     return delivery.first_sequence, delivery.group.data.decode()
 
 
@@ -35,14 +35,14 @@ def shown(delivery: Delivery) -> tuple[int, str]:
 
 
 def test_messages_are_numbered_from_one() -> None:
-    """Sequences count messages within the task, over all groups."""
+    """Sequences count messages within the task, across groups."""
     log = filled("ab", "cde")
     assert (log.tail, log.queued_messages, log.queued_bytes) == (5, 5, 5)
     assert taken(log) == [(1, "ab"), (3, "cde")]
 
 
 def test_takes_each_message_once() -> None:
-    """What was handed out is not handed out again; what comes later is."""
+    """Delivered messages are not taken again; later messages are."""
     log = filled("ab")
     waiting = [log.waiting]
     taken(log)
@@ -55,7 +55,7 @@ def test_takes_each_message_once() -> None:
 
 
 def test_credit_in_messages() -> None:
-    """Credit is a sequence to go up to, also in the middle of a group; saying it again adds nothing."""
+    """Message credit is the last sequence to deliver, even within a group; repeating it adds nothing."""
     log = filled("abc", "de")
     assert taken(log, credit=2) == [(1, "ab")]
     assert taken(log, credit=2) == []
@@ -63,7 +63,7 @@ def test_credit_in_messages() -> None:
 
 
 def test_credit_in_bytes() -> None:
-    """A message may start while there is room for a byte of what was handed out and has not arrived."""
+    """A message may start while fewer bytes than the credit are in flight."""
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"", b"x" * 5, b"y" * 5, b"z" * 5]))
     assert taken(log, credit_bytes=0) == []
@@ -73,7 +73,7 @@ def test_credit_in_bytes() -> None:
 
 
 def test_arrived_bytes_no_longer_count() -> None:
-    """Once the consumer says that messages have arrived, only what came after counts against its room."""
+    """After the consumer reports receipt, only later messages count against its byte credit."""
     log = filled("aaaa", "bbbb", "cccc")
     assert taken(log, credit_bytes=8) == [(1, "aaaa"), (5, "bbbb")]
     log.progress(acknowledged=0, received=4)
@@ -82,7 +82,7 @@ def test_arrived_bytes_no_longer_count() -> None:
 
 
 def test_frames_are_bounded() -> None:
-    """One call hands out about max_bytes; a single larger message comes alone."""
+    """One call returns about `max_bytes`; a single larger message is returned alone."""
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"x" * 10] * 100))
     log.append(TaskGroup.of(1, [b"y" * 500]))
@@ -94,7 +94,7 @@ def test_frames_are_bounded() -> None:
 
 
 def test_empty_messages_are_bounded_too() -> None:
-    """Lengths count against max_bytes: empty messages do not make a frame without end."""
+    """Lengths count against `max_bytes`, so empty messages do not make a frame of unlimited size."""
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b""] * 10_000))
     for _ in range(1_000):
@@ -111,7 +111,7 @@ def test_empty_messages_are_bounded_too() -> None:
 
 
 def test_acknowledged_messages_are_done() -> None:
-    """Done comes once for each group, with its token, in order."""
+    """Each group is reported as done once, with its token, in order."""
     log = filled("ab", "cde", "f")
     taken(log)
     assert log.progress(5, 5) == [Done("ab", 2, 2), Done("cde", 3, 3)]
@@ -120,7 +120,7 @@ def test_acknowledged_messages_are_done() -> None:
 
 
 def test_acknowledged_in_the_middle_of_a_group() -> None:
-    """A part of a group can be done; the rest follows under the same token."""
+    """Part of a group can be done; the rest is reported later with the same token."""
     log = filled("abcde")
     taken(log)
     assert log.progress(2, 5) == [Done("abcde", 2, 2)]
@@ -131,7 +131,7 @@ def test_acknowledged_in_the_middle_of_a_group() -> None:
 
 
 def test_acknowledged_beyond_what_was_handed_out() -> None:
-    """A consumer cannot acknowledge, nor have received, what it was never given."""
+    """A consumer cannot acknowledge, or have received, messages that were not delivered to it."""
     log = filled("ab", "cd")
     taken(log, credit=3)
     assert sum(done.messages for done in log.progress(99, 99)) == 3
@@ -139,11 +139,11 @@ def test_acknowledged_beyond_what_was_handed_out() -> None:
     assert taken(log) == [(4, "d")]
 
 
-# --- going back -----------------------------------------------------------------------------------
+# --- rewind and removal --------------------------------------------------------------------------
 
 
 def test_resuming_consumer_goes_on_after_what_it_received() -> None:
-    """What a returning consumer has received does not come again; the rest does, without a mark."""
+    """A resuming consumer continues after its last received message; no message is marked redelivered."""
     log = filled("abc", "def", "g")
     taken(log, credit=6)
     log.progress(1, 3)
@@ -155,7 +155,7 @@ def test_resuming_consumer_goes_on_after_what_it_received() -> None:
 
 
 def test_next_consumer_gets_what_was_not_acknowledged() -> None:
-    """Another consumer gets everything unacknowledged, in order; what was handed out before is marked."""
+    """The next consumer gets all unacknowledged messages in order; the ones delivered before are marked."""
     log = filled("abc", "de", "f")
     taken(log, credit=5)
     log.progress(2, 4)
@@ -169,7 +169,7 @@ def test_next_consumer_gets_what_was_not_acknowledged() -> None:
 
 
 def test_rewinding_frees_the_bytes_on_the_way() -> None:
-    """What was on the way to a consumer that is gone does not count against the next one's room."""
+    """Messages in flight to a previous consumer do not count against the next consumer's credit."""
     log = filled("aaaa", "bbbb", "cccc")
     taken(log, credit_bytes=8)
     log.rewind()
@@ -182,7 +182,7 @@ def test_rewinding_frees_the_bytes_on_the_way() -> None:
     ("credit", "acknowledged", "received", "left"), [(PLENTY, 3, 1, (4, "d")), (2, 0, 99, (3, "cd"))]
 )
 def test_rewinding_elsewhere(credit: int, acknowledged: int, received: int, left: tuple[int, str]) -> None:
-    """What is acknowledged never comes back, and no message vanishes, whatever the consumer says it has."""
+    """For any reported position, acknowledged messages are not redelivered and no message is lost."""
     log = filled("abcd")
     taken(log, credit=credit)
     log.progress(acknowledged, acknowledged)
@@ -192,7 +192,7 @@ def test_rewinding_elsewhere(credit: int, acknowledged: int, received: int, left
 
 
 def test_remove_takes_out_what_is_left() -> None:
-    """A task that moves away leaves its unacknowledged messages, in order, with their tokens, and no debt."""
+    """Removal returns a task's unacknowledged messages in order, with their tokens, and empties the log."""
     log = filled("abc", "de", "f")
     taken(log, credit=4)
     log.progress(1, 4)
@@ -206,7 +206,7 @@ def test_remove_takes_out_what_is_left() -> None:
 
 
 def test_the_age_is_that_of_the_oldest_message() -> None:
-    """Handed out or not; what nobody has timed counts as accepted now, and so does the future."""
+    """Delivered messages count; messages without a time, or with a future time, have age 0."""
     log = DeliveryLog()
     assert log.age(10_000_000) == 0
     log.append(TaskGroup.of(1, [b"a"]).accepted(1_000_000))
@@ -220,14 +220,14 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
 
 
 def test_what_may_have_come_before_is_marked() -> None:
-    """A queue asks that of each group, with its token, as it hands it out."""
+    """A queue decides for each group, by its token, if it is marked redelivered."""
     log = filled("a", "b")
     marked = log.take(PLENTY, PLENTY, PLENTY, lambda group, of: group.data == b"b" and of == "b")
     assert [each.group.redelivered for each in marked] == [False, True]
 
 
 def test_the_oldest_message_stands_alone() -> None:
-    """Whoever rejects it leaves the others of its group where they are."""
+    """The oldest message is returned alone; rejecting it leaves the rest of its group in the queue."""
     log = filled("abc")
     assert log.oldest() is None
     taken(log)
@@ -239,7 +239,7 @@ def test_the_oldest_message_stands_alone() -> None:
 
 
 def test_a_reader_gets_no_more_than_it_asks_for() -> None:
-    """The group that fills the limit exactly is the last one."""
+    """A read ends with the group that fills the byte limit exactly."""
     log = filled("ab", "cd", "ef")
     first = log.read(0, 6, PLENTY)[0].group
     assert [shown(each) for each in log.read(0, 6, wire_bytes(first))] == [(1, "ab")]

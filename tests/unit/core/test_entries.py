@@ -1,4 +1,4 @@
-"""A worker reports its messages by their entry workers and entry sequences."""
+"""Reports of a worker's messages, by entry worker and entry sequence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OWN, PEER = 7, 9
 
 @dataclass(frozen=True)
 class Token:
-    """The session that sent messages; 0: a program's."""
+    """The session that sent messages; worker number 0 means a program."""
 
     worker_number: int = 0
 
 
 @dataclass(frozen=True)
 class Held:
-    """Messages in a queue, from a sequence on."""
+    """Queued messages, starting at a sequence."""
 
     first: int
     group: TaskGroup
@@ -32,7 +32,7 @@ class Held:
 
 
 def held(*groups: tuple[int, int, int]) -> HeldOfTask:
-    """Return groups of (messages, entry sequence, worker), one after the other from sequence 11 on."""
+    """Return consecutive groups of (messages, entry sequence, worker), starting at sequence 11."""
     entries: list[Any] = []
     first = 11
     for count, entry, worker in groups:
@@ -49,7 +49,7 @@ def runs(found: HeldOfTask, last: int = 0) -> Iterable[tuple[int, int, int]]:
 
 
 def test_what_follows_by_the_same_way_is_one_run() -> None:
-    """A gap, or a message of another entry worker, begins a new run."""
+    """A gap in the entry sequences, or another entry worker, starts a new run."""
     assert runs(held((3, 1, 0), (2, 4, 0), (1, 9, 0), (1, 10, PEER))) == [
         (5, OWN, 1),
         (1, OWN, 9),
@@ -61,5 +61,5 @@ def test_what_follows_by_the_same_way_is_one_run() -> None:
     ("last", "expected"), [(0, [3, 2]), (11, [1]), (13, [3]), (14, [3, 1]), (99, [3, 2])]
 )
 def test_no_more_than_was_asked_for(last: int, expected: list[int]) -> None:
-    """Up to a sequence, in the middle of a group too; 0 stands for all."""
+    """Entries are returned up to a sequence, even within a group; 0 means all of them."""
     assert [count for count, _, _ in runs(held((3, 1, 0), (2, 4, PEER)), last)] == expected

@@ -1,4 +1,4 @@
-"""A queue of groups: order at both ends, every field of a packed group, and the memory of small ones."""
+"""The queue of groups: order at both ends, fields of packed groups, and memory of small groups."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain(number: int, size: int = 1) -> TaskGroup:
 
 
 def filled(count: int, size: int = 1) -> EntryQueue:
-    """Return a queue of so many messages, in groups of one, with their sequences as tokens."""
+    """Return a queue of `count` groups of one message, with their sequences as tokens."""
     queue = EntryQueue()
     for number in range(1, count + 1):
         queue.append(HeldEntry(number, plain(number, size), number))
@@ -53,7 +53,7 @@ def filled(count: int, size: int = 1) -> EntryQueue:
 
 
 def sequences(queue: EntryQueue) -> list[int]:
-    """Return what a queue holds; each entry is where it should be, and has its own token."""
+    """Return the sequences in a queue, and check that each entry has its own group and token."""
     found = list(queue)
     assert all(each.first == each.group.entry_sequence == each.token for each in found)
     return [each.first for each in found]
@@ -62,7 +62,7 @@ def sequences(queue: EntryQueue) -> list[int]:
 @settings(max_examples=50)
 @given(st.lists(groups, min_size=1, max_size=5))
 def test_a_packed_group_keeps_every_field(some: list[TaskGroup]) -> None:
-    """What comes out is what went in, in all fields that a group has or will have."""
+    """Packing preserves every field of a group, including fields that are added later."""
     queue, first = EntryQueue(), 1
     firsts = []
     for index, group in enumerate(some * MANY):
@@ -82,7 +82,7 @@ def test_a_packed_group_keeps_every_field(some: list[TaskGroup]) -> None:
     st.sampled_from([1, 2000]),
 )
 def test_order(steps: list[tuple[str, int]], size: int) -> None:
-    """However messages go to and fro between two queues, they stay in order, each once."""
+    """Messages that move back and forth between two queues stay in order, without duplicates."""
     waiting, taken = EntryQueue(), EntryQueue()
     last = cursor = 0
     for step, count in steps:
@@ -104,7 +104,7 @@ def test_order(steps: list[tuple[str, int]], size: int) -> None:
 
 
 def test_what_moves_back_is_marked() -> None:
-    """All that comes after the sequence, packed or not, and nothing else."""
+    """All entries after the sequence are marked, packed or not, and no earlier entries."""
     for size in (1, 2000):
         taken, waiting = filled(MANY, size), EntryQueue()
         taken.move_after(10, waiting, redelivered=True)
@@ -113,7 +113,7 @@ def test_what_moves_back_is_marked() -> None:
 
 
 def test_a_group_is_cut_where_it_moves_back() -> None:
-    """The first part stays, the second comes again."""
+    """The first part of the group stays; the second part is moved back and marked."""
     taken, waiting = EntryQueue(), EntryQueue()
     taken.append(HeldEntry(5, TaskGroup.of(TASK, [b"a", b"b", b"c"]), None))
     taken.move_after(5, waiting, redelivered=True)
@@ -122,7 +122,7 @@ def test_a_group_is_cut_where_it_moves_back() -> None:
 
 
 def test_many_can_be_put_in_front() -> None:
-    """The front gives its runs to the middle, too."""
+    """Entries put in front are packed as well, and keep their order."""
     queue = EntryQueue()
     for number in range(MANY, 0, -1):
         queue.appendleft(HeldEntry(number, plain(number), number))
@@ -130,7 +130,7 @@ def test_many_can_be_put_in_front() -> None:
 
 
 def test_an_iterator_sees_what_was_there() -> None:
-    """A queue may change while another thread reads what it held."""
+    """An iterator returns the original entries even if another thread changes the queue."""
     queue = filled(MANY)
     held = iter(queue)
     for _ in range(MANY):
@@ -139,7 +139,7 @@ def test_an_iterator_sees_what_was_there() -> None:
 
 
 def test_the_memory_of_small_messages() -> None:
-    """A message of one byte takes what docs/how-to/tune.md says, waiting or handed out; it took 340 bytes."""
+    """A message of one byte uses the memory stated in docs/how-to/tune.md, waiting or delivered."""
     log, tokens = DeliveryLog(), [object() for _ in range(50)]
     tracemalloc.start()
     try:

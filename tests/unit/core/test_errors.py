@@ -1,4 +1,4 @@
-"""The error tree."""
+"""Error classes: codes, base classes and pickling."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ CLASSES = [
 
 @pytest.mark.parametrize("code", [code for code in CODES if code != "UNSPECIFIED"])
 def test_every_code_has_a_class(code: str) -> None:
-    """Every reason that the wire can name is an error of its own, with the peer's words."""
+    """Every error code on the wire has its own class, which keeps the peer's message."""
     error = refused(code, "because")
     assert type(error) is not RefusedError
     assert (error.code, str(error)) == (code, "because")
 
 
 def test_unknown_code() -> None:
-    """A reason that a newer peer made up is still a refusal."""
+    """An unknown code from a newer peer is a RefusedError."""
     error = refused("SOMETHING_NEW", "because")
     assert (type(error), str(error)) == (RefusedError, "because")
 
@@ -65,33 +65,33 @@ def test_one_class_per_code() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_tree(kind: type) -> None:
-    """Everything raised on purpose is a TuplewireError, and says in its docstring what happened."""
+    """Every error in tuplewire.errors is a TuplewireError with a docstring."""
     assert issubclass(kind, TuplewireError)
     assert kind.__doc__
 
 
 @pytest.mark.parametrize("kind", [ConfigError, MessageError])
 def test_value_errors(kind: type) -> None:
-    """What the caller got wrong is also a ValueError."""
+    """ConfigError and MessageError, which report mistakes of the caller, are also ValueErrors."""
     assert issubclass(kind, ValueError)
 
 
 def test_too_large() -> None:
-    """The error holds the numbers, and says what to do."""
+    """The error contains the numbers, and names the setting to raise."""
     error = MessageTooLargeError(3, 200, 100)
     assert (error.task, error.size_bytes, error.limit_bytes) == (3, 200, 100)
     assert "raise max_message_bytes" in str(error)
 
 
 def test_refused_messages() -> None:
-    """The text shows the first five refusals; the rest are in `refusals`."""
+    """The text shows the first five refusals; `refusals` contains all of them."""
     error = RefusedMessagesError([f"reason {n}" for n in range(7)])
     assert str(error).endswith("reason 4; ...")
     assert len(error.refusals) == 7
 
 
 def test_catching() -> None:
-    """A refusal of one kind is caught by its name, or as any refusal."""
+    """A refusal can be caught by its own class, or as RefusedError."""
     with pytest.raises(UnknownTaskError):
         raise refused("UNKNOWN_TASK", "no task 9")
     with pytest.raises(RefusedError):
@@ -104,13 +104,13 @@ def test_catching() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_errors_reach_another_process(error: TuplewireError) -> None:
-    """Spark's tasks and process pools pickle them."""
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    """Errors can be pickled, because Spark tasks and process pools pickle them."""
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - created here
     assert (type(copy), str(copy), copy.__dict__) == (type(error), str(error), error.__dict__)
 
 
 def _all_errors() -> list[type[TuplewireError]]:
-    """Import everything, and return every error class of the product."""
+    """Import all modules, and return every error class of the project."""
     for package in (tuplewire, tuplewire_service):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__") and "pb2" not in module.name:
@@ -122,7 +122,7 @@ def _all_errors() -> list[type[TuplewireError]]:
 
 
 class Odd:
-    """What does not pickle."""
+    """An object that cannot be pickled."""
 
     def __reduce__(self) -> Any:
         raise TypeError("it stays here")
@@ -132,7 +132,7 @@ class Odd:
 
 
 def _made(kind: type[TuplewireError]) -> TuplewireError:
-    """Return an error, however it is constructed, with an attribute, a note and a cause."""
+    """Return an error with an attribute, a note and a cause, without calling its constructor."""
     error = kind.__new__(kind, "because")
     error.args = ("because",)
     error.owner = "host:1"  # type: ignore[attr-defined]
@@ -143,12 +143,12 @@ def _made(kind: type[TuplewireError]) -> TuplewireError:
 
 
 def _pickled(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own bytes
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - created here
 
 
 @pytest.mark.parametrize("kind", _all_errors(), ids=lambda kind: kind.__name__)
 def test_every_error_travels(kind: type[TuplewireError]) -> None:
-    """Through pickle and copy, with its words, attributes, notes and cause; what does not pickle is text."""
+    """Pickle and copy preserve text, attributes, notes and cause; unpicklable values become text."""
     for through in (_pickled, copy.copy):
         again: Any = through(_made(kind))
         assert (type(again), str(again), again.owner) == (kind, "because", "host:1")
@@ -158,7 +158,7 @@ def test_every_error_travels(kind: type[TuplewireError]) -> None:
 
 
 def test_errors_with_more_than_words_travel() -> None:
-    """Those whose constructors take something else."""
+    """Errors with other constructor arguments can be pickled as well."""
     source = TupleSource("bolt", 7, Stream("number"))
     failed = TaskError("bolt", 7, LookupError("none"), Tuple([5], source))
     again = _pickled(failed)
@@ -172,7 +172,7 @@ def test_errors_with_more_than_words_travel() -> None:
 
 
 def test_an_error_comes_out_of_a_pool() -> None:
-    """A pool of processes that cannot read an error breaks, or waits for ever."""
+    """An error can be unpickled from a process pool; otherwise the pool would break or hang."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool, pytest.raises(TaskError, match="task 7 of 'bolt'"):
         pool.submit(fails).result(60)

@@ -1,4 +1,4 @@
-"""Lines of the log: what a standard formatter makes of an event, and what a collector gets."""
+"""Log events: the text of a standard formatter, and the fields for a log collector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = event_logger("tuplewire.test_events")
 
 
 def test_facts_are_in_the_text_and_in_the_record(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever shows the message alone sees them, and a collector need not take it apart."""
+    """Fields are in the text and in the record, so a collector does not need to parse the text."""
     with caplog.at_level(logging.INFO):
         logger.info("thing.happened", extra={"peer": "a:1", "messages": 3, "reason": "50 % of it"})
     (record,) = caplog.records
@@ -28,7 +28,7 @@ def test_facts_are_in_the_text_and_in_the_record(caplog: pytest.LogCaptureFixtur
 
 
 def test_what_is_not_logged_is_not_put_into_words(caplog: pytest.LogCaptureFixture) -> None:
-    """It costs nothing."""
+    """A disabled log event is not formatted."""
 
     class Loud:
         def __str__(self) -> str:
@@ -40,7 +40,7 @@ def test_what_is_not_logged_is_not_put_into_words(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_trace_comes_along(caplog: pytest.LogCaptureFixture) -> None:
-    """With its event, as with every logger."""
+    """An exception event contains the traceback, as with every logger."""
     try:
         int("x")
     except ValueError:
@@ -67,11 +67,11 @@ def test_a_trace_comes_along(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_value_is_on_one_line(value: object, text: str) -> None:
-    """It is quoted where it could be taken for more, escaped, and bounded."""
+    """A value is quoted if it would be ambiguous, escaped, and limited in length."""
     assert shown_value(value) == text
 
 
 def test_text_from_elsewhere_is_escaped() -> None:
-    """Nothing of it moves a terminal's cursor; letters of any language stay."""
+    """Control characters are escaped; letters of any language are unchanged."""
     assert shown("\u65e5\u672c \x07\x9b\n\t\udc80") == "\u65e5\u672c \\x07\\x9b\\n\\t\\udc80"
     assert shown("a\tb\n", keep="\n\t") == "a\tb\n"
