@@ -1,4 +1,4 @@
-"""A router of one worker, without a server."""
+"""Fixtures: a router of one worker, without a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 @pytest.fixture
 def run_coroutine() -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Run the test on the messaging loop, as a worker's router does: its connections live there."""
+    """Run the test on the messaging loop, because the router's connections belong to it."""
     return messaging_loop().run
 
 
@@ -24,7 +24,7 @@ def run_coroutine() -> Callable[[Coroutine[Any, Any, Any]], Any]:
 def router(
     request: pytest.FixtureRequest, run_coroutine: Callable[[Coroutine[Any, Any, Router]], Router]
 ) -> Iterator[Router]:
-    """Return the router of a worker that has task 0; another one has task 1."""
+    """Return the router of a worker that owns task 0; another worker owns task 1."""
     context = LocalContext()
 
     async def main() -> Router:

@@ -1,4 +1,4 @@
-"""Frames outside a session, and the most groups that a frame may have."""
+"""Frames outside a session, and the maximum number of groups in a frame."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 3_000_000])
 def test_a_frame_alone(size: int) -> None:
-    """Of every length that takes one byte more to be told."""
+    """A frame is decoded for payload sizes around each change in the length encoding."""
     (group,) = groups_of(OpaqueFrame.FromString(plain_frame([TaskGroup.of(1, [b"x" * size])])))
     assert group.payloads() == [b"x" * size]
 
 
 def test_a_frame_has_so_many_groups() -> None:
-    """The bound itself is read, and one group more is refused."""
+    """A frame with the maximum number of groups is decoded; one more group is rejected."""
     frame = OpaqueFrame()
     for _ in range(MAX_FRAME_GROUPS):
         frame.groups.add(task=1, lengths=bytes(4))

@@ -1,4 +1,4 @@
-"""Every kind of file that a worker reads, with bytes of all sorts: what was read before stays in force."""
+"""Files that a worker reads, with invalid bytes: the value that was read before stays current."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PIECES = [
 
 
 def _garbage(valid: bytes) -> Iterator[bytes]:
-    """Yield the worst that is known, then the valid content with some places changed, from a fixed seed."""
+    """Yield the worst known contents, then the valid content with random changes from a fixed seed."""
     yield from WORST
     chance = random.Random(SEED)
     for _ in range(ROUNDS):
@@ -74,7 +74,7 @@ def _garbage(valid: bytes) -> Iterator[bytes]:
 
 
 class _Kind:
-    """A kind of file: its paths, the one that is changed, and what reads all of them."""
+    """A kind of file: its paths, the changed path, and a function that reads all files."""
 
     def __init__(self, paths: list[Path], changed: Path, load: Callable[[], Any]) -> None:
         self.paths, self.changed, self.load = paths, changed, load
@@ -132,7 +132,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_garbage_is_a_config_error_that_names_the_file(name: str, tmp_path: Path) -> None:
-    """Whatever the bytes are, they are read, or refused by an error of ours; never any other."""
+    """All bytes are either read or rejected with a ConfigError, never with another error."""
     kind = KINDS[name](tmp_path)
     refused = 0
     for content in _garbage(kind.changed.read_bytes()):
@@ -151,7 +151,7 @@ def test_garbage_is_a_config_error_that_names_the_file(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_was_read_before_stays(name: str, tmp_path: Path) -> None:
-    """A folder, no file, the worst bytes: the former value is in force, and each is counted."""
+    """For a directory, a missing file or invalid bytes, the old value is used and the error is counted."""
     kind = KINDS[name](tmp_path)
     watched = WatchedFiles(kind.paths, kind.load)
     before = watched.get()
@@ -179,7 +179,7 @@ def _is_refused(kind: _Kind) -> bool:
 
 
 def test_a_reader_with_a_defect_changes_nothing(tmp_path: Path) -> None:
-    """An error that is not ours counts as an unusable file, too: the worker goes on with what it has."""
+    """An unexpected exception counts as an unusable file: the worker continues with the old value."""
     path = tmp_path / "file"
     path.write_text("good")
 

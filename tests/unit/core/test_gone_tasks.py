@@ -1,4 +1,4 @@
-"""What a worker remembers of tasks that are gone, or never were, and which queues it looks at."""
+"""Removed and unknown tasks leave no state in a worker, and only changed loads are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def assignment(version: int, *tasks: int) -> Assignment:
 
 
 def test_queues_that_have_gone_leave_nothing() -> None:
-    """After ten generations of fresh tasks there are the queues of the last, and no others."""
+    """After ten generations of new tasks, only the queues of the last generation exist."""
     before = count_of_queues()
     queues = queues_of(())
     for generation in range(10):
@@ -35,13 +35,13 @@ def test_queues_that_have_gone_leave_nothing() -> None:
 
 
 def count_of_queues() -> int:
-    """Return how many queues there are in this process."""
+    """Return the number of queues in this process."""
     gc.collect()
     return sum(type(each) is Queue for each in gc.get_objects())
 
 
 def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> None:
-    """So its sequences are higher than any that it had."""
+    """A forgotten task that returns starts after the highest sequence of all forgotten tasks."""
     queues = queues_of(range(2 * MANY))
     for task in range(2 * MANY):
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
@@ -51,7 +51,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
 
 
 def start_of(queues: ReceiveQueues, task: int) -> int:
-    """Return after which sequence a new consumer of a task begins."""
+    """Return the sequence after which a new consumer of a task starts."""
     request = SubscribeRequest("", "consumer", 1, 0, (cursor_of(task, 0, 0, 10, MIB),))
     consumers = consumers_of(queues)
     ((_, start),) = consumers.subscribe(request, lambda: None).starts
@@ -59,7 +59,7 @@ def start_of(queues: ReceiveQueues, task: int) -> int:
 
 
 async def test_unknown_tasks_are_not_counted(router: Router) -> None:
-    """Messages for tasks in no assignment are refused, and nothing is remembered of them."""
+    """Messages for unassigned tasks are refused and leave no state."""
     batch = ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in range(2, MANY)], Program())
     router.recv(batch)
     assert len(batch.refusals) == MANY - 2
@@ -67,7 +67,7 @@ async def test_unknown_tasks_are_not_counted(router: Router) -> None:
 
 
 async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> None:
-    """Generations of fresh tasks that are sent to leave no number behind."""
+    """Entry sequences of removed tasks are forgotten, even if the tasks received messages."""
     for version in range(2, 7):
         tasks = range(version * 100, (version + 1) * 100)
         router.update(assignment(version, *tasks))
@@ -78,7 +78,7 @@ async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> 
 
 
 def test_loads_are_told_when_they_change() -> None:
-    """Each task once when it comes, and then those that hold something, or have just become empty."""
+    """A load is reported once for a new task, while the task has messages, and when it becomes empty."""
     queues = queues_of(range(MANY), receive_queue_messages=10)
     assert queues.changed_loads() == dict.fromkeys(range(MANY), 0.0)
     assert queues.changed_loads() == {}

@@ -1,4 +1,4 @@
-"""Copies of a group keep every field except those that the copy is about."""
+"""Copies of a group keep every field except the fields that the copy changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FULL = TaskGroup(
     accepted_micros=11,
     kept=True,
 )
-"""A group in which no field has its default value, except for headers, which dead letters rewrite."""
+"""A group with non-default values in all fields except headers, which dead letters rewrite."""
 
 WORKER_FIELDS = {"forwarded", "flow", "entry_sequence", "kept"}
 HEADERS = {"header_lengths", "header_data", "size_bytes"}
@@ -51,27 +51,27 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
     ],
 )
 def test_a_copy_keeps_every_other_field(copy: Callable[[TaskGroup], TaskGroup], changed: set[str]) -> None:
-    """Each copy changes its own fields, and no others."""
+    """Each copy changes its own fields and no others."""
     copied = copy(FULL)
     names = {field.name for field in fields(TaskGroup)}
     assert {name for name in names if getattr(copied, name) != getattr(FULL, name)} == changed
 
 
 def test_a_time_of_acceptance_is_set_once() -> None:
-    """A later worker does not replace the time at which the first one accepted the messages."""
+    """A later worker does not replace the acceptance time that the first worker set."""
     group = TaskGroup.of(3, [b"p"])
     assert group.at(1, 30).accepted_micros == 30
     assert group.at(1, 30).at(2, 40).accepted_micros == 30
 
 
 def test_new_messages_have_nothing_that_a_worker_sets() -> None:
-    """A relay that reads messages and sends them on is their first process again."""
+    """A relay that reads messages and sends them again counts as their original sender."""
     again = FULL.passed_on(2).as_new()
     assert (again.forwarded, again.entry_sequence, again.kept) == (0, 0, False)
 
 
 def test_what_leaves_a_queue_has_its_route() -> None:
-    """How often it was forwarded since it last waited counts no more; new messages get their entry worker."""
+    """Leaving a queue resets the number of hops; new messages get their entry worker."""
     forwarded = FULL.passed_on(2)
     assert forwarded.unqueued_hops
     left = forwarded.out_of_queue(0)
@@ -82,7 +82,7 @@ def test_what_leaves_a_queue_has_its_route() -> None:
 
 
 def test_every_field_travels() -> None:
-    """From worker to worker."""
+    """Every field is preserved between workers."""
     frame = decode(SendRequest, encode_frame(1, [[FULL]], accepted_micros=[FULL.accepted_micros]))
     assert isinstance(frame, OpaqueFrame)
     [arrived] = groups_of(frame)

@@ -1,4 +1,4 @@
-"""A stream over gRPC leaves nothing behind, however it ends."""
+"""A gRPC stream releases its resources in all cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuplewire.settings.config import SessionSettings
 
 
 async def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
-    """A server that ends the stream while its messages are not read leaves no call behind at the client."""
+    """If a server ends a stream with unread messages, no call remains open on the client."""
 
     async def answers(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Who is admitted, and as what: the decisions, apart from gRPC."""
+"""Admission of callers and their permissions, without gRPC."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def guard(
     tokens: Sequence[Token] | None = None,
     rules: Sequence[PermissionRule] | None = None,
 ) -> Guard:
-    """Return one for workers whose names are *.workers.example."""
+    """Return a guard for workers with names that match *.workers.example."""
     return Guard(
         topology="t",
         tls=tls,
@@ -43,26 +43,26 @@ def guard(
 def rule(
     send: str = "", receive: str = "", tap: str = "", *, tokens: Sequence[str] = (), control: str = ""
 ) -> PermissionRule:
-    """Return a rule, for everybody unless it names tokens. control: one action, if any."""
+    """Return a rule for all clients, or for the named tokens. control: one action, if any."""
     sent, received, tapped = map(TaskRanges.parse, (send, receive, tap))
     actions = frozenset([control] if control else [])
     return PermissionRule((), tuple(tokens), (), sent, received, actions, tapped)
 
 
 def reason(guarded: Guard) -> str:
-    """Return the one reason for which somebody was denied."""
+    """Return the reason of all denials; there must be only one."""
     (found,) = guarded.denials
     assert found in REASONS
     return found
 
 
 def as_worker(access: Access) -> None:
-    """Act as another worker."""
+    """Open a session as another worker."""
     access.open_session("t", worker=True)
 
 
 def test_without_settings_everybody_may_do_everything() -> None:
-    """A worker without TLS, tokens and rules is as it was before there were any."""
+    """A worker without TLS, tokens and rules permits every action."""
     access = guard(tls=False).admit(UNIX)
     as_worker(access)
     access.control("Drain")
@@ -72,7 +72,7 @@ def test_without_settings_everybody_may_do_everything() -> None:
 
 @pytest.mark.parametrize("caller", [PROGRAM, UNIX, SHOWN, Caller("ipv4:1:1", ("workers.example",), tls=True)])
 def test_with_tls_only_a_workers_certificate_makes_a_worker(caller: Caller) -> None:
-    """Neither a program's certificate, nor a token, nor the Unix socket do."""
+    """A program's certificate, a token or a Unix socket does not permit a caller to act as a worker."""
     guarded = guard(tokens=None if caller is not SHOWN else [TOKEN])
     with pytest.raises(PermissionDeniedError, match="may not act as a worker"):
         as_worker(guarded.admit(caller))
@@ -81,13 +81,13 @@ def test_with_tls_only_a_workers_certificate_makes_a_worker(caller: Caller) -> N
 
 
 def test_names_that_are_shown_without_tls_are_none() -> None:
-    """Only a certificate makes a name count."""
+    """A name counts only if it comes from a TLS certificate."""
     with pytest.raises(PermissionDeniedError):
         as_worker(guard().admit(Caller("unix:", ("a.workers.example",), tls=False)))
 
 
 def test_workers_are_asked_for_no_token_and_held_to_no_rule() -> None:
-    """Their certificate is enough for what they do as workers, and for that alone."""
+    """A worker needs no token or rule for worker sessions; rules apply to its program sessions."""
     guarded = guard(client_names=["etl.example"], tokens=[TOKEN], rules=[rule("1")])
     access = guarded.admit(WORKER)
     as_worker(access)
@@ -104,7 +104,7 @@ def test_workers_are_asked_for_no_token_and_held_to_no_rule() -> None:
     [(None, "no_token"), ("Bearer wrong", "wrong_token"), (TOKEN.secret, "wrong_token")],
 )
 def test_programs_show_a_token(shown: str | None, expected: str) -> None:
-    """A certificate does not take its place."""
+    """A certificate does not replace a token."""
     for caller in (UNIX, PROGRAM):
         guarded = guard(tokens=[TOKEN])
         with pytest.raises(UnauthenticatedError):
@@ -114,7 +114,7 @@ def test_programs_show_a_token(shown: str | None, expected: str) -> None:
 
 
 def test_listed_programs_only() -> None:
-    """Where names of programs are listed, others with a certificate do not come in; the socket has none."""
+    """If client names are listed, other certificates are denied; Unix sockets are admitted."""
     guarded = guard(client_names=["*.jobs.example"])
     with pytest.raises(PermissionDeniedError, match="tls_client_names"):
         guarded.admit(PROGRAM)
@@ -137,7 +137,7 @@ def test_listed_programs_only() -> None:
     ],
 )
 def test_control(method: str, needs: str | None) -> None:
-    """What changes a worker takes a rule, also what nobody has thought of yet."""
+    """Calls that change a worker require a rule, including calls that are added later."""
     without, given = guard(rules=[rule()]), guard(rules=[rule(control=needs or "")])
     given.admit(UNIX).control(method)
     if needs is None:
@@ -161,7 +161,7 @@ def test_control(method: str, needs: str | None) -> None:
     ],
 )
 def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> None:
-    """A session goes on for whoever has the same token or first name, and among workers."""
+    """A session can be resumed with the same token or first name, or by any worker."""
     guarded = guard()
     first, second = (guarded.admit(caller) for caller in (before, after))
     for access, caller in ((first, before), (second, after)):
@@ -170,7 +170,7 @@ def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> No
 
 
 def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
-    """A driver's sinks are its executors', and theirs alone; its rights are its own."""
+    """A driver's token shares the ownership of its executors' token, but not its permissions."""
     tokens = [Token(name, f"{name}-0123456789") for name in ("etl", "etl/driver", "etl2", "etl2/driver")]
     guarded = guard(tls=False, tokens=tokens, rules=[rule(tokens=["etl/driver"], control="drain")])
     accesses = [guarded.admit(Caller("unix:", shown=token.shown)) for token in tokens]
@@ -182,19 +182,19 @@ def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
 
 
 class _Files:
-    """What a guard's files hold, to be changed by a test."""
+    """The contents of a guard's files, which a test can change."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[Token] = (TOKEN,)
         self.rules = Rules((rule("1", "1-5"),))
 
     def guard(self) -> Guard:
-        """Return one that goes by them."""
+        """Return a guard that uses these contents."""
         return Guard(topology="t", tokens=lambda: self.tokens, read_rules=lambda: self.rules)
 
 
 def test_stream_ends_once_its_token_is_gone() -> None:
-    """Streams that stand are looked at when the file changes; those whose token is still there go on."""
+    """If the file changes, streams with a removed token end, and streams with a valid token continue."""
     files = _Files()
     other = Token("other", "abcdefghij" * 2)
     files.tokens = (TOKEN, other)
@@ -217,7 +217,7 @@ def test_stream_ends_once_its_token_is_gone() -> None:
 
 
 def test_stream_that_is_over_is_not_looked_at() -> None:
-    """Only what stands is denied, and counted."""
+    """A stream that has finished is neither checked nor counted as denied."""
     files = _Files()
     guarded = files.guard()
     with guarded.admit(SHOWN).standing(lambda _: pytest.fail("it was over")):
@@ -228,7 +228,7 @@ def test_stream_that_is_over_is_not_looked_at() -> None:
 
 
 def test_subscription_ends_once_no_rule_allows_it() -> None:
-    """A sender's stream stays, as its frames are looked at one by one."""
+    """A consumer's stream ends; a sender's stream stays open, because each of its frames is checked."""
     files = _Files()
     guarded = files.guard()
     sender, consumer = guarded.admit(SHOWN), guarded.admit(SHOWN)
@@ -243,7 +243,7 @@ def test_subscription_ends_once_no_rule_allows_it() -> None:
 
 
 def test_a_consumer_of_another_topology_is_refused() -> None:
-    """Also where a rule allows the tasks: it is about this topology."""
+    """A rule for another topology does not permit consuming the tasks in this topology."""
     granted = PermissionRule((), (), ("other",), NOTHING, TaskRanges.parse("*"), frozenset())
     guarded = guard(tls=False, rules=[granted])
     with pytest.raises(PermissionDeniedError, match="topology"):
@@ -251,7 +251,7 @@ def test_a_consumer_of_another_topology_is_refused() -> None:
 
 
 def test_tap_ends_once_no_rule_allows_it() -> None:
-    """What it shows is not looked at message by message."""
+    """A tap ends when no rule permits it, because its messages are not checked individually."""
     files = _Files()
     files.rules = Rules((rule(tap="1-9"),))
     guarded = files.guard()
@@ -267,7 +267,7 @@ def test_tap_ends_once_no_rule_allows_it() -> None:
 
 
 def test_worker_ends_once_its_name_is_no_workers() -> None:
-    """Names of workers may come out of a certificate that has changed."""
+    """If the worker names change, for example with a new certificate, the stream of an old name ends."""
     names = ["*.workers.example"]
     guarded = Guard(topology="t", tls=True, worker_names=lambda: tuple(names))
     worker = guarded.admit(WORKER)
@@ -281,7 +281,7 @@ def test_worker_ends_once_its_name_is_no_workers() -> None:
 
 
 def test_a_tap_shows_what_a_client_may_receive() -> None:
-    """All tasks only to whoever may tap all; and only of its topology."""
+    """A tap requires permission for each of its tasks; a tap of all tasks requires `*`."""
 
     def tapping(tasks: str) -> Access:
         return guard(tls=False, rules=[rule(tap=tasks)]).admit(UNIX)
@@ -294,7 +294,7 @@ def test_a_tap_shows_what_a_client_may_receive() -> None:
 
 
 def test_who_sees_whom() -> None:
-    """Everybody itself; whoever may assign or drain, and everybody where there are no rules, all."""
+    """A client sees its own sessions; with assign or drain permission, or without rules, it sees all."""
     access = guard(tls=False, tokens=[TOKEN], rules=[rule()]).admit(SHOWN)
     assert access.sees(access.owner)
     assert not access.sees("somebody else")
@@ -304,13 +304,13 @@ def test_who_sees_whom() -> None:
 
 
 def test_the_log_names_the_first_name() -> None:
-    """A certificate may have several; without one it is the address, without the port."""
+    """The log contains the first name in a certificate, or the address without its port."""
     assert Caller("ipv4:1.2.3.4:5", ("a.example", "b.example")).who == "a.example"
     assert Caller("ipv4:1.2.3.4:5").who == "ipv4:1.2.3.4"
 
 
 def test_a_tap_is_for_a_topology_with_rules() -> None:
-    """Whom no rule of the topology names is told so, and not that the task is the problem."""
+    """If no rule names the client, the error is about the topology, not about the task."""
     guarded = guard(rules=[])
     with pytest.raises(RefusedError, match=r"^etl\.example has no business in topology 'other'"):
         guarded.admit(PROGRAM).tap("other", [1])
@@ -318,7 +318,7 @@ def test_a_tap_is_for_a_topology_with_rules() -> None:
 
 
 def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
-    """Only a session of a worker belongs to the workers; a certificate that may be one is not enough."""
+    """Only a worker session makes the workers its owner; a worker's certificate alone does not."""
     access = guard().admit(WORKER)
     assert access.owner == "a.workers.example"
     as_worker(access)
@@ -326,7 +326,7 @@ def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
 
 
 def test_each_client_and_reason_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Every one counts; the log has a line for each client and reason. What bounds it: test_log_rate.py."""
+    """All denials count, and are logged once for each client and reason. Limits: test_log_rate.py."""
     guard = Guard(topology="t")
     with caplog.at_level(logging.WARNING):
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""What callers hand over: how it is counted, for how much there is room, and what the loop makes of it."""
+"""The submission queue: counting, free space, and grouping by the event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MESSAGE_LIMIT = 1 << 20
 
 
 def handed_over() -> HandOver:
-    """Return a message alone, a batch of three to two tasks, and another message alone."""
+    """Return a queue with a single message, a batch of three for two tasks, and another single message."""
     handed = HandOver()
     handed.entries.append((7, 1, b"a"))
     handed.add([TaskGroup.of(7, [b"b", b"cc"], 1), TaskGroup.of(8, [b"d"])])
@@ -18,7 +18,7 @@ def handed_over() -> HandOver:
 
 
 def test_counts_are_of_everything_once() -> None:
-    """However often it counts, and what comes between counts the next time."""
+    """Repeated counts include each entry once; later entries are included in the next count."""
     handed = handed_over()
     for _ in range(2):
         handed.count()
@@ -31,7 +31,7 @@ def test_counts_are_of_everything_once() -> None:
 
 
 def test_forgotten_entries_leave_what_came_meanwhile() -> None:
-    """The loop forgets what it has seen, and no more."""
+    """The loop forgets only the entries that it has counted."""
     handed = handed_over()
     handed.count()
     handed.start_count()
@@ -42,7 +42,7 @@ def test_forgotten_entries_leave_what_came_meanwhile() -> None:
 
 
 def test_room_is_for_entries_beside_those_counted() -> None:
-    """It is the least of messages, bytes (each message may be as large as a small one) and one task's."""
+    """Free space is the minimum of free messages, free bytes and the task's limit, plus counted entries."""
     handed = handed_over()
     handed.count()
     handed.make_room(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
@@ -52,7 +52,7 @@ def test_room_is_for_entries_beside_those_counted() -> None:
 
 
 def test_nobody_appends_beside_a_batch_that_is_not_counted() -> None:
-    """A batch may have any number of messages: whoever comes next has to count them."""
+    """After an uncounted batch of any size, the next caller must count before it appends."""
     handed = HandOver()
     handed.make_room(100, 100 * SMALL_BYTES, 100, MESSAGE_LIMIT)
     assert handed.room == 100
@@ -61,7 +61,7 @@ def test_nobody_appends_beside_a_batch_that_is_not_counted() -> None:
 
 
 def test_messages_alone_become_columns() -> None:
-    """Those in a row become a group for each task and source; a batch between them keeps its place."""
+    """Adjacent single messages form a group for each task and source; a batch keeps its place."""
     first, second, third = batches_of(handed_over().entries)
     assert [group.payloads() for group in first] == [[b"a"]]
     assert [group.task for group in second] == [7, 8]

@@ -1,4 +1,4 @@
-"""TLS handshakes are counted, and those in vain logged once a minute."""
+"""TLS handshakes are counted, and failed handshakes are logged once a minute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuplewire_service.security.certificates import Handshakes
 
 
 def test_handshakes_in_vain_make_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Two for each connection are in good order; more are told, with both counts of that minute."""
+    """Two handshakes for each connection are normal; more are logged with both counts of that minute."""
     now = 1000.0
     handshakes = Handshakes(lambda: now)
 
@@ -37,7 +37,7 @@ def test_handshakes_in_vain_make_a_line_a_minute(caplog: pytest.LogCaptureFixtur
 
 
 def test_peers_are_forgotten() -> None:
-    """However many connections there were, ten thousand are remembered."""
+    """At most ten thousand peers are remembered, for any number of connections."""
     handshakes = Handshakes()
     for port in range(25_000):
         handshakes.called(f"ipv4:10.0.0.1:{port}")

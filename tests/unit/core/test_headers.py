@@ -1,4 +1,4 @@
-"""A message's key and headers: what is taken, what is refused, and how they travel in columns."""
+"""A message's key and headers: validation, size and encoding in columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0
 @pytest.mark.parametrize("key", [None, b"", b"k" * 300])
 @pytest.mark.parametrize("headers", [(), (TRACE,), (("a", b"1"), ("b", b""), ("a", b"2"), ("", b"\xff"))])
 def test_they_are_what_was_given(key: bytes | None, headers: tuple[tuple[str, bytes], ...]) -> None:
-    """A message has the key and headers that it was made with; an empty key is one."""
+    """A message keeps its key and headers; an empty key differs from a missing key."""
     message = TaskMessage(1, b"x", key=key, headers=headers)
     assert (message.key, message.headers) == (key, headers)
     assert (key is None and not headers) == (message == TaskMessage(1, b"x"))
@@ -29,7 +29,7 @@ def test_they_are_what_was_given(key: bytes | None, headers: tuple[tuple[str, by
 
 
 def test_a_value_may_be_null() -> None:
-    """It is not the same as an empty one."""
+    """A null header value differs from an empty one."""
     headers = (("a", None), ("b", b""))
     assert TaskMessage(1, b"", headers=headers).headers == headers
     written = MessageHeaders.FromString(encode_headers(None, headers)).headers
@@ -37,7 +37,7 @@ def test_a_value_may_be_null() -> None:
 
 
 def test_any_bytes_and_any_iterable() -> None:
-    """Keys and values are copied to bytes, and headers are read once."""
+    """Keys and values are copied to bytes, and headers may be any iterable."""
     value = bytearray(b"v")
     message = TaskMessage(1, b"x", key=memoryview(b"k"), headers=((name, value) for name in "ab"))  # type: ignore[arg-type,misc]
     value[0] = 0
@@ -61,7 +61,7 @@ def test_any_bytes_and_any_iterable() -> None:
     ],
 )
 def test_wrong_ones_are_refused_where_they_are_made(given: dict[str, Any], why: str) -> None:
-    """The error names what is wrong, and says what to do."""
+    """The error names the invalid value and the solution."""
     with pytest.raises(MessageError, match=why):
         TaskMessage(1, b"x", **given)
     with pytest.raises(MessageError, match=why):
@@ -69,7 +69,7 @@ def test_wrong_ones_are_refused_where_they_are_made(given: dict[str, Any], why: 
 
 
 def test_a_message_cannot_be_changed() -> None:
-    """Neither its task nor what it holds."""
+    """The task, payload, key and headers of a message cannot be changed."""
     message = TaskMessage(1, b"x", key=b"k")
     for name in ("task", "message", "key", "headers"):
         with pytest.raises(AttributeError):
@@ -82,7 +82,7 @@ def test_a_message_cannot_be_changed() -> None:
 
 
 def test_the_wire_has_the_contract_form() -> None:
-    """Any program can read and write them: they are a MessageHeaders."""
+    """The encoding is a MessageHeaders message, which any program can read and write."""
     encoded = encode_headers(b"k", [("a", b"1")])
     assert MessageHeaders.FromString(encoded) == MessageHeaders(
         key=b"k", headers=[MessageHeader(name="a", value=b"1")]
@@ -92,7 +92,7 @@ def test_the_wire_has_the_contract_form() -> None:
 
 
 def test_what_another_program_wrote_wrong() -> None:
-    """The payload can be read; asking for the key says what is wrong and who is to mend it."""
+    """The payload stays readable; reading the key raises an error that names the program to fix."""
     batch = TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x", b"y"], [b"\xff\xff", b""])])
     bad, good = batch
     assert (bad.message, good.key, good.headers) == (b"x", None, ())
@@ -103,7 +103,7 @@ def test_what_another_program_wrote_wrong() -> None:
 
 
 def test_columns() -> None:
-    """A column of keys and one of headers, with None where a message has none."""
+    """A batch has a column of keys and a column of headers; messages may have neither."""
     batch = TaskMessageBatch.from_columns(
         [1, 2, 1], [b"a", b"b", b"c"], keys=[b"k", None, None], headers=[None, [TRACE], None]
     )
@@ -117,7 +117,7 @@ def test_columns() -> None:
 
 
 def test_columns_of_other_lengths() -> None:
-    """The error names the column that does not fit."""
+    """The error names the column with the wrong length."""
     with pytest.raises(MalformedError, match="1 keys and 2 payloads"):
         TaskMessageBatch.from_columns(1, [b"a", b"b"], keys=[b"k"])
     with pytest.raises(MalformedError, match="3 headers and 2 payloads"):
@@ -125,13 +125,13 @@ def test_columns_of_other_lengths() -> None:
 
 
 def test_a_batch_has_its_own() -> None:
-    """A key beside a batch would say nothing about its messages."""
+    """A batch does not accept a separate key, because each message has its own."""
     with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
         as_groups([TaskMessage(1, b"a")], key=b"k")
 
 
 def test_they_count_in_the_size_of_a_message() -> None:
-    """The limit on a message's bytes is on payload, key and headers together."""
+    """The size limit applies to payload, key and headers together."""
     (group,) = as_groups(1, b"x" * 50, key=b"k" * 50)
     check_sizes([group], group.size_bytes)
     assert 100 < group.size_bytes < 110
@@ -140,7 +140,7 @@ def test_they_count_in_the_size_of_a_message() -> None:
 
 
 def test_groups_with_and_without_stay_apart() -> None:
-    """One column cannot follow the other; a mark or a source keeps the columns."""
+    """Groups with and without headers are not joined; copies of a group keep their headers."""
     plain, headed = TaskGroup.of(1, [b"a"]), as_groups(1, b"b", key=b"k")[0]
     assert not plain.joins(headed)
     assert not headed.joins(plain)
@@ -166,7 +166,7 @@ def test_groups_with_and_without_stay_apart() -> None:
     ],
 )
 def test_columns_of_headers_that_do_not_fit(lengths: bytes, data: bytes, says: str) -> None:
-    """Either of them alone, too."""
+    """Header lengths that do not match the messages or the data are rejected."""
     group = TaskGroup(1, None, b"\1\0\0\0", b"p", header_lengths=lengths, header_data=data)
     with pytest.raises(MalformedError, match=says):
         group.checked()

@@ -1,4 +1,4 @@
-"""What glibc does with memory that is freed, by the page faults of a process that moves large buffers."""
+"""Reuse of freed memory by glibc, measured by the page faults of a process with large buffers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(
 
 ROUNDS = 50
 BUFFERS = 8
-"""Of 1 MiB each, in every round."""
+"""Number of buffers in each round, of 1 MiB each."""
 ARROW_ROUNDS = 10
-"""Before those that count: Arrow's buffers are aligned, and where each fits shows after some rounds."""
+"""Rounds before the measurement: Arrow aligns its buffers, and finds memory that fits after some rounds."""
 _PROGRAM = f"""
 import resource
 import pyarrow as pa
@@ -38,7 +38,7 @@ OF_BUFFERS = ROUNDS * BUFFERS * (1 << 20) // os.sysconf("SC_PAGE_SIZE")
 
 
 def new_pages(statement: str, buffer: str = 'b"x" * (1 << 20)', *, first: int = 2, **environment: str) -> int:
-    """Return how many pages were new to a process that has called a statement, and then made buffers."""
+    """Return the number of new pages in a process that runs a statement and then creates buffers."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM.format(statement, first, first, buffer)],
         env={**os.environ, **environment},
@@ -50,19 +50,19 @@ def new_pages(statement: str, buffer: str = 'b"x" * (1 << 20)', *, first: int = 
 
 
 def test_freed_buffers_are_used_again() -> None:
-    """Hardly a page is new once the first buffers were there; without the option nearly all are."""
+    """With the option, almost no page is new after the first buffers; without it, most pages are new."""
     assert new_pages("reuse_buffers()") < OF_BUFFERS // 100
     assert new_pages("pass") > OF_BUFFERS // 2
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """Twice as much as is kept comes and goes: the rest is new each time."""
+    """The buffers need twice the retained memory, so the rest is new in each round."""
     assert new_pages("reuse_buffers(4 << 20)") > OF_BUFFERS // 3
 
 
 @pytest.mark.parametrize("named", [None, "mimalloc"])
 def test_arrow_takes_its_buffers_from_glibc(named: str | None) -> None:
-    """Unless the environment names another allocator, so that what is kept is kept for all."""
+    """Arrow uses glibc's retained memory, unless the environment names another allocator."""
     environment = {} if named is None else {"ARROW_DEFAULT_MEMORY_POOL": named}
     check = f"assert pa.default_memory_pool().backend_name == {named or 'system'!r}"
     statement = f"reuse_buffers(); share_with_arrow(); {check}"
@@ -71,7 +71,7 @@ def test_arrow_takes_its_buffers_from_glibc(named: str | None) -> None:
 
 
 def test_the_environment_says_otherwise() -> None:
-    """Whoever has set glibc's own variables is obeyed."""
+    """The environment variables of glibc take precedence."""
     least = ROUNDS * BUFFERS * 100
     assert new_pages("reuse_buffers()", MALLOC_MMAP_THRESHOLD_="65536") > least
     assert new_pages("reuse_buffers()", MALLOC_TRIM_THRESHOLD_="65536") > least

@@ -1,4 +1,4 @@
-"""The history checker finds each broken promise, and nothing in a history that keeps them."""
+"""The history checker reports each violated guarantee, and nothing in a correct history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEAR, FAR, OTHER = "near", "far", "other"
 
 
 class Story:
-    """One source that sends to one task through `near`, which `far` holds; told step by step."""
+    """One source that sends to one task through `near`; `far` owns the task. Methods add events."""
 
     def __init__(self, mode: AckMode = AckMode.QUEUED) -> None:
         self.history = History()
@@ -24,20 +24,20 @@ class Story:
         self.sent = 0
 
     def tell(self, steps: str) -> Story:
-        """Take steps like "sends 100, comes 0 60, dies far"."""
+        """Apply steps like "sends 100, comes 0 60, dies far"."""
         for step in steps.split(", "):
             name, *words = step.split()
             getattr(self, name)(*(int(word) if word.isdigit() else word for word in words))
         return self
 
     def sends(self, count: int) -> None:
-        """Send so many more."""
+        """Send `count` more messages."""
         self.history.handed_over(SOURCE, TASK, self.sent + count)
         self.sent += count
         self.history.accepted(SOURCE, TASK, self.sent)
 
     def comes(self, first: int, stop: int, to: str = "one", mark: str = "") -> None:
-        """Receive the numbers from first up to stop, marked as redelivered where there is a mark."""
+        """Receive the numbers from `first` up to `stop`, marked as redelivered if `mark` is set."""
         self.history.received(SOURCE, TASK, first, stop - first, subscription=to, redelivered=bool(mark))
 
     def dies(self, worker: str) -> None:
@@ -45,24 +45,24 @@ class Story:
         self.history.worker_ended(worker, killed=True)
 
     def ends(self, worker: str) -> None:
-        """Let a worker drain and exit."""
+        """Drain a worker until it exits."""
         self.history.worker_ended(worker, killed=False)
 
     def moves_from(self, worker: str) -> None:
-        """Begin to move the task from one worker to the other."""
+        """Start to move the task from one worker to the other."""
         self.history.owns(TASK, NEAR if worker == FAR else FAR)
 
     def has_left(self, worker: str) -> None:
-        """End the move."""
+        """Finish the move."""
         self.history.left(TASK, worker)
 
     @property
     def verdict(self) -> Verdict:
-        """Judge."""
+        """The verdict on all events."""
         return self.history.verdict()
 
     def violates(self, rule: Rule, *pieces: tuple[int, int]) -> bool:
-        """Whether exactly these numbers violate this rule, and no other rule is violated."""
+        """Return True if exactly these numbers violate this rule, and no other rule is violated."""
         verdict = self.verdict
         found = [(each.first, each.first + each.count) for each in verdict.violations]
         assert all(each.rule is rule for each in verdict.violations), verdict.violations
@@ -75,7 +75,7 @@ class Story:
 
 
 def test_a_faultless_history() -> None:
-    """Everything comes once, in order, in pieces of any size."""
+    """A history with each message once and in order is correct, with pieces of any size."""
     verdict = Story().tell("sends 100, comes 0 30, sends 100, comes 30 170, comes 170 200 two").verdict
     assert verdict.ok
     assert (verdict.accepted, verdict.received) == (200, 200)
@@ -87,31 +87,31 @@ PROCESSED = {
     "comes 0 60, dies far, comes 70 100": (60, 70),
 }
 LOST = {
-    # At the beginning, within, and at the end.
+    # At the beginning, in the middle, and at the end.
     "comes 10 100": (0, 10),
     "comes 0 40, comes 41 100": (40, 41),
     "comes 0 90": (90, 100),
-    # The worker was not on the way, or has ended in good order.
+    # The worker was not on the route, or has exited cleanly.
     "comes 0 60, dies other, comes 70 100": (60, 70),
     "comes 0 60, ends far, comes 70 100": (60, 70),
-    # What was sent after a death, or lost before it.
+    # Messages sent after a failure, or lost before it.
     "dies far, sends 100, comes 110 200": (100, 110),
     "comes 0 10, comes 20 50, dies far": (10, 20),
 }
 DUPLICATED = {
-    # A copy to another subscription has to be marked, also where the first one was.
+    # A copy for another subscription must be marked, even if the first copy was.
     "comes 0 60, comes 50 100 two": (50, 60),
     "comes 0 60 one marked, comes 50 100 two": (50, 60),
-    # Within one subscription a mark is no excuse while every worker lives and no task moves.
+    # Within one subscription, a marked copy is a violation while all workers run and no task moves.
     "comes 0 60, comes 50 100 one marked": (50, 60),
-    # Neither the end of a worker nor a move excuses a missing mark.
+    # The end of a worker or a move does not permit an unmarked copy.
     "comes 0 60, dies far, comes 50 100": (50, 60),
     "comes 0 60, ends far, comes 50 100": (50, 60),
     "comes 0 60, moves_from far, comes 50 100": (50, 60),
     "comes 0 60, has_left far, comes 50 100": (50, 60),
 }
 OUT_OF_ORDER = {
-    # Neither another subscriber nor a mark excuses it.
+    # Another subscription or a mark does not permit messages out of order.
     "comes 0 40, comes 50 100, comes 40 50": (40, 50),
     "comes 50 100, comes 0 50 two marked": (0, 50),
 }
@@ -127,7 +127,7 @@ OUT_OF_ORDER = {
     ],
 )
 def test_broken_promises(mode: AckMode, rule: Rule, steps: str, piece: tuple[int, int]) -> None:
-    """Exactly what violates a rule is found, and told by its count."""
+    """Exactly the messages that violate a rule are found and counted."""
     story = Story(mode).tell(f"sends 100, {steps}")
     assert story.violates(rule, piece)
     assert f"{piece[1] - piece[0]} {rule}" in str(story.verdict)
@@ -137,7 +137,7 @@ def test_broken_promises(mode: AckMode, rule: Rule, steps: str, piece: tuple[int
 
 
 def test_what_was_not_accepted_may_be_missing() -> None:
-    """A send that has not returned has promised nothing, and what it sent may arrive."""
+    """Messages of a send that has not returned may be missing, and may arrive."""
     story = Story()
     story.history.handed_over(SOURCE, TASK, 10)
     assert story.verdict.ok
@@ -155,7 +155,7 @@ def test_what_was_not_accepted_may_be_missing() -> None:
     ],
 )
 def test_a_killed_worker_may_lose_what_it_had_queued(steps: str, died: int) -> None:
-    """In the mode queued what a killed worker on the way may have held is allowed to be missing."""
+    """In queued mode, messages that a killed worker on the route could have held may be missing."""
     assert Story().tell(f"sends 100, {steps}").verdict.died == died
 
 
@@ -163,14 +163,14 @@ def test_a_killed_worker_may_lose_what_it_had_queued(steps: str, died: int) -> N
     ("steps", "excused"), [("dies far", True), ("dies other", True), ("has_left far, dies far", False)]
 )
 def test_a_moved_task_can_be_lost_where_it_was_and_where_it_is(steps: str, *, excused: bool) -> None:
-    """While a task moves both owners may hold its messages; once it has left the former one holds none."""
+    """During a move, both owners may hold messages; after the move, the old owner holds none."""
     story = Story().tell("sends 100")
     story.history.owns(TASK, OTHER)
     assert story.tell(steps).verdict.ok is excused
 
 
 def test_dropped_is_not_lost() -> None:
-    """What the producer was told to be dropped is not expected; what is missing beyond that is lost."""
+    """Messages reported as dropped are not expected; any other missing message is lost."""
     story = Story().tell("sends 100, comes 0 90")
     story.history.settled(SOURCE, LedgerSnapshot(100, 90, {"unknown_task": 10}, 0))
     assert story.verdict.ok
@@ -184,7 +184,7 @@ def test_dropped_is_not_lost() -> None:
 
 @pytest.mark.parametrize(("first", "marks"), [("one", " x"), ("two", "x "), ("one", "xx")])
 def test_redelivered_to_another_subscription(first: str, marks: str) -> None:
-    """A marked copy for the next subscriber is allowed, whichever of the two says first what it has got."""
+    """A marked copy for the next subscriber is allowed, in either order of the two reports."""
     story = Story().tell("sends 100")
     story.history.subscribed(first)
     story.tell(f"comes 0 60 one {marks[0]}, comes 50 100 two {marks[1]}")
@@ -194,7 +194,7 @@ def test_redelivered_to_another_subscription(first: str, marks: str) -> None:
 
 @pytest.mark.parametrize("end", ["dies", "ends", "moves_from", "has_left"])
 def test_redelivered_after_the_end_of_a_worker_or_a_move(end: str) -> None:
-    """What was sent before may come to one subscription again, marked; the rest not."""
+    """Messages sent before the event may be redelivered if marked; later messages may not."""
     story = Story().tell(f"sends 80, comes 0 60, {end} far, sends 20, comes 60 100, comes 50 80 one marked")
     assert story.verdict.ok
     story.tell("comes 79 81 one marked")
@@ -202,7 +202,7 @@ def test_redelivered_after_the_end_of_a_worker_or_a_move(end: str) -> None:
 
 
 def test_three_copies() -> None:
-    """Each copy too many counts, once."""
+    """Each extra copy counts once."""
     story = Story().tell("sends 10, comes 0 10, comes 0 10, comes 0 10")
     assert story.violates(Rule.DUPLICATED, (0, 10), (0, 10))
     assert story.verdict.redelivered == 0
@@ -222,7 +222,7 @@ def test_three_copies() -> None:
     ],
 )
 def test_a_kill_during_a_move_may_disorder(*, worker: str, moving: bool, killed: bool, allowed: bool) -> None:
-    """Only what was on its way to a moving task, when a worker on that way was killed, may come late."""
+    """Only messages in flight to a moving task, with a killed worker on their route, may be out of order."""
     story = Story(AckMode.PROCESSED)
     story.sends(50)
     if moving:
@@ -240,15 +240,15 @@ def test_a_kill_during_a_move_may_disorder(*, worker: str, moving: bool, killed:
 
 
 def test_copies_do_not_disturb_the_order() -> None:
-    """Only the first copy of each has to be in order."""
+    """Only the first copy of each message must be in order."""
     assert Story().tell("sends 100, comes 0 80, comes 20 100 two marked").verdict.ok
 
 
-# --- the rest --------------------------------------------------------------------------------------
+# --- other rules -----------------------------------------------------------------------------------
 
 
 def test_never_sent() -> None:
-    """What comes without having been sent is found, also from a source that nobody knows."""
+    """Messages that were not sent are found, also from an unknown source."""
     story = Story().tell("sends 100, comes 0 101")
     assert story.violates(Rule.NEVER_SENT, (100, 101))
     story.history.received(99, TASK, 0, 5, subscription="one", redelivered=False)
@@ -265,7 +265,7 @@ def test_never_sent() -> None:
     ],
 )
 def test_unbalanced(ledger: LedgerSnapshot) -> None:
-    """A balance that does not add up, or not to what was sent, is found."""
+    """A ledger that does not balance, or does not match the sent messages, is found."""
     story = Story()
     story.sends(100)
     story.comes(0, 100)
@@ -278,7 +278,7 @@ def test_unbalanced(ledger: LedgerSnapshot) -> None:
 
 
 def test_flows_are_apart() -> None:
-    """Order and completeness are those of each source and task, not of all together."""
+    """Order and completeness are checked separately for each source and task."""
     history = History()
     for source in (1, 2):
         history.source(source, AckMode.QUEUED, NEAR)
@@ -292,13 +292,13 @@ def test_flows_are_apart() -> None:
 
 
 def test_an_unknown_source_is_an_error() -> None:
-    """A source has to be announced before it sends."""
+    """A source must be announced before it sends."""
     with pytest.raises(ValueError, match="source 7 is unknown"):
         History().accepted(7, 1, 1)
 
 
 def test_many_violations_are_counted_and_not_all_kept() -> None:
-    """A thoroughly broken history costs no more memory than a report can show."""
+    """All violations count, but only a limited number is stored."""
     story = Story()
     story.sends(10_000)
     for number in range(0, 10_000, 2):
@@ -309,7 +309,7 @@ def test_many_violations_are_counted_and_not_all_kept() -> None:
 
 @pytest.mark.slow
 def test_millions_of_messages_take_little_memory() -> None:
-    """Memory does not grow with the messages of a history that keeps the promises."""
+    """Memory does not grow with the number of messages in a correct history."""
     story = Story()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Balances, which add up, and the departures of workers, which account for the rest."""
+"""Ledger balances, and departures of workers, which account for lost messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = LedgerSnapshot(100, 50, {"closed": 20, "expired": 10}, 20)
 
 
 def test_balances_are_added() -> None:
-    """Each part by itself."""
+    """Each part of the balances is added separately."""
     both = ONE + OTHER
     assert both == LedgerSnapshot(110, 55, {"closed": 22, "expired": 10, "rejected": 1}, 22)
     assert both.balanced
@@ -21,7 +21,7 @@ def test_balances_are_added() -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_balance_says_whether_it_adds_up(missing: int) -> None:
-    """In text, and in a notebook."""
+    """The text and the HTML of a balance show if it does not add up."""
     balance = LedgerSnapshot(10 + missing, 5, {"closed": 3, "expired": 0}, 2)
     assert balance.balanced is (not missing)
     assert ("!=" in str(balance)) is bool(missing)
@@ -31,14 +31,14 @@ def test_a_balance_says_whether_it_adds_up(missing: int) -> None:
 
 
 def test_what_is_lost_with_a_worker() -> None:
-    """What it held for the tasks, and what it had on its way to anybody."""
+    """The loss includes the messages held for the tasks and the messages in flight to other processes."""
     departure = Departure(1, {1: 5, 2: 7, 3: 11}, others=100)
     assert departure.lost([1, 3]) == 116
     assert Departure(1).lost([1]) == 0
 
 
 def test_a_departure_travels_whole() -> None:
-    """With the content of the tasks in a sink's last epoch: the next worker compares by it."""
+    """The wire format preserves a departure, including the tasks' content in a sink's last epoch."""
     contents = {5: TaskContent(3, 30, 65_520), 1: TaskContent(1, 0, 0)}
     sinks = (SinkEpoch("me", "s", 7, contents, "run"), SinkEpoch("me", "t", 0, {}, "other"))
     successors = {(1, 9): Successor("w", "h:1", 8), (2, 9): Successor("w", "h:1", 8)}

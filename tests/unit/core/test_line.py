@@ -1,4 +1,4 @@
-"""When a proxy passes bytes on, by a clock that the test moves."""
+"""Forwarding times of the fault proxy, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATA = os.urandom(CHUNKS * 64 * 1024)
 
 
 class Arrivals(asyncio.Transport):
-    """The far end of a connection; notes when how much has arrived."""
+    """The far end of a connection; records the time and size of arrivals."""
 
     def __init__(self, loop: HandLoop) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Arrivals(asyncio.Transport):
         self._closed = False
         self.data = b""
         self.pieces: list[tuple[float, int]] = []
-        """The time of each piece, and how many bytes had arrived with it."""
+        """The time of each piece, and the number of bytes received by then."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.data += data
@@ -39,7 +39,7 @@ class Arrivals(asyncio.Transport):
 
 @contextmanager
 def carried(conditions: Conditions, data: bytes) -> Iterator[tuple[HandLoop, Arrivals]]:
-    """Carry bytes that are all there at once, on a loop whose time stands still until it is moved."""
+    """Forward bytes that are all available immediately, on a loop with a manual clock."""
     loop = HandLoop()
     arrivals = Arrivals(loop)
 
@@ -58,7 +58,7 @@ def carried(conditions: Conditions, data: bytes) -> Iterator[tuple[HandLoop, Arr
 
 
 def test_all_that_is_delayed_is_late_by_the_same_time() -> None:
-    """Nothing arrives before the delay is over, and many chunks together then, not one after the other."""
+    """No chunk arrives before the delay; then many chunks arrive together."""
     with carried(Conditions(delay_seconds=3), DATA) as (loop, arrivals):
         loop.pass_time(2.9)
         assert arrivals.data == b""
@@ -67,7 +67,7 @@ def test_all_that_is_delayed_is_late_by_the_same_time() -> None:
 
 
 def test_a_throttled_line_keeps_to_its_rate() -> None:
-    """At no time has more arrived than the rate allows, but for one piece; at the end all has."""
+    """The bytes received never exceed the rate by more than one piece; at the end, all have arrived."""
     rate = len(DATA) / 100
     with carried(Conditions(bytes_per_second=rate), DATA) as (loop, arrivals):
         loop.pass_time(50)

@@ -1,4 +1,4 @@
-"""What others cause fills no log."""
+"""Rate limiting for log events that remote peers can trigger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuplewire_service.testing import eventually
 
 
 def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
-    """The first comes at once; those between are counted by the next one."""
+    """The first event is logged immediately; the next log line counts the events in between."""
     now = 1000.0
     rate = LogRate(lambda: now)
     assert [rate.due("a", 5), rate.due("a"), rate.due("b"), rate.due("a", 2)] == [5, 0, 1, 0]
@@ -27,7 +27,7 @@ def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
 
 
 def test_kinds_are_forgotten() -> None:
-    """However many kinds there are, a thousand are remembered."""
+    """At most a thousand kinds are remembered, for any number of kinds."""
     rate = LogRate(lambda: 0.0)
     for kind in range(3000):
         rate.due(kind)
@@ -36,7 +36,7 @@ def test_kinds_are_forgotten() -> None:
 
 
 def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """60,000 refused groups make two lines, which say how many messages that were."""
+    """60,000 refused groups produce two log lines, which contain the number of messages."""
     refused = RefusedMessages("host:6700")
     refusals = [refusal_of(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
     with caplog.at_level(logging.WARNING):
@@ -54,7 +54,7 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
 def test_a_callback_that_always_raises_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first error has its traceback; the next line counts the failures since then."""
+    """The first error is logged with its traceback; the next line counts the failures since then."""
 
     class Failing(IConnectionCallback):
         def recv(self, batch: ReceivedBatch) -> None:
@@ -84,7 +84,7 @@ def test_a_callback_that_always_raises_is_logged_once_a_minute(
 
 
 def test_all_kinds_together_are_bounded() -> None:
-    """Whoever makes up kinds gets a hundred lines a minute, and the counts come with the lines after that."""
+    """Invented kinds produce at most a hundred lines a minute; later lines contain the counts."""
     now = 1000.0
     rate = LogRate(lambda: now)
     assert sum(bool(rate.due(kind)) for kind in range(500)) == 100

@@ -1,4 +1,4 @@
-"""Long acknowledgements: a worker settles them in slices, and a client tells many rejections in several."""
+"""Long acknowledgements: the worker settles them in slices, and the client splits many rejections."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ROOM = cursor_of(1, 0, 0, 10 * MESSAGES, MIB)
 
 
 class Scene:
-    """A worker with task 1 and a consumer that has taken every message; each message came alone."""
+    """A worker with task 1, and a consumer that has taken every message; each message is a group."""
 
     def __init__(self) -> None:
         self.settled: list[int] = []
-        """How many groups were settled at a time."""
+        """Number of groups settled in each turn."""
         self.rejections = RejectionsWithoutTimers()
         self.queues = queues_of([1], receive_queue_messages=10 * MESSAGES)
         self.queues.on_done = self._done
@@ -52,22 +52,22 @@ class Scene:
         self.settled.append(len(done))
 
     def subscribe(self, cursor: pb.TaskCursor, worker: int = 0) -> QueueSubscription:
-        """Subscribe, or resume."""
+        """Subscribe, or resume if `worker` is given."""
         return self.consumers.subscribe(SubscribeRequest("", "c", 1, worker, [cursor]), lambda: None)
 
     def finish(self, consumer: QueueSubscription) -> None:
-        """Let the worker have all the turns that it asks for."""
+        """Give the worker all the turns that it requests."""
         while consumer.progress(()):
             pass
 
 
 def taken(consumer: QueueSubscription) -> list[Delivery]:
-    """Return all that there is for a consumer, of whatever number of frames."""
+    """Return all deliveries for a consumer, from any number of frames."""
     return [each for frame in iter(lambda: consumer.take(MIB), []) for each in frame]
 
 
 def rejections(count: int, *, wait_last: bool = False) -> tuple[pb.Rejection, ...]:
-    """Return one rejection for each of the first messages."""
+    """Return one rejection for each of the first `count` messages."""
     return tuple(
         rejection_of(number, number, 0, "why", wait=wait_last and number == count)
         for number in range(1, count + 1)
@@ -76,7 +76,7 @@ def rejections(count: int, *, wait_last: bool = False) -> tuple[pb.Rejection, ..
 
 @pytest.mark.parametrize("rejected", [0, MESSAGES])
 def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
-    """Every message is settled once in the end, whether it is acknowledged or rejected."""
+    """Every message is settled once in the end, acknowledged or rejected."""
     scene = Scene()
     said = cursor_of(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejections(rejected))
     assert scene.consumer.progress([said])
@@ -92,7 +92,7 @@ def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
 
 
 def test_messages_before_a_rejection_are_acknowledged_in_slices_too() -> None:
-    """One rejection far back in the queue is no reason to settle all at once."""
+    """A rejection far back in the queue does not make the worker settle everything in one turn."""
     scene = Scene()
     said = cursor_of(
         1, MESSAGES, MESSAGES, MESSAGES, MIB, (rejection_of(1, MESSAGES - 5, 0, "", wait=False),)
@@ -106,7 +106,7 @@ def test_messages_before_a_rejection_are_acknowledged_in_slices_too() -> None:
 
 @pytest.mark.parametrize("wait_last", [False, True])
 def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> None:
-    """The last one may wait: it has to stay where its rejection finds it, until that has its turn."""
+    """The last message may wait: it must keep its place until its rejection is processed."""
     scene = Scene()
     rejected = 1000
     acknowledged = rejected - wait_last
@@ -124,7 +124,7 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
 
 
 def test_another_consumer_ends_what_is_left_to_settle() -> None:
-    """What was not settled by then comes to the new consumer, marked."""
+    """Messages that were not settled are delivered to the new consumer, marked as redelivered."""
     scene = Scene()
     assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
     other = scene.consumers.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
@@ -135,7 +135,7 @@ def test_another_consumer_ends_what_is_left_to_settle() -> None:
 
 
 async def test_the_service_gives_others_a_turn() -> None:
-    """A request of any size comes to the queues in slices, with turns of the loop in between."""
+    """A request of any size is settled in slices, and the event loop runs other tasks in between."""
     scene = Scene()
     said = cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB, rejections(MESSAGES))
     turns: list[int] = []
@@ -153,7 +153,7 @@ async def test_the_service_gives_others_a_turn() -> None:
 
 @pytest.mark.parametrize(("tasks", "each"), [(1, 10_000), (10_000, 0), (100, 99)])
 def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
-    """Whether it has many cursors or many rejections; and it comes to the same as if read at once."""
+    """Many cursors or rejections are read in slices, with the same result as reading them in one turn."""
     wanted = {task: cursor_of(task, 9, 9, 20, 100, rejections(each)) for task in range(tasks)}
     subscribe = pb.Subscribe(tasks=wanted.values())
     turns = 0
@@ -171,7 +171,7 @@ def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
 
 
 def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
-    """Nothing is lost between two of them."""
+    """A slice acknowledges only messages before the rejections of the next slice."""
     whole = cursor_of(1, 9, 9, 20, 100, rejections(7))
     slices = list(cursor_slices(whole, 3))
     assert [each.acknowledged for each in slices] == [3, 6, 9]
@@ -184,14 +184,14 @@ def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 1), (0,)])
 def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
-    """A worker counts by them which ones it has settled."""
+    """Rejection numbers must increase, because the worker counts settled rejections by them."""
     told = pb.TaskCursor(task=1, rejections=[pb.Rejection(number=each, sequence=1) for each in numbers])
     with pytest.raises(MalformedError, match=r"rejection \d of task 1"):
         list(cursor_slices(told, 1000))
 
 
 class Client:
-    """A window whose consumer has got every message."""
+    """A window with a consumer that has received every message."""
 
     def __init__(self) -> None:
         self.window = ConsumeWindow([1], 10 * MESSAGES, MIB)
@@ -199,12 +199,12 @@ class Client:
         self.arrived = self.window.arrived([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
 
     def reject(self, count: int, *, wait_last: bool = False) -> None:
-        """Reject the first messages, and acknowledge the others."""
+        """Reject the first `count` messages, and acknowledge the others."""
         each = [Rejected(index, 0, "", wait_last and index == count - 1) for index in range(count)]
         assert self.window.acknowledge(self.arrived, each)
 
     def tell(self) -> list[pb.TaskCursor]:
-        """Return what it tells, request by request."""
+        """Return the cursors of all pending requests, in order."""
         told = []
         while self.window.has_moved:
             told += self.window.take_moved()
@@ -216,7 +216,7 @@ def _numbers(cursors: Sequence[pb.TaskCursor]) -> list[int]:
 
 
 def test_a_client_tells_many_rejections_in_several_requests() -> None:
-    """A worker takes requests of limited size; nothing is acknowledged before its rejection is told."""
+    """Requests have a limited size; no message is acknowledged before its rejection is sent."""
     client = Client()
     client.reject(2100)
     told = client.tell()
@@ -226,7 +226,7 @@ def test_a_client_tells_many_rejections_in_several_requests() -> None:
 
 @pytest.mark.parametrize(("count", "requests"), [(999, 1), (1000, 1), (1001, 2)])
 def test_no_request_is_longer_than_it_may_be(count: int, requests: int) -> None:
-    """Nor is there an empty one after it."""
+    """A request contains at most 1,000 rejections, and no empty request follows."""
     client = Client()
     client.reject(count)
     told = client.tell()
@@ -236,7 +236,7 @@ def test_no_request_is_longer_than_it_may_be(count: int, requests: int) -> None:
 
 
 def test_answered_rejections_are_not_told_again() -> None:
-    """A probe asks for everything; what is answered is done."""
+    """A probe requests all rejections again, except the ones that have an answer."""
     client = Client()
     client.reject(5)
     client.tell()
@@ -251,7 +251,7 @@ def test_answered_rejections_are_not_told_again() -> None:
 def test_all_are_told_again_after_a_break(
     *, again: Callable[[ConsumeWindow], object], wait_last: bool
 ) -> None:
-    """A new stream, or a probe, begins with the first of them; the rest follows."""
+    """A new stream or a probe starts again with the first rejection, and the rest follows."""
     client = Client()
     client.reject(2100, wait_last=wait_last)
     client.tell()
@@ -261,7 +261,7 @@ def test_all_are_told_again_after_a_break(
 
 
 def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscribe() -> None:
-    """What comes before the answer is thrown away: it comes again behind the rejected message."""
+    """Messages that arrive before the answer are dropped, and redelivered behind the rejected message."""
     client = Client()
     client.reject(2100, wait_last=True)
     [subscribe] = client.window.all()
@@ -278,7 +278,7 @@ def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscr
 
 
 async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
-    """A drain, or one delay of all, makes thousands due at once."""
+    """A drain, or the same delay for all, makes thousands of copies due at the same time."""
     sent: list[int] = []
 
     settings = WorkerSettings(worker_id="w", topology="t", dead_letter_task=9)
@@ -303,7 +303,7 @@ async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
 
 
 def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
-    """A worker that is busy with rejections still sends what is due."""
+    """A worker that is busy with rejections still sends copies that are due."""
 
     async def main() -> list[int]:
         sent: list[int] = []
@@ -320,7 +320,7 @@ def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
 
 
 def test_a_request_for_many_tasks_is_one_report() -> None:
-    """Up to a slice; and two slices of one task never come together, whatever is between them."""
+    """A report covers up to one slice of tasks, and never contains two slices of the same task."""
     reports: list[list[tuple[int, int]]] = []
 
     class Subscription:
@@ -341,7 +341,7 @@ def test_a_request_for_many_tasks_is_one_report() -> None:
 
 
 def test_a_turn_counts_what_it_has_settled_before_each_rejection() -> None:
-    """Two rejections far apart are no reason to settle twice as much."""
+    """Two rejections far apart do not double the number of messages settled in one turn."""
     scene = Scene()
     told = tuple(rejection_of(number, 80 * number, 0, "", wait=False) for number in (1, 2))
     assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB, told)])

@@ -1,4 +1,4 @@
-"""The event-loop thread tells how long it waits, and what goes wrong on it."""
+"""The event-loop thread reports its waits and its errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire_service.testing import eventually
 
 
 def test_waits_are_told_until_nobody_asks() -> None:
-    """Each wait comes with its two ends; whoever stops listening while the loop waits does it no harm."""
+    """Each wait is reported with its start and end; the callback can be removed while the loop waits."""
     loop = messaging_loop()
     waits: list[tuple[float, float]] = []
 
@@ -24,14 +24,14 @@ def test_waits_are_told_until_nobody_asks() -> None:
     try:
         eventually(lambda: loop.call(lambda: len(waits)) >= 3, 20, "three waits")
     finally:
-        loop.on_wait(None)  # from this thread, while that of the loop waits
+        loop.on_wait(None)  # from this thread, while the loop's thread waits
     assert loop.call(lambda: "it turns") == "it turns"
     assert all(began <= ended for began, ended in waits)
     assert [began for began, _ in waits] == sorted(began for began, _ in waits)
 
 
 def test_news_for_a_loop_that_is_closed_is_no_defect() -> None:
-    """What gRPC says too late of another program's call is passed over; everything else is told."""
+    """Errors of gRPC about another loop that was closed are ignored; all other errors are reported."""
     thread = messaging_loop()
     told: list[str] = []
     thread.call(lambda: thread.loop.set_exception_handler(lambda _, context: told.append(context["message"])))
@@ -47,7 +47,7 @@ def test_news_for_a_loop_that_is_closed_is_no_defect() -> None:
 
 
 def test_threads_that_ask_first_together_get_one_loop(monkeypatch: MonkeyPatch) -> None:
-    """Each makes one, without a lock; all but one are closed, or their sockets would stay open."""
+    """Each thread creates a loop without a lock; all loops except one are closed, with their sockets."""
     made: list[EventLoopThread] = []
     together = Barrier(4)
 

@@ -1,4 +1,4 @@
-"""Files that people edit may begin with a byte order mark, as editors on Windows write it."""
+"""Files that users edit may begin with a byte order mark, which Windows editors write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARK = "\ufeff"
 
 
 def test_settings_permissions_and_assignments(tmp_path: Path) -> None:
-    """All kinds are read as if the mark were not there."""
+    """Settings, permissions and assignments are read as if the mark were absent."""
     conf = tmp_path / "conf.json"
     conf.write_text(MARK + '{"topology.debug": true}', encoding="utf-8")
     assert read_conf(str(conf)) == {"topology.debug": True}

@@ -1,4 +1,4 @@
-"""The registry of workers: who is in, who is out, and which assignment follows, at times that a test sets."""
+"""The registry of workers: members, expiry and assignments, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TASKS = range(12)
 
 
 def registry(at_least: int = 1) -> Registry:
-    """Return one without workers."""
+    """Return a registry without workers."""
     return Registry(TOPOLOGY, TASKS, at_least=at_least, expire_seconds=10.0)
 
 
 def world_of(count: int) -> World:
-    """Return workers 1, 2, ..."""
+    """Return a world with the workers 1 to `count`."""
     world = World()
     for number in range(1, count + 1):
         world.add(number)
@@ -27,7 +27,7 @@ def world_of(count: int) -> World:
 
 
 def settled(count: int) -> tuple[World, Registry]:
-    """Return so many workers, and a registry that has given them their tasks."""
+    """Return `count` workers, and a registry that has assigned their tasks."""
     world, kept = world_of(count), registry()
     world.settle(kept)
     return world, kept
@@ -39,19 +39,19 @@ def tasks_of(kept: Registry) -> dict[str, tuple[int, ...]]:
 
 
 def counts(kept: Registry) -> dict[str, int]:
-    """Return how many tasks each worker has."""
+    """Return the number of tasks of each worker."""
     return {worker: len(tasks) for worker, tasks in tasks_of(kept).items()}
 
 
 def happened(kept: Registry) -> list[str]:
-    """Return the names of what has changed, and forget them."""
+    """Return the names of the events, and clear the events."""
     names = [name for name, _ in kept.events]
     kept.events.clear()
     return names
 
 
 def test_workers_that_are_there_share_the_tasks() -> None:
-    """The first assignment has all of them; it is given to each, once."""
+    """The first assignment contains all workers, and is sent to each worker once."""
     world, kept = settled(3)
     assert counts(kept) == {"w1": 4, "w2": 4, "w3": 4}
     assert kept.version == 1
@@ -62,7 +62,7 @@ def test_workers_that_are_there_share_the_tasks() -> None:
 
 
 def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
-    """at_least: the first worker alone gets nothing."""
+    """With at_least=2, a single worker gets no tasks."""
     world, kept = world_of(1), registry(at_least=2)
     assert world.round(kept) is None
     assert len(kept.status().unassigned) == len(TASKS)
@@ -72,7 +72,7 @@ def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
 
 
 def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
-    """It is made known first; once nothing moves, it gets tasks, and the others keep the rest of theirs."""
+    """A new worker is announced, then gets tasks when no task moves; other tasks stay with their owners."""
     world, kept = settled(2)
     before = tasks_of(kept)
     world.add(3)
@@ -83,7 +83,7 @@ def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
 
 
 def test_a_task_moves_for_balance_once_its_last_move_is_over() -> None:
-    """What has moved stays while anything moves; so one that is stuck keeps no newcomer from the others."""
+    """A moved task stays until no task moves; a stuck move does not keep other tasks from new workers."""
     world, kept = settled(2)
     world.add(3)
     world.settle(kept)
@@ -111,7 +111,7 @@ def test_a_task_moves_for_balance_once_its_last_move_is_over() -> None:
 
 
 def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:
-    """In the same round, also while others move; it is told, and listed until it answers no more."""
+    """A draining worker loses its tasks in the same round, and is listed until it stops responding."""
     world, kept = settled(3)
     leaving = world.workers["10.0.0.2:6700"]
     leaving.draining = True
@@ -127,7 +127,7 @@ def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:
 
 
 def test_a_worker_whose_executor_is_gone_leaves() -> None:
-    """While it answers it is told where its tasks are; when it does not, it is forgotten at once."""
+    """A worker without an executor gets assignments while it responds, and is removed when it does not."""
     world, kept = settled(2)
     del world.wanted["10.0.0.2:6700"]
     world.round(kept)
@@ -140,7 +140,7 @@ def test_a_worker_whose_executor_is_gone_leaves() -> None:
 
 
 def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
-    """For expire_seconds, then others have them."""
+    """A silent worker keeps its tasks for expire_seconds; then other workers get them."""
     world, kept = settled(2)
     world.workers["10.0.0.2:6700"].alive = False
     world.round(kept)
@@ -154,7 +154,7 @@ def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
 
 
 def test_a_membership_that_stood_still_expires_nobody() -> None:
-    """Its first look afterwards may fail for all workers: they were asked by a program that was frozen."""
+    """After a freeze, a failed poll of all workers does not expire them."""
     world, kept = settled(2)
     for each in world.workers.values():
         each.alive = False
@@ -169,7 +169,7 @@ def test_a_membership_that_stood_still_expires_nobody() -> None:
 
 
 def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
-    """They cannot go anywhere; then they do."""
+    """The last worker keeps its tasks while it drains, until another worker joins."""
     world, kept = settled(1)
     world.workers["10.0.0.1:6700"].draining = True
     world.round(kept)
@@ -180,7 +180,7 @@ def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
 
 
 def test_a_restarted_worker_gets_the_assignment_again() -> None:
-    """The same address and a new incarnation: its tasks are still there, and no version is needed."""
+    """A new incarnation at the same address gets its tasks again, without a new version."""
     world, kept = settled(2)
     before = kept.in_force
     world.workers["10.0.0.1:6700"].restart()
@@ -191,7 +191,7 @@ def test_a_restarted_worker_gets_the_assignment_again() -> None:
 
 
 def test_an_assignment_that_did_not_arrive_is_told_again() -> None:
-    """To those that have not taken it, and to no other."""
+    """The assignment is sent again only to workers that have not accepted it."""
     world, kept = world_of(2), registry()
     world.round(kept, lost=frozenset(["10.0.0.2:6700"]))
     assert world.workers["10.0.0.2:6700"].assignment is None
@@ -202,7 +202,7 @@ def test_an_assignment_that_did_not_arrive_is_told_again() -> None:
 
 
 def test_a_new_driver_takes_over_and_moves_nothing() -> None:
-    """It goes beyond the version in force, and leaves the tasks where they are."""
+    """The new driver uses a higher version, and does not move tasks."""
     world, first = settled(3)
     world.add(4)
     world.settle(first)
@@ -213,7 +213,7 @@ def test_a_new_driver_takes_over_and_moves_nothing() -> None:
 
 
 def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
-    """A worker of the assignment that it finds is as good as one that has fallen silent."""
+    """A worker of the assignment that the driver finds is treated like one that has become silent."""
     world, first = settled(2)
     world.workers["10.0.0.2:6700"].alive = False
     second = registry()
@@ -225,7 +225,7 @@ def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
 
 
 def test_spouts_are_switched_from_outside() -> None:
-    """An assignment that only deactivates the spouts is taken over, also by the workers that come later."""
+    """An assignment that only deactivates the spouts is adopted, also by workers that join later."""
     world, kept = settled(2)
     switched = control_pb2.Assignment()
     assert kept.in_force is not None
@@ -242,7 +242,7 @@ def test_spouts_are_switched_from_outside() -> None:
 
 
 def test_a_switch_and_a_new_version_at_the_same_time() -> None:
-    """Some workers have the switch, others the new assignment, both by one number: both take effect."""
+    """Some workers have the switch, others the new assignment with the same version: both take effect."""
     world, kept = settled(2)
     switched = control_pb2.Assignment()
     assert kept.in_force is not None
@@ -263,7 +263,7 @@ def test_a_switch_and_a_new_version_at_the_same_time() -> None:
 
 
 def test_the_older_of_two_drivers_gives_way() -> None:
-    """It notices that a worker of its own has a newer assignment, decides nothing more, and says so."""
+    """A driver that finds a newer assignment at its own worker stops its decisions and reports it."""
     world, first, second = world_of(2), registry(), registry()
     world.settle(first)
     world.settle(second)
@@ -277,7 +277,7 @@ def test_the_older_of_two_drivers_gives_way() -> None:
 
 
 def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
-    """The same version with other content is refused as stale: it has not been in charge, so it goes on."""
+    """If its first version is refused as stale, a driver that is taking over continues with a higher one."""
     world, kept = world_of(1), registry()
     worker = world.workers["10.0.0.1:6700"]
     answers = {"10.0.0.1:6700": worker.report("10.0.0.1:6700", kept)}
@@ -293,7 +293,7 @@ def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
 
 @pytest.mark.parametrize("what", ["topology", "id", "draining"])
 def test_a_worker_that_does_not_fit_is_not_registered(what: str) -> None:
-    """It gets nothing; the status says why, and the log once."""
+    """The worker gets no assignment; the status gives the reason, and the log contains it once."""
     world, kept = world_of(2), registry()
     worker = world.workers["10.0.0.2:6700"]
     if what == "topology":
@@ -313,7 +313,7 @@ def test_a_worker_that_does_not_fit_is_not_registered(what: str) -> None:
 
 
 def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None:
-    """As a pod of a StatefulSet, which comes back under its name at another address."""
+    """A StatefulSet pod, for example, returns with the same name at another address."""
     world, kept = settled(2)
     world.workers["10.0.0.2:6700"].alive = False
     world.round(kept)
@@ -325,7 +325,7 @@ def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None
 
 
 def test_a_refusal_is_shown_and_logged_once() -> None:
-    """The worker stays registered, and is told again."""
+    """The worker stays registered, and the assignment is sent again."""
     world, kept = world_of(1), registry()
     address = "10.0.0.1:6700"
     kept.look(0.0, world.wanted, {address: world.workers[address].report(address, kept)})
@@ -338,7 +338,7 @@ def test_a_refusal_is_shown_and_logged_once() -> None:
 
 
 def test_peers_with_a_transport_of_their_own() -> None:
-    """Their port is taken from what the worker says, their host from where it was found."""
+    """The port comes from the worker's report, and the host from its discovered address."""
     world, kept = world_of(1), registry()
     world.workers["10.0.0.1:6700"].peer_addresses = ("0.0.0.0:6701",)
     world.settle(kept)
@@ -347,7 +347,7 @@ def test_peers_with_a_transport_of_their_own() -> None:
 
 
 def test_status_as_text() -> None:
-    """A line for each worker, also for the one that should be there."""
+    """The status has a line for each worker, including an expected worker that is absent."""
     world, kept = world_of(2), registry()
     del world.workers["10.0.0.2:6700"]
     world.settle(kept)

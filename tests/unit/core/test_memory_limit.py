@@ -1,4 +1,4 @@
-"""How much memory a process may have, as its control groups tell it."""
+"""The memory limit of a process, as its control groups report it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ],
 )
 def test_the_smallest_limit_counts(process: str, files: dict[str, str], limit: int, tmp_path: Path) -> None:
-    """Of the group and those above it, in both versions of control groups."""
+    """The limits of the group and its parents apply, in both versions of control groups."""
     (tmp_path / "cgroup").write_text(f"{process}\n")
     for name, content in files.items():
         file = tmp_path / "groups" / name
@@ -35,5 +35,5 @@ def test_the_smallest_limit_counts(process: str, files: dict[str, str], limit: i
 
 
 def test_a_system_without_groups_has_what_there_is(tmp_path: Path) -> None:
-    """The machine's memory counts then."""
+    """Without control groups, the machine's memory is the limit."""
     assert memory_limit(tmp_path / "none", tmp_path) == MACHINE

@@ -1,4 +1,4 @@
-"""A stream in memory: fair to the rest of the event loop."""
+"""In-memory streams, which share the event loop fairly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tuplewire.connection.memory_stream import MemoryStream
 
 
 def test_others_have_their_turn_between_two_messages() -> None:
-    """A reader with many messages does not keep the event loop to itself."""
+    """A reader with many messages does not block the event loop."""
 
     async def main() -> list[bytes | None]:
         near, far = MemoryStream(), MemoryStream()

@@ -1,4 +1,4 @@
-"""TaskMessage, TaskGroup and TaskMessageBatch: single cases. The laws are in property/test_batch.py."""
+"""TaskMessage, TaskGroup and TaskMessageBatch: single cases. Properties: property/test_batch.py."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ NO_INTEGERS: list[Any] = [1.0, "1", None, b"1", np.float64(1), True, False]
 
 class TestTaskMessage:
     def test_storms_bytes(self) -> None:
-        """The packet is the id in two bytes, big-endian, then the payload."""
+        """A packet is the id in two bytes, big-endian, followed by the payload."""
         assert TaskMessage(258, b"ab").serialize() == b"\x01\x02ab"
         assert TaskMessage.deserialize(b"\x01\x02ab") == TaskMessage(258, b"ab")
 
     def test_shutdown(self) -> None:
-        """Storm's shutdown notice, task -1, goes both ways."""
+        """Storm's shutdown notice, task -1, can be serialized and deserialized."""
         assert (SHUTDOWN.task, SHUTDOWN.message) == (SHUTDOWN_TASK, b"")
         assert SHUTDOWN.serialize() == b"\xff\xff"
         assert TaskMessage.deserialize(b"\xff\xff") == SHUTDOWN
 
     @pytest.mark.parametrize("task", [32768, 2**31 - 1])
     def test_does_not_fit(self, task: int) -> None:
-        """An id that two bytes do not hold is refused, with the way out."""
+        """An id that does not fit into two bytes is rejected, and the error names an alternative."""
         with pytest.raises(InvalidTaskError, match=r"two-byte task id.*through a transport"):
             TaskMessage(task, b"").serialize()
 
     def test_parts_are_plain(self) -> None:
-        """Whatever stands for an integer or for bytes becomes one, so that a later change does no harm."""
+        """Integer-like and bytes-like values are converted, so later changes to them have no effect."""
         buffer = bytearray(b"ab")
         message = TaskMessage(np.int64(7), memoryview(buffer))
         buffer[:] = b"xx"
@@ -46,24 +46,24 @@ class TestTaskMessage:
 
     @pytest.mark.parametrize("packet", [b"", b"\x00"])
     def test_truncated(self, packet: bytes) -> None:
-        """A packet without a whole id is malformed."""
+        """A packet without a complete id is malformed."""
         with pytest.raises(MalformedError, match=f"this is {len(packet)} byte"):
             TaskMessage.deserialize(packet)
 
     def test_negative(self) -> None:
-        """A packet for a task below -1 is refused."""
+        """A packet for a task below -1 is rejected."""
         with pytest.raises(InvalidTaskError, match="task -2"):
             TaskMessage.deserialize(b"\xff\xfe")
 
     def test_bytes_like(self) -> None:
-        """A packet may be any bytes-like object; the payload is bytes of its own."""
+        """A packet may be any bytes-like object; the payload is a copy."""
         buffer = bytearray(b"\x00\x01ab")
         message = TaskMessage.deserialize(memoryview(buffer))
         buffer[2:] = b"xx"
         assert message == TaskMessage(1, b"ab")
 
     def test_text(self) -> None:
-        """Text is no payload and no packet."""
+        """Text is not accepted as a payload or a packet."""
         text: Any = "ab"
         with pytest.raises(MessageError, match="not str; encode it first"):
             TaskMessage(1, text).serialize()
@@ -85,7 +85,7 @@ class TestTaskIds:
 
     @pytest.mark.parametrize("task", [*OUTSIDE, *NO_INTEGERS])
     def test_refused(self, task: Any) -> None:
-        """Whatever is no id from 0 to 2^31-1 is an InvalidTaskError, wherever it is handed over."""
+        """Anything except an integer from 0 to 2^31-1 raises an InvalidTaskError in every function."""
         for build in (
             lambda: check_task(task),
             lambda: TaskGroup.of(task, [b""]),
@@ -98,7 +98,7 @@ class TestTaskIds:
 
     @pytest.mark.parametrize("task", [-1, 2**70, 1.0])
     def test_scalar(self, task: Any) -> None:
-        """One id for a whole column is checked alike."""
+        """One id for a whole column is checked in the same way."""
         with pytest.raises(InvalidTaskError):
             TaskMessageBatch.from_columns(task, [b""])
         with pytest.raises(InvalidTaskError):
@@ -107,7 +107,7 @@ class TestTaskIds:
             TaskMessageBatch([TaskMessage(1, b"")], task)
 
     def test_named(self) -> None:
-        """The error names the id that is wrong."""
+        """The error names the invalid id."""
         with pytest.raises(InvalidTaskError, match=f"task {2**70} is outside"):
             TaskMessageBatch.from_columns([1, 2**70, 3], [b""] * 3)
         with pytest.raises(InvalidTaskError, match=r"not '2' \(str\)"):
@@ -124,7 +124,7 @@ class TestPayloads:
         "payload", [b"ab", bytearray(b"ab"), memoryview(b"ab"), memoryview(b"xaxb")[1::2], np.bytes_(b"ab")]
     )
     def test_bytes_like(self, payload: bytes) -> None:
-        """Whatever is bytes-like is a payload, and becomes bytes."""
+        """Any bytes-like value is a payload, and becomes bytes."""
         for batch in (
             TaskMessageBatch([TaskMessage(1, payload)]),
             TaskMessageBatch.from_columns(1, [payload]),
@@ -135,7 +135,7 @@ class TestPayloads:
             assert batch[0] == TaskMessage(1, b"ab")
 
     def test_own_copy(self) -> None:
-        """A bytearray that its owner goes on using does not change the batch."""
+        """Later changes to a bytearray do not change the batch."""
         buffer = bytearray(b"ab")
         batch = TaskMessageBatch.from_columns([1], [buffer])
         buffer[:] = b"xx"
@@ -150,7 +150,7 @@ class TestPayloads:
 
     @pytest.mark.parametrize("payload", ["ab", 5, None, [1, 2], [b"x"]])
     def test_refused(self, payload: Any) -> None:
-        """Anything else is a MessageError that names its type; no payload is made up."""
+        """Anything else raises a MessageError that names its type."""
         for build in (
             lambda: TaskMessage(1, payload),
             lambda: TaskMessageBatch.from_columns(1, [b"", payload]),
@@ -161,7 +161,7 @@ class TestPayloads:
                 build()
 
     def test_no_messages(self) -> None:
-        """What is no TaskMessage is refused, and the error says what to use for plain values."""
+        """Other values than TaskMessages are rejected, and the error recommends from_columns."""
         pairs: Any = [(1, b"ab")]
         with pytest.raises(MessageError, match=r"this is a tuple.*from_columns"):
             TaskMessageBatch(pairs)
@@ -170,19 +170,19 @@ class TestPayloads:
 class TestColumns:
     @pytest.mark.parametrize(("tasks", "sources"), [([1], None), ([1, 2, 3], None), ([1, 2], [1]), (1, [1])])
     def test_lengths(self, tasks: Any, sources: Any) -> None:
-        """Columns of different length are malformed."""
+        """Columns of different lengths are malformed."""
         with pytest.raises(MalformedError, match="differ in length"):
             TaskMessageBatch.from_columns(tasks, [b"a", b"b"], sources)
 
     def test_own_copy(self) -> None:
-        """A batch does not change with the lists that it was built from."""
+        """Later changes to the input lists do not change the batch."""
         tasks, payloads = [1, 2], [b"a", b"b"]
         batch = TaskMessageBatch.from_columns(tasks, payloads)
         tasks[0], payloads[0] = 9, b"x"
         assert list(batch) == [TaskMessage(1, b"a"), TaskMessage(2, b"b")]
 
     def test_empty(self) -> None:
-        """An empty batch has no groups, however it was made."""
+        """An empty batch has no groups, regardless of how it was created."""
         full = TaskMessageBatch.from_columns(1, [b"a", b"b"])
         for batch in (
             TaskMessageBatch(),
@@ -207,35 +207,35 @@ class TestTaskGroup:
             (b"\x02\0\0\0", b"a"),
             (b"\0\0\0\0", b"a"),
             (b"\xff\xff\xff\xff", b"a"),
-            (b"\xff\xff\xff\xff\x02\0\0\0", b"a"),  # one, if the sum wrapped
+            (b"\xff\xff\xff\xff\x02\0\0\0", b"a"),  # 1 if the sum overflows
         ],
     )
     def test_hostile(self, lengths: bytes, data: bytes) -> None:
-        """Columns that do not hold together are malformed."""
+        """Columns that do not match each other are malformed."""
         with pytest.raises(MalformedError):
             TaskGroup(1, None, lengths, data).checked()
 
     @pytest.mark.parametrize(("task", "source"), [(-1, None), (1, -1), (2**31, 1), (1, 2**31)])
     def test_hostile_ids(self, task: int, source: int | None) -> None:
-        """Ids that no task has are refused."""
+        """Ids out of range are rejected."""
         with pytest.raises(InvalidTaskError):
             TaskGroup(task, source, b"\x01\0\0\0", b"a").checked()
 
     def test_checked(self) -> None:
-        """Columns that hold together are taken as they are."""
+        """Columns that match each other are accepted unchanged."""
         group = TaskGroup(1, 2, b"\x01\0\0\0\x02\0\0\0", b"abb", redelivered=True).checked()
         assert (group.task, group.source, group.payloads(), group.redelivered) == (1, 2, [b"a", b"bb"], True)
 
     def test_redelivered(self) -> None:
-        """The mark stays through slices, sums and pickling of batches that were built from groups."""
+        """Slices, sums and pickles of batches that were built from groups keep the mark."""
         group = TaskGroup.of(1, [b"a", b"b", b"c"]).as_redelivered()
         batch = TaskMessageBatch.from_groups([group])
-        assert batch.payloads == [b"a", b"b", b"c"]  # reading makes columns; they must not take over
+        assert batch.payloads == [b"a", b"b", b"c"]  # reading creates columns; the groups must remain
         for kept in (batch[1:], batch + batch, pickle.loads(pickle.dumps(batch))):  # noqa: S301
             assert all(part.redelivered for part in kept.groups)
 
     def test_shared(self) -> None:
-        """A slice that takes whole groups shares their columns."""
+        """A slice shares the columns of the groups that it contains as a whole."""
         groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (1, 2, 3)]
         middle = TaskMessageBatch.from_groups(groups)[1:4]
         assert [len(group) for group in middle.groups] == [1, 2]
@@ -244,14 +244,14 @@ class TestTaskGroup:
 
 class TestAsGroups:
     def test_forms(self) -> None:
-        """A task with its payload, a batch and an iterable of messages come to the same."""
+        """A task with its payload, a batch and an iterable of messages produce the same groups."""
         message = TaskMessage(1, b"a")
         batch = TaskMessageBatch([message])
         for groups in (as_groups(1, b"a"), as_groups(batch), as_groups(iter([message]))):
             assert TaskMessageBatch.from_groups(groups) == batch
 
     def test_source(self) -> None:
-        """The sending task is filled in where the messages name none, and only there."""
+        """The sending task is set only for messages without a source."""
         named, bare = TaskGroup.of(1, [b"a"], 4), TaskGroup.of(1, [b"b"])
         batch = TaskMessageBatch.from_groups([named, bare])
         assert [group.source for group in as_groups(batch, source=7)] == [4, 7]
@@ -266,7 +266,7 @@ class TestAsGroups:
 
 
 def test_check_sizes() -> None:
-    """One payload over the limit is refused by its task and size; many small ones are not."""
+    """One payload over the limit raises an error with its task and size; many small ones do not."""
     small, large = TaskGroup.of(1, [b"aa"] * 5), TaskGroup.of(2, [b"a", b"aaaa", b"aaa"])
     check_sizes([small, large], 4)
     with pytest.raises(MessageTooLargeError, match="4 bytes to task 2 is over the limit of 3"):
@@ -274,7 +274,7 @@ def test_check_sizes() -> None:
 
 
 def test_subclass() -> None:
-    """A subclass builds its own kind; its slices and sums, and what a pickle brings, are plain batches."""
+    """A subclass's constructors return the subclass; its slices, sums and pickles are plain batches."""
 
     class Own(TaskMessageBatch):
         __slots__ = ()
@@ -286,7 +286,7 @@ def test_subclass() -> None:
 
 
 def test_repr() -> None:
-    """A batch and a group show their size, not their content."""
+    """The repr of a batch and a group shows their size, not their content."""
     batch = TaskMessageBatch.from_columns(1, [b"secret"] * 3, 2)
     assert repr(batch) == "<TaskMessageBatch: 3 messages, 18 bytes>"
     assert repr(batch.groups[0]) == "<TaskGroup 2 -> 1: 3 messages, 18 bytes>"

@@ -1,4 +1,4 @@
-"""While a task moves, messages wait for earlier ones on an old route, and for nothing else."""
+"""While a task moves, messages wait only for earlier messages on an old route."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
 
 TASK = 1
 OWN, OTHER = 100, 200
-"""Numbers of workers: this one, and one that sends us messages."""
+"""Worker numbers: this worker, and a worker that sends messages to it."""
 PEER = ("w", "127.0.0.1:1")
 
 
 @dataclass(frozen=True)
 class From:
-    """Where messages come from."""
+    """The session that messages arrive from."""
 
     worker_number: int
     sender_id: str = ""
     wants_releases: bool = True
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Take no account of it."""
+        """Ignore the release."""
 
 
 PROGRAM, WORKER = From(0), From(OTHER)
 
 
 class Route:
-    """A connection to a former owner: a send window whose receiver the test plays."""
+    """A connection to a previous owner: a send window with a receiver simulated by the test."""
 
     def __init__(self) -> None:
         self.window = SendWindow(SessionSettings())
@@ -48,23 +48,23 @@ class Route:
         self.receipts = self
 
     def watch(self, tasks: list[int]) -> None:
-        """Take note of nothing: every release is known here."""
+        """Do nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:
-        """Send groups, all of which arrive."""
+        """Send groups, and acknowledge them."""
         assert self.window.offer(groups, "token")
         frame = self.window.next_frame()
         assert frame is not None
         self.window.update(ack_of(frame.sequence, [], []))
 
     def consume(self, group: TaskGroup, messages: int) -> None:
-        """Let so many messages of a group's flow be done with in total."""
+        """Release a total of `messages` messages of the group's flow."""
         grant = credit_of(group.flow, PLENTY, PLENTY, messages)
         self.window.update(ack_of(self.window.acknowledged, [grant], []))
 
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
-    """Return messages from a entry_sequence on, as they are after being passed on so many times."""
+    """Return messages from an entry sequence on, after they were forwarded `passed_on` times."""
     group = TaskGroup.of(TASK, [b"x"] * count).at(first, 0)
     for _ in range(passed_on):
         group = group.passed_on(worker)
@@ -72,7 +72,7 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
 
 
 def moving(*routes: Route, left: bool = True) -> Moves:
-    """Return the moves of a worker whose task had these former owners, and may have left its queue."""
+    """Return the moves of a task with these previous owners. left: the task has left the local queue."""
     moves = Moves(OWN, has_left=lambda _: left)
     for route in routes:
         moves.turn(TASK, PEER, cast("SendingEnd", route))
@@ -80,31 +80,31 @@ def moving(*routes: Route, left: bool = True) -> Moves:
 
 
 def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
-    """Hold messages if they must wait; return whether they must."""
+    """Hold messages if they must wait; return True in this case."""
     return moves.keep(group, cast("InboundSession", inbound))
 
 
 def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool:
-    """Return whether messages are to go after earlier ones, by this route."""
+    """Return True if messages must follow earlier ones by this route."""
     move = moves._moves[TASK]
     assert not move.holds(group, cast("InboundSession", inbound))
     return move.earlier(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
-    """Note where messages of another worker went."""
+    """Record the route of messages from another worker."""
     move = moves._moves[TASK]
     assert move is not None
     move.went(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
 
 
 def free(moves: Moves) -> list[int]:
-    """Return the positions of what need not wait any more."""
+    """Return the entry sequences of messages that no longer need to wait."""
     return [group.entry_sequence for group, _ in moves.done(moves.among())]
 
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
-    """A program's message waits for those before it; then it goes, and the move is over."""
+    """A program's message waits for the earlier ones; then it is sent, and the move ends."""
     route = Route()
     first = messages(1, 3)
     route.send(first)
@@ -118,7 +118,7 @@ def test_what_follows_waits_until_the_old_route_is_empty() -> None:
 
 
 def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
-    """Only messages that came by the same first worker have an order among each other."""
+    """Only messages with the same entry worker are ordered among each other."""
     route = Route()
     route.send(messages(1, passed_on=1))
     moves = moving(route)
@@ -127,24 +127,24 @@ def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
 
 
 def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
-    """Nothing of it waits until the others are consumed: all that was in a queue together comes together."""
+    """Messages from another worker do not wait for earlier ones, but follow them on the same route."""
     route = Route()
     sent = messages(5, 10, passed_on=1)
     route.send(sent)
     moves = moving(route)
-    for again in messages(5, 10, passed_on=2), messages(9, 3, passed_on=2):  # a piece of it, too
+    for again in messages(5, 10, passed_on=2), messages(9, 3, passed_on=2):  # also a part of it
         assert not follows(moves, again, WORKER, route)
     later = messages(15, passed_on=1)
     assert follows(moves, later, WORKER, route)
     went(moves, later, route)
-    went(moves, messages(5, 10, passed_on=2), None)  # they are back
+    went(moves, messages(5, 10, passed_on=2), None)  # they have returned
     assert follows(moves, messages(16, passed_on=1), WORKER, route)
     went(moves, messages(15, passed_on=3), None)
     assert not follows(moves, messages(16, passed_on=1), WORKER, route)
 
 
 def test_nobody_follows_messages_that_are_consumed() -> None:
-    """The old route is empty, so later messages go to the owner."""
+    """If the old route is empty, later messages are sent to the owner."""
     route = Route()
     sent = messages(1, passed_on=1)
     route.send(sent)
@@ -155,7 +155,7 @@ def test_nobody_follows_messages_that_are_consumed() -> None:
 
 
 def test_our_own_come_around_too() -> None:
-    """What our programs sent comes back in our name; it goes before what they send now."""
+    """Returned messages of this worker's programs are sent before newer messages of these programs."""
     route, other = Route(), Route()
     route.send(messages(1, 2))
     moves = moving(route)
@@ -171,7 +171,7 @@ def test_our_own_come_around_too() -> None:
 
 
 def test_our_own_that_come_around_follow_those_that_went_straight() -> None:
-    """Both have this worker for their entry worker, whichever way they took."""
+    """Returned and direct messages have the same entry worker, regardless of their route."""
     route = Route()
     route.send(messages(1, 2))
     moves = moving(route)
@@ -179,7 +179,7 @@ def test_our_own_that_come_around_follow_those_that_went_straight() -> None:
 
 
 def test_later_messages_take_the_route_of_earlier_ones() -> None:
-    """These have come a longer way; by a route of their own, later messages would not stay behind them."""
+    """Earlier messages took a longer route; on a shorter one, later messages could arrive first."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
     route = Route()
     route.send(earlier)
@@ -190,7 +190,7 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
 
 
 def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:
-    """Messages of others keep the move open, though nobody waits for them here."""
+    """Messages of other workers keep the move open, even if no messages wait here."""
     route = Route()
     other = messages(1, passed_on=1)
     route.send(other)
@@ -203,7 +203,7 @@ def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:
 
 
 def test_a_way_that_is_given_up_holds_nobody() -> None:
-    """A connection that is closed has handed back what it had: what waited for it goes."""
+    """A closed connection returns its messages, and the messages that waited for it are sent."""
     route = Route()
     route.send(messages(1))
     moves = moving(route)
@@ -215,7 +215,7 @@ def test_a_way_that_is_given_up_holds_nobody() -> None:
 
 
 def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
-    """The connection is empty as soon as it has handed that back, which is before anybody has routed it."""
+    """Messages wait until a lost worker's messages are routed again; the connection is empty before that."""
     route = Route()
     moves = moving(route)
     route.send(messages(1))
@@ -230,7 +230,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
 
 
 def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
-    """Earlier messages went elsewhere before; what need not wait is to be routed at once."""
+    """Returned messages wait for earlier ones on another route; the rest is routed immediately."""
     ended, other = Route(), Route()
     first = messages(1, 3)
     other.send(first)
@@ -245,7 +245,7 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
 
 
 def test_what_travelled_further_stays_in_front() -> None:
-    """Messages of one entry worker may be in several flows; a new receiver gets the earlier ones first."""
+    """Messages of one entry worker may be in several flows; a new receiver gets them in order."""
     route = Route()
     first = messages(1, passed_on=1)
     route.send(first)
@@ -260,7 +260,7 @@ def test_what_travelled_further_stays_in_front() -> None:
 
 
 def test_a_message_between_held_ones_waits() -> None:
-    """Also once the old route is empty: the held messages have not left yet."""
+    """A message waits for earlier held messages, even if the old route is already empty."""
     route = Route()
     first = messages(1, 3)
     route.send(first)
@@ -273,7 +273,7 @@ def test_a_message_between_held_ones_waits() -> None:
 
 
 def test_of_what_waits_only_what_is_free_goes() -> None:
-    """The first held message may go before the second, which waits for another old route."""
+    """The first held message is sent before the second, which waits for another old route."""
     one, two = Route(), Route()
     first, second = messages(1, 3), messages(5, 3)
     one.send(first)
@@ -288,7 +288,7 @@ def test_of_what_waits_only_what_is_free_goes() -> None:
 
 
 def test_messages_that_leave_a_queue_carry_their_entry_worker() -> None:
-    """That of a program's messages is this worker; a peer's messages keep their route."""
+    """A program's messages get this worker as entry worker; a peer's messages keep their route."""
     moves = moving(Route())
     group = messages(1)
     left = [(group, cast("InboundSession", each)) for each in (PROGRAM, WORKER)]
@@ -298,7 +298,7 @@ def test_messages_that_leave_a_queue_carry_their_entry_worker() -> None:
 @pytest.mark.parametrize("entered", [OWN, OTHER])
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_flight: bool) -> None:
-    """A drained worker had earlier messages; if later ones are in flight to the owner, it follows these."""
+    """A message follows earlier ones to a drained worker's successor, unless later ones go to the owner."""
     route, other = Route(), Route()
     owner, routes = ("o", "o:1"), {("o", "o:1"): route, ("s", "s:1"): other}
     moves = Moves(OWN, connection=cast("Any", routes.get))
@@ -313,7 +313,7 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
 
 
 def test_which_tasks_move() -> None:
-    """Of those that were asked for, or all."""
+    """Only the requested tasks are returned, or all moving tasks without a request."""
     moves = moving(Route())
     assert moves.among() == [TASK]
     assert moves.among([TASK, 2]) == [TASK]
@@ -321,7 +321,7 @@ def test_which_tasks_move() -> None:
 
 
 def test_an_entry_sequence_is_never_given_twice() -> None:
-    """A task that is forgotten and comes back goes on behind the highest number that any task had."""
+    """A forgotten task that returns continues after the highest number of any task."""
     sequences = EntrySequences()
 
     def placed(task: int, count: int) -> int:
@@ -334,7 +334,7 @@ def test_an_entry_sequence_is_never_given_twice() -> None:
 
 
 def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ones that were lost last."""
+    """Only the most recently lost workers are remembered."""
     monkeypatch.setattr("tuplewire_service.worker.moves._MOST_LOST", 2)
     lost = LostWorkers()
     for number in (1, 2, 3):
@@ -347,7 +347,7 @@ def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
     ("owner", "left", "moves_on"), [("w", True, False), ("w", False, True), (None, True, True)]
 )
 def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bool, moves_on: bool) -> None:
-    """New messages follow earlier ones there, so its route ends; not while some wait in our queue."""
+    """A route ends if its worker owns the task again and no messages wait in the local queue."""
     route = Route()
     route.send(messages(1))
     moves = moving(route, left=left)
@@ -358,7 +358,7 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
 
 
 def test_what_a_lost_worker_had_accepted() -> None:
-    """Whoever it was sent by, and by whomever it came; nothing of others, and no more once it is back."""
+    """Messages from a lost worker, or forwarded by it, are recognized, and no other messages."""
     lost = LostWorkers()
     lost.worker_is(OTHER, connected=True)
     assert not lost.had(messages(1), WORKER)
@@ -370,7 +370,7 @@ def test_what_a_lost_worker_had_accepted() -> None:
 
 
 def test_the_end_of_all_moves_gives_everything_back() -> None:
-    """A worker that ends counts what it held: each message."""
+    """A worker counts each message that it holds when it exits."""
     route = Route()
     route.send(messages(1, 3))
     moves = moving(route)
