@@ -1,4 +1,4 @@
-"""Workers for tests: two for those of a file, one for a test; an address without any; and an alarm."""
+"""Fixtures for workers, an unused address, alarms and a message recorder."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def workers() -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(workers: Pair) -> Iterator[Pair]:
-    """Give a test the two workers, and see that their ledgers add up after it."""
+    """Provide the two workers, and check afterwards that their ledgers balance."""
     yield workers
     workers.check_balance()
 
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """Reserve an address where nobody listens."""
+    """Reserve an address on which no process listens."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -52,7 +52,7 @@ def worker(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def on_alarm() -> Iterator[OnAlarm]:
-    """Return a function that says what an alarm does; alarms are off at the end."""
+    """Return a function that sets the action of an alarm; alarms are turned off after the test."""
     before = signal.getsignal(signal.SIGALRM)
     yield handle_alarm
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -61,5 +61,5 @@ def on_alarm() -> Iterator[OnAlarm]:
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """Return what keeps the messages that come to a server."""
+    """Return a recorder of the messages that a server receives."""
     return Recorder()

@@ -1,4 +1,4 @@
-"""When a worker acknowledges: some frames together, and at once when the sender asks."""
+"""When a worker acknowledges frames: several together, or immediately on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuplewire.wire import messaging_pb2 as pb
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[tuple[SimpleQueue[bytes | None], Any]]:
-    """Open a Send stream: a queue for what is to be written, and the responses after the welcome."""
+    """Open a Send stream: yield a queue for the requests, and the responses after the welcome."""
     with (
         one_worker("w", directory=tmp_path, tasks=[1]) as worker,
         grpc.insecure_channel(worker.address, options=OPTIONS) as channel,
@@ -32,7 +32,7 @@ def stream(tmp_path: Path) -> Iterator[tuple[SimpleQueue[bytes | None], Any]]:
 
 
 def test_frames_are_acknowledged_together(stream: tuple[SimpleQueue[bytes | None], Any]) -> None:
-    """A hundred frames take far fewer acknowledgements, and the last of them is for all."""
+    """A hundred frames need at most fifty acknowledgements; the last one covers all frames."""
     requests, responses = stream
     for number in range(1, 101):
         requests.put(frame(number))
@@ -45,7 +45,7 @@ def test_frames_are_acknowledged_together(stream: tuple[SimpleQueue[bytes | None
 
 
 def test_a_sender_that_waits_is_told_at_once(stream: tuple[SimpleQueue[bytes | None], Any]) -> None:
-    """A brief probe behind each frame has it acknowledged before the next."""
+    """A frame that is followed by a brief probe is acknowledged before the next frame is sent."""
     requests, responses = stream
     probe = pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString()
     for number in range(1, 11):

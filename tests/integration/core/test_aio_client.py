@@ -1,4 +1,4 @@
-"""The asyncio client with two real workers: the same session on the caller's own event loop."""
+"""The asyncio client on the caller's event loop, with two real workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ client_of = functools.partial(Client, topology=TOPOLOGY)
 
 
 async def gather(subscription: Subscription, how_many: int) -> list[Message]:
-    """Take exactly so many messages and acknowledge them."""
+    """Take exactly `how_many` messages and acknowledge them."""
     messages: list[Message] = []
     while len(messages) < how_many:
         messages += messages_of(await anext(subscription))
@@ -53,7 +53,7 @@ async def gather(subscription: Subscription, how_many: int) -> list[Message]:
 
 
 async def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair) -> None:
-    """However many were opened and closed, none of them stays in memory with the client."""
+    """A closed subscription does not stay in memory with its client."""
     task = pair.near_task()
     async with client_of(pair.near.address) as client:
         closed: WeakSet[Receiver] = WeakSet()
@@ -67,7 +67,7 @@ async def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair) -> Non
 
 
 async def test_messages_for_a_remote_task_arrive_in_order_per_source(pair: Pair) -> None:
-    """What two sources send to a task of the other worker arrives there, each in its order."""
+    """Messages from two sources to a task of the other worker arrive in the order of each source."""
     task = pair.far_task()
 
     async with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
@@ -81,7 +81,7 @@ async def test_messages_for_a_remote_task_arrive_in_order_per_source(pair: Pair)
 
 
 async def test_send_takes_every_form(pair: Pair) -> None:
-    """A task id with a payload, an iterable of TaskMessages, and a batch; also as try_send."""
+    """send() accepts a task id with a payload, TaskMessages and a batch; try_send() accepts a task id."""
     task = pair.near_task()
 
     async with client_of(pair.near.address, source=5) as client:
@@ -95,7 +95,7 @@ async def test_send_takes_every_form(pair: Pair) -> None:
 
 
 async def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
-    """An iteration over messages ends, and acknowledges just what was seen, however it was left."""
+    """However an iteration ends, it acknowledges each message only after the loop body has finished."""
     task = pair.near_task()
 
     async def seen(subscription: Subscription, last: bytes = b"", **bounds: Any) -> list[bytes]:
@@ -116,7 +116,7 @@ async def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
         async with client.recv([task], timeout=0.5) as subscription:
             assert await seen(subscription, last=b"7") == [b"5", b"6", b"7"]
             with pytest.raises(TimeoutError):
-                await anext(subscription)  # the rest is the next subscriber's
+                await anext(subscription)  # the next subscriber gets the rest
         async with client.recv([task]) as subscription:
             assert await seen(subscription, quiet=0.5) == [b"7", b"8", b"9"]
         async with client.recv([task]) as subscription:
@@ -124,7 +124,7 @@ async def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
 
 
 async def test_unknown_task_is_refused_by_name(pair: Pair) -> None:
-    """Messages to a task that nobody holds come back named at flush; the others arrive."""
+    """Messages to an unknown task are refused by name at flush(); the other messages arrive."""
     task = pair.near_task()
 
     async with client_of(pair.near.address) as client:
@@ -135,7 +135,7 @@ async def test_unknown_task_is_refused_by_name(pair: Pair) -> None:
 
 
 async def test_unix_socket(pair: Pair) -> None:
-    """A Unix socket does what TCP does."""
+    """A Unix socket works in the same way as TCP."""
     task = pair.near_task()
 
     async with client_of(pair.near.unix_address) as client:
@@ -144,9 +144,9 @@ async def test_unix_socket(pair: Pair) -> None:
 
 
 async def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
-    """Sender and consumer of another topology are told so, for good."""
+    """A sender and a consumer with another topology fail permanently with WrongTopologyError."""
     with FaultProxy(pair.near.address) as proxy:
-        proxy.black_hole()  # the answer waits for what is sent
+        proxy.black_hole()  # the refusal must not precede the send
         client = Client(proxy.address, topology="other")
         await client.send(0, b"x")
         proxy.resume()
@@ -161,7 +161,7 @@ async def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
 
 
 async def test_nobody_there_is_named(nobody: str) -> None:
-    """Flush, a full buffer and recv all name the address and the cause."""
+    """flush(), send() with a full buffer, and recv() report the address and the cause."""
     client = client_of(nobody, max_pending_messages=1)
     await client.send(0, b"x")
     why = ""
@@ -179,7 +179,7 @@ async def test_nobody_there_is_named(nobody: str) -> None:
 
 
 async def test_recv_times_out_and_goes_on(pair: Pair) -> None:
-    """An idle task gives TimeoutError, and the subscription goes on to work."""
+    """An idle task raises TimeoutError, and the subscription remains usable."""
     task = pair.near_task()
 
     async with (
@@ -194,14 +194,14 @@ async def test_recv_times_out_and_goes_on(pair: Pair) -> None:
 
 
 async def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
-    """Subscribing at the wrong worker is refused, and the error says where the task is."""
+    """A subscription at the wrong worker fails with the address of the task's owner."""
     async with client_of(pair.near.address) as client:
         with pytest.raises(NotLocalError, match=pair.far.address):
             await anext(client.recv([pair.far_task()], timeout=10))
 
 
 async def test_two_clients_in_one_loop_and_a_newer_subscriber(pair: Pair) -> None:
-    """The newer of two subscribers gets what the older had not acknowledged, marked; the older is told."""
+    """A newer subscriber gets the unacknowledged messages, marked redelivered; the older gets an error."""
     task = pair.near_task()
 
     async with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
@@ -217,7 +217,7 @@ async def test_two_clients_in_one_loop_and_a_newer_subscriber(pair: Pair) -> Non
 
 
 async def test_many_clients_in_one_loop(pair: Pair) -> None:
-    """Twenty clients send at once on one loop; each one's order holds over two hops."""
+    """Twenty clients on one loop send at the same time; the order of each client holds over two hops."""
     task = pair.far_task()
 
     async def send(source: int) -> None:
@@ -233,7 +233,7 @@ async def test_many_clients_in_one_loop(pair: Pair) -> None:
 
 
 async def test_cancelled_recv_loses_nothing(pair: Pair) -> None:
-    """A wait for the next batch that is cancelled, again and again, leaves the subscription whole."""
+    """Cancelling the wait for the next batch repeatedly loses no messages."""
     task = pair.near_task()
 
     async with (
@@ -252,7 +252,7 @@ async def test_cancelled_recv_loses_nothing(pair: Pair) -> None:
 
 
 async def test_overflow_fail_raises_at_once(nobody: str) -> None:
-    """With overflow="fail" a send without room raises instead of waiting."""
+    """With overflow="fail", send() raises immediately if the buffer is full."""
     client = client_of(nobody, max_pending_messages=1, overflow="fail")
     await client.send(0, b"x")
     with pytest.raises(BufferFullError, match=f"no room now: 1 messages .*{nobody} is not connected"):
@@ -261,7 +261,7 @@ async def test_overflow_fail_raises_at_once(nobody: str) -> None:
 
 
 async def test_cancelled_send_is_all_or_nothing(nobody: str) -> None:
-    """A send that is cancelled while it waits for room has handed over nothing; flush likewise can be."""
+    """A send that is cancelled while it waits for space sends nothing; flush() can be cancelled, too."""
     client = client_of(nobody, max_pending_messages=10)
     await client.send(numbered(0, range(8)))
     waiting = asyncio.create_task(client.send(numbered(0, range(5))))
@@ -278,7 +278,7 @@ async def test_cancelled_send_is_all_or_nothing(nobody: str) -> None:
 
 
 async def test_close_is_idempotent_and_final(pair: Pair) -> None:
-    """A second close does nothing; after it send and recv raise ClosedError."""
+    """A second close() has no effect; send(), try_send() and recv() then raise ClosedError."""
     client = client_of(pair.near.address)
     subscription = client.recv([pair.near_task()], timeout=10)
     await client.send(pair.near_task(), b"x")
@@ -296,7 +296,7 @@ async def test_close_is_idempotent_and_final(pair: Pair) -> None:
 
 
 async def test_closing_wakes_whoever_waits(nobody: str) -> None:
-    """A coroutine that waits for room gets ClosedError when another closes the client."""
+    """A coroutine that waits for space gets ClosedError when another coroutine closes the client."""
     client = client_of(nobody, max_pending_messages=1)
     await client.send(0, b"x")
     waiting = asyncio.create_task(client.send(0, b"y"))
@@ -309,7 +309,7 @@ async def test_closing_wakes_whoever_waits(nobody: str) -> None:
 
 
 async def test_context_manager_flushes(pair: Pair) -> None:
-    """Leaving the block means that everything has arrived."""
+    """After the block, all messages have arrived."""
     task = pair.near_task()
 
     async with client_of(pair.near.address) as client:
@@ -339,7 +339,7 @@ def test_beside_the_blocking_client(pair: Pair) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_programs_that_end_their_loops_leave_no_error(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    """One after the other drops its clients and closes its loop: nothing of theirs comes too late for it."""
+    """Dropping clients and closing the event loop, repeatedly, logs no asyncio errors."""
     task, other = pair.near_task(), pair.near_task()
 
     async def program() -> None:

@@ -1,4 +1,4 @@
-"""Assignments that change under traffic: workers come and go, tasks take their queues along."""
+"""Assignments that change under traffic: workers join and leave, and tasks move with their queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tuplewire_service.testing import eventually
 
 
 def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) -> None:
-    """An assignment with one more worker opens a connection to it; the traffic beside it goes on."""
+    """An assignment with a new worker opens a connection to it; other traffic continues."""
     with (
         two_workers(tmp_path, transport) as (a, b, proxy),
         one_worker("c", f"--transport={transport}", directory=tmp_path) as c,
@@ -52,7 +52,7 @@ def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) 
 
 
 def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport: str) -> None:
-    """An assignment without a worker closes the connection to it once it is empty; its task is refused."""
+    """If an assignment removes a worker, its empty connection is closed, and its task is refused."""
     with (
         two_workers(tmp_path, transport) as (a, b, proxy),
         client_of(a.address) as sender,
@@ -78,7 +78,7 @@ def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport:
 
 
 def test_task_that_moves_takes_its_queue_along(tmp_path: Path, transport: str) -> None:
-    """What waits for a task when it moves to another worker is passed on to there, in order."""
+    """When a task moves to another worker, its queued messages are forwarded there in order."""
     with two_workers(tmp_path, transport) as (a, b, proxy), client_of(a.address) as sender:
         deliver(sender, numbered(0, range(1000)))
         assign((b, a), 2, {a: [], through(proxy, b): [0, 1]})

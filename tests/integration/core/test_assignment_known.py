@@ -1,4 +1,4 @@
-"""A worker that has no assignment yet, and a program whose assignment is old: each is told what to do."""
+"""Workers without an assignment, and programs or workers with an outdated one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_READY = 'tuplewire_refused_streams_total{code="NOT_READY"}'
 
 
 def test_clients_of_a_worker_without_assignment_wait_for_it(tmp_path: Path) -> None:
-    """A sender and a consumer that connect before the assignment go on once it has come."""
+    """A sender and a consumer that connect before the assignment resume once it arrives."""
     with (
         one_worker("w", directory=tmp_path) as worker,
         client_of(worker.address) as sender,
@@ -36,7 +36,7 @@ def test_clients_of_a_worker_without_assignment_wait_for_it(tmp_path: Path) -> N
 
 
 def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: Path) -> None:
-    """What it sends for a task that has moved is refused, with the new owner; the rest is taken."""
+    """Messages for a moved task are refused with the new owner's address; other messages are accepted."""
     with one_worker("a", directory=tmp_path) as a, one_worker("b", directory=tmp_path) as b:
         for version, tasks in ((1, ([1, 2], [3])), (2, ([2], [1, 3]))):
             assign((a, b), version, {("a", a.address): tasks[0], ("b", b.address): tasks[1]})
@@ -55,7 +55,7 @@ def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: 
 
 
 def test_a_welcome_says_the_version_in_force(tmp_path: Path) -> None:
-    """Who connects hears by which assignment the worker routes."""
+    """A new client receives the version of the worker's assignment."""
     with one_worker("w", directory=tmp_path) as worker:
         assign(worker, 7, {("w", worker.address): [0]})
         (response, *_) = talk(worker, SEND, [hello()]).responses
@@ -63,7 +63,7 @@ def test_a_welcome_says_the_version_in_force(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_connects_learns_that_it_lags(tmp_path: Path) -> None:
-    """It shows the newer version of the worker that it is connected to, until it has that itself."""
+    """A worker shows the newer assignment version of a connected worker until it has that version itself."""
     with one_worker("a", directory=tmp_path) as a, one_worker("b", directory=tmp_path) as b:
         workers = {("a", a.address): [1], ("b", b.address): [2]}
         assign(b, 5, workers)
@@ -77,7 +77,7 @@ def test_a_worker_that_connects_learns_that_it_lags(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_sent_to_learns_that_it_lags(tmp_path: Path) -> None:
-    """A frame of a worker with a newer assignment tells the version, too."""
+    """A frame from a worker with a newer assignment also reports the version."""
     with (
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", directory=tmp_path, tasks=[2]) as b,

@@ -1,4 +1,4 @@
-"""Senders that come, fill what they may, and go, as PySpark tasks do: a queue keeps its bound."""
+"""Short-lived senders, such as PySpark tasks, that each fill their share: a queue keeps its limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.mark.parametrize("hops", [1, 2])
 def test_a_queue_keeps_its_bound(pair: Pair, hops: int) -> None:
-    """Each sender leaves its messages in the queue until it is full; the next waits for room."""
+    """Each sender leaves its messages in the queue until it is full; the next sender waits for space."""
     task = pair.far_task()
     entrance = pair.far if hops == 1 else pair.near
     sent = 0
@@ -36,7 +36,7 @@ def test_a_queue_keeps_its_bound(pair: Pair, hops: int) -> None:
         client = Client(entrance.address, topology=TOPOLOGY)
         client.send(TaskMessageBatch.from_groups([numbered_group(task, SOURCE, sent, BATCH)]))
         sent += BATCH
-        # A short wait afterwards decides nothing: a full queue holds the next one back all the same.
+        # The short flush timeout is not critical: a full queue blocks the next sender in any case.
         eventually(lambda: not client.ledger().pending or queued(pair.far, task) >= QUEUE)  # noqa: B023
         try:
             client.flush(1)

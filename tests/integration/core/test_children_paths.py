@@ -1,4 +1,4 @@
-"""Processes that a program starts find what it finds: packages from a zip file, or that a notebook added."""
+"""Child processes find the same packages as their program: from a zip file, or added in a notebook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with tuplewire.local("0-1") as worker, tuplewire.Client(worker.address) as clien
 
 
 def test_a_program_with_packages_on_its_path_alone(tmp_path: Path) -> None:
-    """Its worker starts, though neither site-packages nor PYTHONPATH has Tuplewire."""
+    """A worker starts with Tuplewire only on sys.path, not in site-packages or PYTHONPATH."""
     root = Path(__file__).parents[3]
     packages = [path for path in sys.path if path.endswith("site-packages")]
     archive = tmp_path / "tuplewire.zip"

@@ -1,4 +1,4 @@
-"""The blocking client with two real workers: what sending promises, and how it says no."""
+"""The blocking client with two real workers: the delivery and the errors of send()."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
 LONGER_THAN_A_TEST = 10_000.0
-"""A wait, in seconds, that the test's own deadline would end."""
+"""A wait in seconds, longer than the test's own time limit."""
 
 
 def test_ledgers_agree_with_what_was_sent_and_received(pair: Pair) -> None:
-    """Over two hops, client and both workers count what the test itself counts."""
+    """Over two hops, the ledgers of the client and both workers match the test's own counts."""
     task = pair.far_task()
     near, far = ledger(pair.near), ledger(pair.far)
     with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
@@ -55,7 +55,7 @@ def test_ledgers_agree_with_what_was_sent_and_received(pair: Pair) -> None:
 
 @pytest.mark.parametrize("form", ["task and payload", "messages", "batch", "nothing"])
 def test_send_takes_every_form(pair: Pair, form: str) -> None:
-    """A task id with a payload, an iterable of TaskMessages and a batch all arrive; an empty one is fine."""
+    """A task id with a payload, TaskMessages and a batch all arrive; an empty list is allowed."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         match form:
@@ -73,7 +73,7 @@ def test_send_takes_every_form(pair: Pair, form: str) -> None:
 
 
 def test_empty_and_large_payloads_arrive_unchanged(pair: Pair) -> None:
-    """No bytes, zero bytes, and exactly the limit go through two hops as they are."""
+    """Empty payloads, zero bytes and a payload of the maximum size are unchanged after two hops."""
     task = pair.far_task()
     payloads = [b"", b"\0" * 10, os.urandom(1 << 20), b"", b"end"]
     with client_of(pair.near.address, source=7) as sender, client_of(pair.far.address) as consumer:
@@ -83,7 +83,7 @@ def test_empty_and_large_payloads_arrive_unchanged(pair: Pair) -> None:
 
 
 def test_message_over_the_limit_fails_alone(pair: Pair) -> None:
-    """An oversize payload is refused with both sizes, before anything is sent; the rest goes on."""
+    """A payload over the limit is refused with both sizes before it is sent; the next message arrives."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         with pytest.raises(MessageTooLargeError, match=r"1048577 bytes.*limit of 1048576"):
@@ -93,7 +93,7 @@ def test_message_over_the_limit_fails_alone(pair: Pair) -> None:
 
 
 def test_try_send_answers_at_once(nobody: str) -> None:
-    """try_send takes what there is room for, and says no without waiting when there is none."""
+    """try_send() accepts messages while there is space, and then returns False without waiting."""
     client = client_of(nobody, max_pending_messages=10, max_block_seconds=LONGER_THAN_A_TEST)
     assert all(client.try_send(0, b"x") for _ in range(10))
     assert not client.try_send(0, b"x")
@@ -102,7 +102,7 @@ def test_try_send_answers_at_once(nobody: str) -> None:
 
 
 def test_try_send_arrives(pair: Pair) -> None:
-    """What try_send took is delivered like anything else."""
+    """Messages that try_send() accepts are delivered."""
     task = pair.far_task()
     with client_of(pair.near.address) as client, client_of(pair.far.address) as consumer:
         assert client.try_send(numbered(task, range(100)))
@@ -110,7 +110,7 @@ def test_try_send_arrives(pair: Pair) -> None:
 
 
 def test_full_buffer_names_the_worker_and_the_cause(nobody: str) -> None:
-    """A send that finds no room within its timeout says how much is pending, where, and why."""
+    """A send that times out on a full buffer reports the pending messages, the worker and the cause."""
     client = client_of(nobody, max_pending_messages=1)
     client.send(0, b"x")
     comes_to_say(
@@ -122,7 +122,7 @@ def test_full_buffer_names_the_worker_and_the_cause(nobody: str) -> None:
 
 
 def test_overflow_fail_raises_at_once(nobody: str) -> None:
-    """With overflow="fail" a send without room raises instead of waiting."""
+    """With overflow="fail", send() raises immediately if the buffer is full."""
     client = client_of(nobody, max_pending_messages=1, overflow="fail")
     client.send(0, b"x")
     with pytest.raises(BufferFullError):
@@ -131,7 +131,7 @@ def test_overflow_fail_raises_at_once(nobody: str) -> None:
 
 
 def test_unknown_task_is_refused_by_name_and_counted(pair: Pair) -> None:
-    """Messages to a task that nobody holds come back named at flush; the others arrive; the worker lives."""
+    """Messages to an unknown task are refused by name at flush() and counted; other messages arrive."""
     task = pair.near_task()
     sample = 'tuplewire_refused_messages_total{code="UNKNOWN_TASK"}'
     before = metric(pair.near, sample)
@@ -139,7 +139,7 @@ def test_unknown_task_is_refused_by_name_and_counted(pair: Pair) -> None:
         client.send(TaskMessageBatch.from_columns([task, 999_999, task], [b"0", b"lost", b"1"]))
         with pytest.raises(RefusedMessagesError, match="UNKNOWN_TASK: 1 messages to task 999999"):
             client.flush(10)
-        client.flush(10)  # told once
+        client.flush(10)  # reported only once
         assert client.ledger().balanced
         assert (client.ledger().acknowledged, client.ledger().dropped["unknown_task"]) == (2, 1)
         deliver(client, task, b"2")
@@ -148,7 +148,7 @@ def test_unknown_task_is_refused_by_name_and_counted(pair: Pair) -> None:
 
 
 def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TUPLEWIRE_ADDRESS and TUPLEWIRE_TOPOLOGY stand in for the arguments."""
+    """TUPLEWIRE_ADDRESS and TUPLEWIRE_TOPOLOGY are the defaults of the arguments."""
     monkeypatch.setenv("TUPLEWIRE_ADDRESS", pair.near.unix_address)
     monkeypatch.setenv("TUPLEWIRE_TOPOLOGY", TOPOLOGY)
     with Client() as client:
@@ -156,16 +156,16 @@ def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch:
 
 
 def test_no_address_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an address the error names the variable."""
+    """Without an address, the error names the environment variable."""
     monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="TUPLEWIRE_ADDRESS"):
         Client()
 
 
 def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
-    """Sender and consumer of another topology are told so, at once and for good."""
+    """A sender and a consumer with another topology fail permanently with WrongTopologyError."""
     with FaultProxy(pair.near.address) as proxy:
-        proxy.black_hole()  # the answer waits for what is sent
+        proxy.black_hole()  # the refusal must not precede the send
         client = Client(proxy.address, topology="other")
         client.send(0, b"x")
         proxy.resume()
@@ -181,7 +181,7 @@ def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
 
 
 def test_nobody_there_is_named_at_flush(nobody: str) -> None:
-    """A flush that cannot reach the worker names the address and the cause; what is pending stays so."""
+    """If the worker is unreachable, flush() reports the address and the cause; messages stay pending."""
     client = client_of(nobody)
     client.send(0, b"x")
     comes_to_say(
@@ -197,7 +197,7 @@ def test_nobody_there_is_named_at_flush(nobody: str) -> None:
 
 
 def test_server_that_is_no_worker_is_named_at_flush() -> None:
-    """A gRPC server that answers with something else is named, by flush and by recv alike."""
+    """If a gRPC server is not a Tuplewire worker, flush() and recv() report it."""
 
     def answer(requests: Iterator[bytes], _context: object) -> Iterator[bytes]:
         for _ in requests:
@@ -226,7 +226,7 @@ def test_server_that_is_no_worker_is_named_at_flush() -> None:
 
 
 def test_missing_socket_file_is_named_at_flush() -> None:
-    """The same for a Unix socket that is not there."""
+    """A missing Unix socket is reported at flush()."""
     client = client_of("unix:///nowhere/w.sock")
     client.send(0, b"x")
     comes_to_say(lambda: client.flush(0.5), FlushTimeoutError, r"unix:///nowhere/w.sock .*No such file")

@@ -1,4 +1,4 @@
-"""A blocking client through forks, threads and its end."""
+"""Forks, threads and the close of a blocking client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuplewire_service.testing import eventually
 
 
 def test_newer_incarnation_fences_the_older(pair: Pair) -> None:
-    """A second client with the same id and a newer incarnation takes over; the older sends no more."""
+    """A client with the same id and a newer incarnation takes over; the older client can no longer send."""
     task = pair.near_task()
     older = client_of(pair.near.address, client_id="spout-1", incarnation=1)
     deliver(older, task, b"0")
@@ -42,7 +42,7 @@ def test_newer_incarnation_fences_the_older(pair: Pair) -> None:
 
 
 def test_client_works_in_a_spawned_process(pair: Pair) -> None:
-    """A spawned process that makes its own client sends and receives."""
+    """A spawned process can create its own client, send and receive."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         deliver(client, task, b"0")
@@ -56,7 +56,7 @@ def test_client_works_in_a_spawned_process(pair: Pair) -> None:
 
 
 def _run_script(script: str, **arguments: object) -> dict[str, object]:
-    """Run a script in a process of its own, with its arguments as a dictionary; it prints JSON."""
+    """Run a script in a separate process with its arguments as a dictionary; the script prints JSON."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_ENABLE_FORK")}
     support = arguments.pop("fork_support", None)
     if support is not None:
@@ -123,7 +123,7 @@ print(json.dumps({
 
 @pytest.mark.parametrize("support", [None, 0, 1])
 def test_fork_with_open_streams(pair: Pair, support: int | None) -> None:
-    """The parent goes on without loss while another thread sends; each child works by itself."""
+    """The parent loses no messages when it forks while another thread sends; each child can send, too."""
     tasks = [pair.near_task(), pair.near_task()]
     found = _run_script(_FORK, address=pair.near.address, tasks=tasks, fork_support=support)
     assert found == {
@@ -245,26 +245,26 @@ print(json.dumps({"code": code}))
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        # A close() that waits for acknowledgements goes on to get them after a fork.
+        # A close() that waits for acknowledgements still receives them after a fork.
         (_FORK_DURING_CLOSE, {"received": 40_000, "acknowledged": 40_000}),
-        # Clients that come and go in other threads wait while the process forks; every child can send.
+        # Clients that other threads open and close wait while the process forks; every child can send.
         (_FORK_DURING_CONNECT, {"codes": [0] * 20}),
-        # A client that was refused, and is kept, does not keep gRPC alive: the child can send.
+        # A refused client that is still open does not keep gRPC running: the child can send.
         (_FORK_AFTER_REFUSAL, {"code": 0}),
-        # A child forked beside a bound server, which gRPC does not survive, gets ClosedError and no hang.
-        # With its fork support on, gRPC itself now and then crashes a child that is forked beside a server.
+        # A child forked while a gRPC server is bound, which gRPC does not support, gets ClosedError and does
+        # not hang. With its fork support on, gRPC itself sometimes crashes such a child.
         (_FORK_WITH_SERVER, {"code": 0}),
     ],
     ids=["during close", "during connect", "after a refusal", "beside a server"],
 )
 def test_fork(pair: Pair, script: str, expected: dict[str, object]) -> None:
-    """Parent and child go on, whatever else the process has open."""
+    """Parent and child work after a fork during a close or a connect, after a refusal, or with a server."""
     found = _run_script(script, address=pair.near.address, task=pair.near_task(), fork_support=0)
     assert found == expected
 
 
 def test_close_is_idempotent_and_final(pair: Pair) -> None:
-    """A second close does nothing; after it send and recv raise ClosedError; the balance can be read."""
+    """A second close() has no effect; send() and recv() then raise ClosedError; the ledger stays readable."""
     client = client_of(pair.near.address)
     subscription = client.recv([pair.near_task()], timeout=10)
     client.send(pair.near_task(), b"x")
@@ -282,7 +282,7 @@ def test_close_is_idempotent_and_final(pair: Pair) -> None:
 
 
 def test_unused_client_closes() -> None:
-    """A client that never sent anything needs no worker."""
+    """A client that never sends does not need a worker."""
     with client_of("127.0.0.1:1") as client:
         assert client.ledger().accepted == 0
     with pytest.raises(ClosedError):
@@ -290,7 +290,7 @@ def test_unused_client_closes() -> None:
 
 
 def test_context_manager_flushes(pair: Pair) -> None:
-    """Leaving the block means that everything has arrived."""
+    """After the block, all messages have arrived."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(numbered(task, range(1000)))
@@ -298,7 +298,7 @@ def test_context_manager_flushes(pair: Pair) -> None:
 
 
 def test_context_manager_shows_the_error_of_its_block(pair: Pair) -> None:
-    """An exception within the block is what comes out, not one of the flush."""
+    """An exception within the block is raised, not an error of the flush."""
     client = client_of(pair.near.address)
     with pytest.raises(ZeroDivisionError), client:
         client.send(999_999, b"%d" % (1 // 0))
@@ -307,7 +307,7 @@ def test_context_manager_shows_the_error_of_its_block(pair: Pair) -> None:
 
 
 def test_threads_share_a_client(pair: Pair) -> None:
-    """Eight threads send at once through one client; each one's order holds over two hops."""
+    """Eight threads share one client; the order of each thread's messages holds over two hops."""
     task = pair.far_task()
     with client_of(pair.near.address) as client, client_of(pair.far.address) as consumer:
 
@@ -328,7 +328,7 @@ def test_threads_share_a_client(pair: Pair) -> None:
 
 
 def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:
-    """Many threads blocked on a small bound all finish, and the bound is never passed."""
+    """All threads that wait for space finish, and the limit is never exceeded."""
     task = pair.far_task()
     with (
         client_of(pair.near.address, max_pending_messages=20) as client,
@@ -352,7 +352,7 @@ def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:
 
 
 def test_closing_wakes_a_blocked_sender(nobody: str) -> None:
-    """A thread that waits for room gets ClosedError when another closes the client."""
+    """A thread that waits for space gets ClosedError when another thread closes the client."""
     client = client_of(nobody, max_pending_messages=1)
     client.send(0, b"x")
     seen: list[BaseException] = []
@@ -372,7 +372,7 @@ def test_closing_wakes_a_blocked_sender(nobody: str) -> None:
 
 
 def test_processed_mode_waits_for_the_consumer(pair: Pair) -> None:
-    """With ack_mode="processed" flush returns only once the consumer has acknowledged."""
+    """With ack_mode="processed", flush() returns only after the consumer has acknowledged."""
     task = pair.near_task()
     with (
         client_of(pair.near.address, ack_mode="processed") as sender,

@@ -28,7 +28,7 @@ from tuplewire_service.testing.fault_proxy import FaultProxy
 
 
 def test_recv_times_out_when_nothing_comes(pair: Pair) -> None:
-    """An idle task gives TimeoutError, and the subscription goes on to work."""
+    """An idle task raises TimeoutError, and the subscription remains usable."""
     task = pair.near_task()
     with client_of(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
         with pytest.raises(TimeoutError, match="nothing arrived"):
@@ -47,13 +47,13 @@ def test_recv_says_when_the_worker_is_out_of_reach(nobody: str) -> None:
 
 
 def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
-    """Subscribing at the wrong worker is refused, and the error says where the task is."""
+    """A subscription at the wrong worker fails with the address of the task's owner."""
     with client_of(pair.near.address) as client, pytest.raises(NotLocalError, match=pair.far.address):
         next(client.recv([pair.far_task()], timeout=10))
 
 
 def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
-    """The older gets SupersededError; the newer gets what was not acknowledged, in order and marked."""
+    """The older subscriber gets SupersededError; the newer gets unacknowledged messages, marked, in order."""
     task = pair.near_task()
     with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
         older.send(numbered(task, range(10)))
@@ -75,7 +75,7 @@ def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
 
 
 def test_two_consumers_with_one_identity(pair: Pair) -> None:
-    """The second takes over, though id and incarnation are the same; nothing comes twice without its mark."""
+    """The second consumer takes over despite the same id and incarnation; repeated messages are marked."""
     task = pair.near_task()
     same = functools.partial(client_of, client_id="twin", incarnation=1)
     seen: set[bytes] = set()
@@ -84,7 +84,7 @@ def test_two_consumers_with_one_identity(pair: Pair) -> None:
         first = one.recv([task], timeout=20)
         for group in next(first).groups:
             seen.update(group.payloads())
-        proxy.black_hole()  # it does not hear that it is superseded, and comes again
+        proxy.black_hole()  # it misses the notice that it is superseded, and reconnects
         with two.recv([task], timeout=20) as second, client_of(pair.near.address) as sender:
             sender.send(numbered(task, range(300, 600)))
             for number in range(600):
@@ -102,7 +102,7 @@ def test_two_consumers_with_one_identity(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
-    """Though it acknowledges at that very moment: else it would come again, and take the task back."""
+    """Even an older subscriber that acknowledges at the moment of the takeover gets SupersededError."""
     with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
         for _ in range(100):
             task = pair.near_task()
@@ -115,7 +115,7 @@ def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
 
 
 def test_older_subscriber_does_not_come_back(pair: Pair) -> None:
-    """One whose stream had broken when the newer came is told so in its turn, and takes nothing back."""
+    """An older subscriber that reconnects gets SupersededError, and does not take the task back."""
     task = pair.near_task()
     with (
         FaultProxy(pair.near.address) as proxy,
@@ -139,7 +139,7 @@ def test_older_subscriber_does_not_come_back(pair: Pair) -> None:
 
 
 def _superseded(subscription: Subscription) -> bool:
-    """Ask a subscription for more; what had arrived before it was told may still come."""
+    """Return True if the next batch raises SupersededError; messages that had arrived may come first."""
     try:
         next(subscription)
     except SupersededError:
@@ -148,7 +148,7 @@ def _superseded(subscription: Subscription) -> bool:
 
 
 def test_closing_leaves_the_rest_to_the_next_subscriber(pair: Pair) -> None:
-    """What a closed subscription had not acknowledged comes to the next one; what it had does not."""
+    """The next subscription gets the messages that a closed one had not acknowledged, and no others."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(numbered(task, range(5)))
@@ -161,7 +161,7 @@ def test_closing_leaves_the_rest_to_the_next_subscriber(pair: Pair) -> None:
 
 
 def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> None:
-    """An acknowledgement that a broken connection has swallowed counts: nobody gets its messages again."""
+    """If a broken connection loses an acknowledgement, close() sends it over another connection."""
     task = pair.near_task()
     with FaultProxy(pair.near.address) as proxy, client_of(proxy.address) as client:
         deliver(client, numbered(task, range(10)))
@@ -179,7 +179,7 @@ def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> N
 
 
 def test_closing_a_client_waits_for_subscriptions_nobody_holds(pair: Pair) -> None:
-    """What a forgotten subscription acknowledged is known to the worker when its client has closed."""
+    """close() of a client delivers the acknowledgements of subscriptions that the program has dropped."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(numbered(task, range(10)))
@@ -191,7 +191,7 @@ def test_closing_a_client_waits_for_subscriptions_nobody_holds(pair: Pair) -> No
 
 
 def test_dropped_subscription_frees_its_task(pair: Pair) -> None:
-    """A loop that breaks off and forgets its subscription does not keep the task from others."""
+    """A dropped subscription releases its task, although its loop ended early."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(numbered(task, range(3)))

@@ -1,4 +1,4 @@
-"""Commands whose standard streams are closed, as cron and daemons start them: as if they were /dev/null."""
+"""Commands with closed standard streams, as from cron or a daemon: they work as if with /dev/null."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def run(words: str, closed: str, timeout: float = 60) -> int:
 
 @each_closed
 def test_asking(worker: Endpoint, closed: str) -> None:
-    """What is asked and cannot be shown is no failure."""
+    """A command exits with its usual code if it cannot print its result."""
     at = worker.address
     assert run(f"status {at}", closed) == 0
     assert run("status 127.0.0.1:1", closed) == 1
 
 
 def test_commands_without_streams(worker: Endpoint) -> None:
-    """The same for each kind of output, with no stream open."""
+    """Commands with each kind of output exit with their usual code if all streams are closed."""
     at = worker.address
     for words in ("--version", "--help", f"top --once {at}", f"top --once --json {at}"):
         assert run(words, ALL_CLOSED) == 0, words
@@ -52,7 +52,7 @@ def test_commands_without_streams(worker: Endpoint) -> None:
 
 @each_closed
 def test_sending_and_receiving(worker: Endpoint, closed: str) -> None:
-    """A message is sent, and received; without standard input there is nothing to send."""
+    """Messages are sent and received; with standard input closed, there are no messages to send."""
     at = f"--topology {TOPOLOGY} --address {worker.address}"
     assert run(f"send {at} 1 hello", closed) == 0
     assert queued(worker, 1) == 1
@@ -65,7 +65,7 @@ def test_sending_and_receiving(worker: Endpoint, closed: str) -> None:
 
 @each_closed
 def test_a_worker(tmp_path: Path, closed: str) -> None:
-    """It starts, serves, and ends in good order."""
+    """A worker starts, serves messages and shuts down cleanly."""
     address = f"127.0.0.1:{free_port()}"
     words = f"worker --listen {address} --tasks 0-9 --admin 127.0.0.1:0 --drain-seconds 1"
     worker = subprocess.Popen(["sh", "-c", f"exec {COMMAND} {words} {closed}"], cwd=tmp_path)

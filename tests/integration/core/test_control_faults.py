@@ -1,4 +1,4 @@
-"""The man in the middle loses and doubles control messages only, and what is lost heals by itself."""
+"""A proxy that loses and duplicates only control messages: Tuplewire recovers automatically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuplewire_service.testing import eventually
 
 MESSAGES = 1500
 LOST = {"SendResponse.ack", "RecvRequest.progress"}
-"""Each of these has been lost before the feeding ends: on a slow machine few are sent in 1,500 messages."""
+"""Kinds of messages that must be lost before sending stops: a slow machine sends few per 1,500 messages."""
 _tasks = count()
 
 
@@ -42,14 +42,14 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 
 def connections(client: Any) -> int:
-    """Return how often a client's sender has connected."""
+    """Return the number of times that a client's sender has connected."""
     assert client._sender is not None
     return int(client._sender.counts.connections)
 
 
 @pytest.mark.parametrize("mode", AckMode)
 def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoint, mode: AckMode) -> None:
-    """Queues fill and empty many times over; nothing is lost, doubled or disordered, or needs a reconnect."""
+    """Queues fill and empty many times without loss, duplicates, reordering or a reconnect."""
     task = next(_tasks)
     with (
         ControlFaults(worker.address, seed=1) as faults,
@@ -76,7 +76,7 @@ def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoin
 
 
 def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: Endpoint) -> None:
-    """Frames and what opens a session pass, acknowledgements do not; healed, it goes on by itself."""
+    """Frames and handshakes pass, acknowledgements do not; without the faults, the sender recovers."""
     task = next(_tasks)
     with (
         ControlFaults(worker.address, lose=1, double=0) as faults,
@@ -97,7 +97,7 @@ def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: End
 
 
 def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
-    """The second acknowledgement, and whatever a probe brings again, is no new refusal."""
+    """A duplicated acknowledgement, or the response to a probe, does not raise a refusal again."""
     with (
         ControlFaults(worker.address, lose=0, double=1) as faults,
         client_of(faults.address) as sender,
@@ -113,7 +113,7 @@ def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
 
 
 def test_doubled_acknowledgements_come_twice(worker: Endpoint) -> None:
-    """What is doubled is there twice on the wire; frames, and what opens a stream, once."""
+    """Acknowledgements are duplicated on the wire; frames and handshakes are not."""
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION, topology=TOPOLOGY, sender_id="doubled", incarnation=1)
     group = pb.Group(task=next(_tasks), lengths=[1], data=b"x")
     requests = [
@@ -140,7 +140,7 @@ def test_doubled_acknowledgements_come_twice(worker: Endpoint) -> None:
 
 
 def test_refusals_come_through(worker: Endpoint) -> None:
-    """A stream's status and the name of its error are those of the worker."""
+    """The status of a stream and the name of its error pass through the proxy unchanged."""
     with ControlFaults(worker.address) as faults:
         faults.begin()
         with (
@@ -153,13 +153,13 @@ def test_refusals_come_through(worker: Endpoint) -> None:
 
 
 def test_an_absent_worker_is_unreachable() -> None:
-    """A worker that is not there cannot be reached through it either."""
+    """A worker that does not run is unreachable through the proxy, too."""
     with ControlFaults("127.0.0.1:1") as faults, client_of(faults.address) as client:
         comes_to_say(lambda: next(client.recv([1], timeout=1)), UnreachableError, "UNAVAILABLE|no connection")
 
 
 def test_between_workers(tmp_path: Path) -> None:
-    """Between two workers, too, nothing is lost or doubled, and both ledgers add up to what was sent."""
+    """Between two workers, no messages are lost or duplicated, and both ledgers match the number sent."""
     with (
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", "--receive-queue-messages=400", directory=tmp_path) as b,
@@ -189,6 +189,6 @@ def test_between_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lose", "double"), [(-0.1, 0), (0, -0.1), (0.6, 0.6), (float("nan"), 0)])
 def test_probabilities_are_checked(lose: float, double: float) -> None:
-    """What cannot be a probability is refused."""
+    """Values that are not probabilities are refused."""
     with pytest.raises(ValueError, match="are probabilities"):
         ControlFaults("127.0.0.1:1", lose=lose, double=double)

@@ -1,4 +1,4 @@
-"""Two slow tasks that send to each other, with next to no room: progress, or a clear error; never a hang."""
+"""Two slow tasks that send to each other with small buffers make progress or get an error, without a hang."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tuplewire.errors import BufferFullError, UnreachableError
 from tuplewire_service.testing import eventually
 
 ROOM = 64
-"""Messages: of a task's queue, and of what each client may have pending."""
+"""The capacity of a task's queue, and of each client's buffer, in messages."""
 TIGHT: dict[str, Any] = {
     "max_pending_messages": ROOM,
     "max_pending_task_messages": ROOM,
     "max_block_seconds": 1,
 }
 SLOW_SECONDS = 0.002
-"""What a task takes for a batch."""
+"""The time that a task takes for a batch."""
 _MESSAGE = struct.Struct("<II")
 
 
@@ -34,20 +34,20 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def messages(task: int, numbers_and_hops: list[tuple[int, int]]) -> TaskMessageBatch:
-    """Return a message for each number and how many hops it still has to make."""
+    """Return one message for each pair of a number and its remaining hops."""
     return TaskMessageBatch.from_groups(
         [TaskGroup.of(task, [_MESSAGE.pack(*each) for each in numbers_and_hops])]
     )
 
 
 class Task:
-    """A task in a thread of its own: each message that it gets makes it send one to the other task."""
+    """A task in its own thread. For each message that it receives, it sends one to the other task."""
 
     def __init__(self, address: str, task: int, other: int) -> None:
         self.finished: list[int] = []
         """The numbers of messages that have made all their hops."""
         self.given_up: list[int] = []
-        """The numbers of messages for which there was no room."""
+        """The numbers of messages that were dropped because the buffer was full."""
         self.errors: list[BufferFullError] = []
         self._client = Client(address, topology=TOPOLOGY, **TIGHT)
         self._batches = self._client.recv([task], timeout=0.2)
@@ -88,7 +88,7 @@ class Task:
 
 
 def test_cycle_that_has_room_makes_progress(pair: Pair) -> None:
-    """What circulates fits: every message makes all its hops, once, and nobody is refused."""
+    """If all messages fit, each one makes all its hops exactly once, and no send fails."""
     a, b = pair.near_task(), pair.far_task()
     with (
         Task(pair.near.address, a, b) as near,
@@ -102,7 +102,7 @@ def test_cycle_that_has_room_makes_progress(pair: Pair) -> None:
 
 
 def test_cycle_without_room_gets_an_error_and_goes_on(pair: Pair) -> None:
-    """When more is put in than fits, a send says so; what its task then gives up makes room for the rest."""
+    """If the messages do not fit, a send raises an error; dropping its messages makes space for the rest."""
     a, b = pair.near_task(), pair.far_task()
     seeded = 0
     with (

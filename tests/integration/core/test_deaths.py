@@ -1,4 +1,4 @@
-"""A worker ends: those who know say how many of its messages died with it, and only where some did."""
+"""A worker fails: clients, its peers and its successor report the number of lost messages, if any."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEER = 'tuplewire_peer_perhaps_lost_messages_total{peer="far"}'
 
 
 class Hops:
-    """The workers `near`, to which programs send, and `far`, which holds the task."""
+    """The worker `near`, which forwards messages, and the worker `far`, which owns the tasks."""
 
     def __init__(self, directory: Path, transport: str) -> None:
         self._directory = directory
@@ -48,7 +48,7 @@ class Hops:
         return self._directory / f"{name}.state"
 
     def noted(self, name: str) -> int:
-        """Return how many messages would die with a worker, as its file says."""
+        """Return the number of messages that would be lost with a worker, according to its state file."""
         state = json.loads(self.state_file(name).read_text(encoding="utf-8"))
         assert not state["ended"]
         return int(state["unkept_messages"])
@@ -60,11 +60,11 @@ class Hops:
         eventually(lambda: metric(self.near.endpoint, 'tuplewire_reconnects_total{peer="far"}') > 0)
 
     def told(self) -> tuple[float, float]:
-        """Return how many messages died with `far`, as `near` and as its successor say."""
+        """Return the number of messages lost with `far`, as reported by `near` and by the restarted `far`."""
         return metric(self.near.endpoint, PEER), metric(self.far.endpoint, PREDECESSOR)
 
     def close(self) -> None:
-        """End both, without a drain of what the test has left."""
+        """Stop both workers without draining the remaining messages."""
         self.near.discard()
         self.far.discard()
 
@@ -78,12 +78,12 @@ def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hops]:
 
 
 def lines(log: str, event: str) -> list[int]:
-    """Return the number of messages in each line that tells of a death."""
+    """Return the number of messages in each log line that reports a failed worker."""
     return [int(found) for found in re.findall(rf"WARNING {event} .*messages=(\d+)", log)]
 
 
 def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
-    """By the worker that sent it and by its successor, in a metric and a line each, and by nobody else."""
+    """Only the peer and the successor report a killed worker's messages, in a metric and a log line each."""
     with client_of(hops.near.endpoint.address) as client:
         client.send(numbered(TASK, range(SENT)))
         eventually(lambda: ledger(hops.near.endpoint).acknowledged == SENT)
@@ -100,7 +100,7 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
 
 
 def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.LogCaptureFixture) -> None:
-    """In a line of its log, too; what a consumer has taken is not among it."""
+    """A client reports and logs the number of messages lost with its worker, without consumed messages."""
     far = hops.far.endpoint
     with client_of(far.address) as client, client_of(far.address) as consumer:
         for task in (TASK, CONSUMED):
@@ -121,7 +121,7 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
 
 
 def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
-    """Once another assignment has its tasks, the connection to it is given up; the number stays."""
+    """After its tasks have another owner, the connection to a failed worker closes; the count remains."""
     near = hops.near.endpoint
     with client_of(near.address) as client:
         client.send(numbered(TASK, range(SENT)))
@@ -135,7 +135,7 @@ def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
 
 
 def test_nothing_died_where_everything_was_consumed(hops: Hops) -> None:
-    """Both the sending worker and a client know at once that a task has nothing left."""
+    """If all messages of a task were consumed, neither the sending worker nor a client reports losses."""
     near, far = hops.near.endpoint, hops.far.endpoint
     with client_of(near.address) as over_near, client_of(far.address) as direct:
         with client_of(far.address) as consumer, consumer.recv([TASK], timeout=10) as batches:
@@ -154,7 +154,7 @@ def test_nothing_died_where_everything_was_consumed(hops: Hops) -> None:
 
 
 def test_a_drained_worker_accounts_for_itself(hops: Hops) -> None:
-    """What nobody took by the deadline is dropped{shutdown} there; nobody calls it dead."""
+    """A drained worker counts its remaining messages as dropped{shutdown}; they are not reported as lost."""
     near, far = hops.near.endpoint, hops.far.endpoint
     with client_of(near.address) as over_near, client_of(far.address) as direct:
         for client in (over_near, direct):
@@ -170,7 +170,7 @@ def test_a_drained_worker_accounts_for_itself(hops: Hops) -> None:
 
 
 def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
-    """In the mode `processed` a client or worker sends it again; only a message beside it died."""
+    """Messages in the mode `processed` are resent; only a message in the mode `queued` is lost."""
     near, far = hops.near.endpoint, hops.far.endpoint
     with (
         client_of(near.address, ack_mode="processed") as over_near,
@@ -199,7 +199,7 @@ def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
     [b"\xff\x00", b"[]", b"{}", b'{"worker_id": "near", "incarnation": 1, "ended": false}', b"[" * 4000],
 )
 def test_a_garbage_state_file_is_a_named_warning(tmp_path: Path, content: bytes) -> None:
-    """The worker starts, and writes a good one over it."""
+    """The worker starts, and replaces the file with a valid one."""
     file = tmp_path / "near.state"
     file.write_bytes(content)
     flags = [f"--state-file={file}"]

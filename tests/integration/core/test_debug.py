@@ -1,4 +1,4 @@
-"""What a running worker says of itself, and what can be changed while it runs."""
+"""The debug information of a running worker, and the settings that can be changed while it runs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ FILES = [
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Run one with tasks 0 to 9."""
+    """Run a worker with tasks 0 to 9."""
     with running(tmp_path_factory.mktemp("debug"), "--tasks=0-9", "--log-level=warning") as worker:
         yield worker
 
 
 def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
-    """State, stacks, log, metrics and settings of a worker with a client; its owner alone may read it."""
+    """A bundle has the state, stacks, log, metrics and settings of a worker; only its owner can read it."""
     file = tmp_path / "worker.zip"
     with Client(worker.address, client_id="shop") as client:
         deliver(client, 3, b"message")
@@ -70,7 +70,7 @@ def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
 
 
 def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
-    """A token is in no file of it; who may not ask for it gets nothing, and leaves no file."""
+    """A bundle contains no token; a client without the permission gets no bundle and writes no file."""
     names = ("operator", "etl")
     lines = {name: f"{name} {name}-{'s3cret' * 5}" for name in names}
     tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
@@ -104,7 +104,7 @@ def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
 
 
 def test_the_level_changes_for_a_time(worker: Running) -> None:
-    """Events of a lower level are written for so long, and not after; both ends are in the log."""
+    """A lower log level applies only for the given time; both changes are logged."""
     with ControlClient(worker.address) as control, closing(control.tap([1])) as tapped:
         next(tapped)
     assert "tap.began" not in worker.log
@@ -119,7 +119,7 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
         eventually(lambda: "tap.began" in worker.log, SECONDS)
         recent = control.debug()["log.txt"].decode()
         assert "tap.began" in recent
-        control.set_logging("info", seconds=0.5)  # in place of the ten minutes
+        control.set_logging("info", seconds=0.5)  # replaces the ten minutes
 
         def silent() -> bool:
             before = worker.log.count("tap.began")
@@ -139,7 +139,7 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
 
 
 def test_the_rate_changes_for_a_time(worker: Running) -> None:
-    """What others cause is logged as often as asked, and once a minute after that."""
+    """Events that clients cause are logged at the requested rate, and later once a minute again."""
 
     def refusals() -> int:
         with pytest.raises(WrongTopologyError), Client(worker.address, topology="elsewhere") as stranger:
@@ -157,7 +157,7 @@ def test_the_rate_changes_for_a_time(worker: Running) -> None:
 
 
 def test_a_signal_writes_the_stacks(worker: Running) -> None:
-    """Also of a process whose event loop answers nobody."""
+    """A signal writes the stacks; this works even if the event loop is blocked."""
     os.kill(worker.process.pid, signal.SIGUSR1)
     eventually(lambda: "in await_stop" in worker.log and "in _main" in worker.log, SECONDS)
     assert worker.process.poll() is None

@@ -1,4 +1,4 @@
-"""How a program makes sure that it talks to a worker, and to the one whose certificate it has looked at."""
+"""Clients verify that they connect to a worker, and to the worker with the certificate they checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Control(ControlServicer):
 
 @contextmanager
 def _server(*handshakes: Issued) -> Iterator[str]:
-    """Run a server that shows these certificates, one at each handshake, and the last one from then on."""
+    """Run a server that presents these certificates, one at each handshake, and repeats the last one."""
     configurations = [
         grpc.ssl_server_certificate_configuration([(each.key, each.certificate)], each.ca)
         for each in handshakes
@@ -38,7 +38,7 @@ def _server(*handshakes: Issued) -> Iterator[str]:
     coming = iter([None, *configurations[1:]])
     credentials = grpc.dynamic_ssl_server_credentials(
         configurations[0],
-        lambda: next(coming, None),  # type: ignore[arg-type,return-value]  # the stub knows no None
+        lambda: next(coming, None),  # type: ignore[arg-type,return-value]  # the stub does not allow None
         require_client_authentication=True,
     )
     with ThreadPoolExecutor(1) as pool:
@@ -53,7 +53,7 @@ def _server(*handshakes: Issued) -> Iterator[str]:
 
 
 def test_a_uri_is_a_name(tmp_path: Path) -> None:
-    """A worker is known by a URI that gRPC for Python cannot compare itself."""
+    """A URI can identify a worker, although gRPC for Python cannot compare URIs itself."""
     authority = Authority()
     program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
     with (
@@ -64,7 +64,7 @@ def test_a_uri_is_a_name(tmp_path: Path) -> None:
 
 
 def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
-    """Both sides trust the root, and show the chain up to it, as cert-manager writes it into tls.crt."""
+    """Both sides trust the root and present the chain up to it, as cert-manager writes it to tls.crt."""
     root = Authority()
     between = Authority(root)
     program = files_of(between.issue("etl.example"), tmp_path / "program", WORKER)
@@ -75,7 +75,7 @@ def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
 
 
 def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
-    """Whoever comes in between after a look at the true worker is refused, whatever the CA has signed."""
+    """A server with another certificate than the checked one is refused, although the same CA signed it."""
     authority = Authority()
     program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
     true, other = authority.issue("localhost", WORKER), authority.issue("localhost")
@@ -88,7 +88,7 @@ def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
 
 
 def test_exchanged_certificate_is_found_again(tmp_path: Path) -> None:
-    """A worker with a new certificate costs one failed call at most; the next one looks anew."""
+    """After a worker's certificate changes, at most one call fails; the next call checks it again."""
     authority = Authority()
     program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
     old, new = authority.issue("localhost", WORKER), authority.issue("localhost", WORKER)
@@ -101,9 +101,9 @@ def test_exchanged_certificate_is_found_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("issued", "names", "ours", "problem"),
     [
-        # Such a certificate would be right, but gRPC for Python cannot use it.
+        # This certificate would be valid, but gRPC for Python cannot use it.
         ((WORKER,), (WORKER,), True, "have a DNS name signed in"),
-        # Where no names are listed, that of the host has to be in the certificate.
+        # If no names are configured, the certificate must contain the name of the host.
         (("elsewhere.example",), (), True, "TUPLEWIRE_TLS_WORKER_NAMES"),
         (("localhost", WORKER), (), False, r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),
         (("localhost", WORKER), (WORKER,), False, r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),
@@ -113,7 +113,7 @@ def test_exchanged_certificate_is_found_again(tmp_path: Path) -> None:
 def test_what_to_look_at_is_told(
     tmp_path: Path, issued: tuple[str, ...], names: tuple[str, ...], problem: str, *, ours: bool
 ) -> None:
-    """A worker that is not trusted is told of with the settings that decide it."""
+    """An error about an untrusted worker names the settings to check."""
     authority = Authority()
     program = files_of((authority if ours else Authority()).issue("etl.example"), tmp_path, *names)
     with (
@@ -126,7 +126,7 @@ def test_what_to_look_at_is_told(
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "a..b:6700", ".example:6700"])
 def test_nobody_there_is_unreachable(tmp_path: Path, address: str) -> None:
-    """The look at a certificate fails like any connection, also where the address cannot be looked up."""
+    """At an unreachable or invalid address, the check of the certificate fails like any connection."""
     program = files_of(Authority().issue("etl.example"), tmp_path, WORKER)
     with (
         ControlClient(address, credentials=program) as control,

@@ -1,4 +1,4 @@
-"""What a worker holds when it drains is passed on, or counted by reason; it ends in time with 0."""
+"""A draining worker forwards its messages or counts them by reason, and exits in time with code 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tuplewire_service.testing import eventually
 
 @pytest.mark.parametrize("how", ["signal", "call"])
 def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
-    """A worker that drains under traffic exits with 0 and has passed on everything that it acknowledged."""
+    """A worker that drains under traffic forwards all messages that it acknowledged, and exits with 0."""
     with WorkerProcesses(2, TOPOLOGY, directory=tmp_path) as workers:
         workers.assign({0: [0], 1: [1]})
         near, far = workers.endpoints
@@ -58,7 +58,7 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
 
 
 def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
-    """While it drains a worker serves its consumers on, and ends as soon as they have everything."""
+    """A draining worker still serves its consumers, and exits once they have received all messages."""
     with (
         one_worker("w", "--drain-seconds=20", directory=tmp_path, tasks=[0]) as worker,
         client_of(worker.address) as client,
@@ -77,7 +77,7 @@ def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
 
 
 def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
-    """What is left at the deadline is dropped{shutdown} in the printed balance, and the exit code is 0."""
+    """Messages that remain at the deadline are counted as dropped{shutdown}, and the exit code is 0."""
     with WorkerProcesses(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
         workers.assign({0: [0]})
         with client_of(workers.endpoints[0].address) as client:
@@ -87,7 +87,7 @@ def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
 
 
 def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
-    """What waits for it, and what waits for a consumer, is all there: in the log and in the last scrape."""
+    """Messages for a dead peer and for a consumer count as dropped in the log and in the last scrape."""
     with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=1"]) as workers:
         workers.assign({0: [1], 1: [2]})
         near, far = workers.endpoints
@@ -98,7 +98,7 @@ def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
         assert ledger(near).pending == 100
         os.kill(near.process_id, signal.SIGTERM)
         scraped = []
-        with contextlib.suppress(OSError):  # until the admin port is gone
+        with contextlib.suppress(OSError):  # until the admin port is closed
             while True:
                 scraped.append(metric(near, 'tuplewire_dropped_messages_total{reason="shutdown"}'))
         assert scraped[-1] == 100

@@ -1,4 +1,4 @@
-"""A worker that drains while a task moves, or while its peer drains too: nothing is lost or overtaken."""
+"""Workers that drain while a task moves, or while a peer drains, do not lose or reorder messages."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tuplewire_service.testing.fault_proxy import FaultProxy
 
 
 def begin_drain(worker: Endpoint) -> None:
-    """Have a worker drain, and wait until it does."""
+    """Start to drain a worker, and wait until it reports that."""
     os.kill(worker.process_id, signal.SIGTERM)
     eventually(lambda: status(worker).state == 3, 20, "draining")
 
 
 def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None:
-    """It drains before the former owner has handed over: it takes that still, ahead of what it has."""
+    """A draining new owner still accepts the old owner's messages, and puts them before later messages."""
     with (
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
@@ -63,7 +63,7 @@ def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None
 
 
 def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
-    """Its successor knows of no move, and would send what follows straight to the new owner."""
+    """A draining entry worker waits for the end of a move, because its successor does not know the move."""
     with ExitStack() as first_life, ExitStack() as rest:
         a, b = (rest.enter_context(one_worker(name, directory=tmp_path)) for name in "ab")
         f = first_life.enter_context(one_worker("f", "--drain-seconds=60", directory=tmp_path))
@@ -74,7 +74,7 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
         sender, at_a, at_b = (rest.enter_context(client_of(each.address)) for each in (f, a, b))
         deliver(sender, numbered(1, range(10)))
         slow = rest.enter_context(at_a.recv([1], timeout=30))
-        assert numbers(messages_of(next(slow))) == list(range(10))  # and works on them
+        assert numbers(messages_of(next(slow))) == list(range(10))  # the consumer processes these
         deliver(sender, numbered(1, range(10, 20)))
         assign((f, b, a), 2, after)
         begin_drain(f)
@@ -86,7 +86,7 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
             sender.flush(1)
         assert not has_ended(f)
         slow.acknowledge()
-        assert numbers(collect(slow, 10)) == list(range(10, 20))  # it had these on the way already
+        assert numbers(collect(slow, 10)) == list(range(10, 20))  # these were already in flight
         eventually(lambda: has_ended(f), 50, "drained")
         first_life.close()
         port = int(f.address.rpartition(":")[2])
@@ -100,7 +100,7 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
 
 
 def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: Path) -> None:
-    """Each holds messages for the other's task, which its consumer fetches: both end, and drop nothing."""
+    """Two draining workers with messages for each other's tasks deliver all of them and exit."""
     with ExitStack() as stack:
         a, b = (
             stack.enter_context(one_worker(name, "--drain-seconds=60", directory=tmp_path)) for name in "ab"
@@ -126,7 +126,7 @@ def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: 
 
 
 def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
-    """What the draining worker has sent for it comes back, though nothing was moving when the drain began."""
+    """If a task moves to a draining worker, the messages that this worker had sent for it return to it."""
     with (
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
@@ -134,7 +134,7 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
         assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
         ready(a, b)
         with client_of(a.address) as near, client_of(b.address) as sender, client_of(b.address) as consumer:
-            near.send(numbered(2, range(10)))  # so that a's stream to b stays open through the drain
+            near.send(numbered(2, range(10)))  # keeps a's stream to b open during the drain
             near.flush(30)
             eventually(lambda: queued(b, 2) == 10)
             deliver(sender, numbered(1, range(10)))
@@ -151,7 +151,7 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
 
 
 def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Path) -> None:
-    """Its messages are on their way back to it, with a worker that it would take nothing from otherwise."""
+    """A draining worker accepts its own messages back, even from a worker that it would otherwise refuse."""
     with ExitStack() as stack:
         a, c = (stack.enter_context(one_worker(name, directory=tmp_path)) for name in "ac")
         b = stack.enter_context(one_worker("b", "--drain-seconds=60", directory=tmp_path))
@@ -180,7 +180,7 @@ def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Pa
 
 
 def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) -> None:
-    """Its peer drains, too, and sends on while it has room: what it does not take is for its successor."""
+    """If two workers drain, the messages that one does not accept before its exit go to its successor."""
     with ExitStack() as first_life, ExitStack() as stack:
         a = stack.enter_context(one_worker("a", "--drain-seconds=60", directory=tmp_path))
         small = ("--drain-seconds=60", "--receive-queue-messages=64")
@@ -214,7 +214,7 @@ def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) 
 
 
 def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
-    """Workers are replaced though nobody consumes: each drain ends with its hand-over, all comes once."""
+    """A drain ends once its messages are forwarded, even without a consumer; each message arrives once."""
     with ExitStack() as stack:
         workers = Workers(tmp_path, stack, drain_seconds=600)
         workers.put("a")
@@ -227,9 +227,9 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
             sent += 10
 
         for name, following in [("a", "b"), ("b", "c"), ("c", "a")]:
-            send(following)  # it goes to the owner, and comes back with the task
+            send(following)  # forwarded to the owner, and returned with the task
             workers.put(following)
-            send(following)  # it waits until the former owner is done with the others, or is gone
+            send(following)  # waits until the old owner has forwarded the others, or has exited
             workers.drain(name)
             endpoint = workers.running[following]
             eventually(lambda at=endpoint: queued(at, TASK) == sent, 20)  # type: ignore[misc]
@@ -255,9 +255,9 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
 def test_a_drained_worker_that_is_still_listed_blocks_nothing(
     tmp_path: Path, transport: str, consumed: int, drain_seconds: float
 ) -> None:
-    """Its task has moved, and it never comes back: what it had not taken goes to the new owner.
+    """Messages that a drained worker had not accepted go to the new owner, although it is still listed.
 
-    Its goodbye has the time that it takes, also where the drain has none.
+    The worker sends its goodbye even if there is almost no time for the drain.
     """
     more = f"--drain-seconds={drain_seconds}"
     flags = (f"--transport={transport}", "--receive-queue-messages=64", more)
@@ -283,7 +283,7 @@ def test_a_drained_worker_that_is_still_listed_blocks_nothing(
 
 
 def test_a_draining_worker_follows_its_assignment_file(tmp_path: Path) -> None:
-    """A task that gets another owner while its worker drains is handed over, as after UpdateAssignment."""
+    """If the assignment file gives a task to another worker, a draining worker hands the task off."""
     with ExitStack() as stack:
         port = free_port()
         address = f"127.0.0.1:{port}"
