@@ -1,4 +1,4 @@
-"""What the command prints in any encoding, with names and messages that others have chosen."""
+"""The output of commands in any encoding, with names and messages that other programs choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tuplewire
 from tuplewire_service.testing import eventually
 
 NAME = "zoë\x1b]0;owned\x07\x9b31m☃"
-"""Of a program, by which a terminal would be told to do things."""
+"""A program's name that contains control sequences for a terminal."""
 NAME_IN_ASCII = r"zo\xeb\x1b]0;owned\x07\x9b31m\u2603"
 PLAIN = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
 ENCODINGS = {
@@ -29,18 +29,18 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Run a worker with a program that has an odd name, and odd messages."""
+    """Run a worker with a program that has an unusual name, and with unusual messages."""
     with tuplewire.local("0-9") as worker, tuplewire.Client(worker.address, client_id=NAME) as client:
         for task in range(4):
             client.send(task, NAME.encode())
         deliver(client, 4, b"\xff" + NAME.encode("latin-1", errors="replace"))
         yield worker.address
-        with client.recv(range(10)) as left:  # a worker that drains waits for somebody to take it
+        with client.recv(range(10)) as left:  # a draining worker waits for a consumer
             list(left.messages(quiet=0.2))
 
 
 def ran(encoding: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run the command to its end."""
+    """Run the command until it exits."""
     return subprocess.run(
         [sys.executable, "-m", "tuplewire", *words],
         capture_output=True,
@@ -51,7 +51,7 @@ def ran(encoding: str, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def printed(encoding: str, *words: str, code: int = 0) -> str:
-    """Return what it has printed, which is possible there, and has no control characters."""
+    """Run the command and return its output, checked for unencodable and control characters."""
     ended = ran(encoding, *words)
     assert ended.returncode == code, ended.stderr
     text = (ended.stderr if code else ended.stdout).decode("latin-1" if encoding == "latin-1" else "ascii")
@@ -61,7 +61,7 @@ def printed(encoding: str, *words: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_names_of_others(encoding: str, address: str) -> None:
-    """A worker's status, for people and for programs."""
+    """The status of a worker shows the names of clients, as text and as JSON."""
     name = NAME_IN_ASCII.replace(r"\xeb", "ë") if encoding == "latin-1" else NAME_IN_ASCII
     assert name in printed(encoding, "status", address)
     told = json.loads(printed(encoding, "status", address, "--json"))
@@ -69,7 +69,7 @@ def test_names_of_others(encoding: str, address: str) -> None:
 
 
 def test_names_of_others_in_a_cluster(address: str) -> None:
-    """The same for all workers."""
+    """The status of a cluster shows the names of clients, as text and as JSON."""
     assert NAME_IN_ASCII in printed("ascii", "top", address, "--once", "--interval=0.1")
     told = json.loads(printed("ascii", "top", address, "--once", "--json", "--interval=0.1"))
     assert NAME in {each["sender"] for each in told["senders"]}
@@ -77,7 +77,7 @@ def test_names_of_others_in_a_cluster(address: str) -> None:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_ones_own_words(encoding: str) -> None:
-    """An error repeats what was wrong."""
+    """An error repeats the invalid argument."""
     assert "zo" in printed(encoding, NAME, code=64)
     assert "zo" in printed(encoding, "drain", f"unix:///{NAME}", code=64 if encoding == "C" else 1)
     topology = printed(
@@ -90,7 +90,7 @@ def test_ones_own_words(encoding: str) -> None:
 
 
 def test_messages_are_bytes(address: str) -> None:
-    """In a pipe they are as they were sent, and text of JSON is text again."""
+    """Messages in a pipe are unchanged, and JSON contains their text unchanged."""
     took = ran("ascii", "recv", "0", "--count=1", f"--address={address}")
     assert took.stdout == NAME.encode() + b"\n"
     line = printed("ascii", "recv", "1", "--count=1", "--format=json", f"--address={address}")
@@ -106,7 +106,7 @@ def test_messages_are_bytes(address: str) -> None:
 
 
 def test_a_terminal_obeys_no_message(address: str) -> None:
-    """It shows them in its encoding, and what no encoding has as numbers."""
+    """A terminal shows messages in its encoding; control and other bytes are escaped."""
     for task, encoding, seen in (
         (2, "latin-1", NAME_IN_ASCII.replace(r"\xeb", "ë").encode("latin-1")),
         (4, "ascii", rb"\xffzo\xeb\x1b]0;owned\x07\x9b31m?"),
@@ -126,7 +126,7 @@ def test_a_terminal_obeys_no_message(address: str) -> None:
     "words", [["worker", "--print-config"], ["send", "1", "x"], ["status"]], ids=" ".join
 )
 def test_a_full_disk_is_told_in_a_line(words: list[str], address: str) -> None:
-    """Or whatever else takes no more: no traceback, and no second complaint at the end."""
+    """A full output device is reported in one line, without a traceback or a second error at exit."""
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - no file
         ended = subprocess.run(
             [sys.executable, "-m", "tuplewire", *words],

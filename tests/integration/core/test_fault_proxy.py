@@ -1,4 +1,4 @@
-"""The fault proxy does to a connection exactly what it is told, on TCP and on Unix sockets."""
+"""The fault proxy applies exactly the faults that a test sets, on TCP and on Unix sockets."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _QUIET_SECONDS = 0.2
 
 
 class Target:
-    """Accepts connections and hands each over as a socket."""
+    """Accepts connections and returns each one as a socket."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which the target listens."""
         if self._listener.family == socket.AF_UNIX:
             return f"unix://{self._listener.getsockname()}"
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -42,7 +42,7 @@ class Target:
 
 @pytest.fixture(params=["tcp", "unix"])
 def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FaultProxy, Target]]:
-    """Run a proxy before a target, over TCP or over Unix sockets."""
+    """Run a proxy in front of a target, over TCP or over Unix sockets."""
     if request.param == "unix":
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "target.sock"))
@@ -72,13 +72,13 @@ def connect(address: str) -> socket.socket:
 
 @contextmanager
 def pair(proxy: FaultProxy, target: Target) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Connect through a proxy, and give both ends."""
+    """Connect through a proxy, and yield both ends."""
     with connect(proxy.address) as near, target.accept() as far:
         yield near, far
 
 
 def take(connection: socket.socket, size: int) -> bytes:
-    """Read exactly so many bytes."""
+    """Read exactly `size` bytes."""
     data = b""
     while len(data) < size:
         data += (piece := connection.recv(size - len(data)))
@@ -87,7 +87,7 @@ def take(connection: socket.socket, size: int) -> bytes:
 
 
 def silent(connection: socket.socket) -> bool:
-    """Whether neither a byte nor an end comes for a moment."""
+    """Return True if, for a short time, neither a byte nor the end of the connection arrives."""
     connection.settimeout(_QUIET_SECONDS)
     try:
         connection.recv(1)
@@ -99,7 +99,7 @@ def silent(connection: socket.socket) -> bool:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the connection has ended, in whatever way; waits for that."""
+    """Wait for the next byte; True if the connection is closed or reset instead."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -107,7 +107,7 @@ def ended(connection: socket.socket) -> bool:
 
 
 def test_passes_bytes_and_ends_on(proxy: tuple[FaultProxy, Target]) -> None:
-    """Without a fault all bytes arrive both ways, unchanged, and an orderly end after the last of them."""
+    """Without a fault, all bytes arrive unchanged both ways, followed by the close of the connection."""
     data = os.urandom(3_000_000)
     with pair(*proxy) as (near, far):
         for sender, receiver in ((near, far), (far, near)):
@@ -127,7 +127,7 @@ def test_passes_bytes_and_ends_on(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_black_hole_holds_bytes_and_ends_back(proxy: tuple[FaultProxy, Target]) -> None:
-    """In a black hole neither bytes nor the end of a peer arrive; after it both do, in order."""
+    """A black hole delays bytes and the close of a peer; after it, both arrive in order."""
     with pair(*proxy) as (near, far):
         proxy[0].black_hole()
         near.sendall(b"one")
@@ -141,7 +141,7 @@ def test_black_hole_holds_bytes_and_ends_back(proxy: tuple[FaultProxy, Target]) 
 
 
 def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> None:
-    """A new connection through a black hole is made, and silent until it ends."""
+    """A black hole accepts a new connection, which carries no bytes until the black hole ends."""
     proxy[0].black_hole()
     with pair(*proxy) as (near, far):
         near.sendall(b"one")
@@ -152,7 +152,7 @@ def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> N
 
 @pytest.mark.parametrize("dead", list(Direction))
 def test_half_open(proxy: tuple[FaultProxy, Target], dead: Direction) -> None:
-    """With one direction dead the other carries on; what was sent the dead way comes after."""
+    """With one direction blocked, the other works; bytes sent the blocked way arrive later."""
     with pair(*proxy) as (near, far):
         deaf, hears = (near, far) if dead is Direction.TO_CLIENT else (far, near)
         proxy[0].half_open(dead)
@@ -165,7 +165,7 @@ def test_half_open(proxy: tuple[FaultProxy, Target], dead: Direction) -> None:
 
 
 def test_half_open_hides_the_end_of_a_peer(proxy: tuple[FaultProxy, Target]) -> None:
-    """A target that dies is not seen to, until the proxy resumes."""
+    """The close of a peer is hidden until the proxy resumes."""
     with pair(*proxy) as (near, far):
         proxy[0].half_open()
         far.close()
@@ -175,7 +175,7 @@ def test_half_open_hides_the_end_of_a_peer(proxy: tuple[FaultProxy, Target]) -> 
 
 
 def test_delay(proxy: tuple[FaultProxy, Target]) -> None:
-    """With a delay, too, all arrives both ways; resume() ends one that would be long."""
+    """With a delay, all bytes arrive both ways; resume() ends a long delay."""
     data = os.urandom(1_000_000)
     with pair(*proxy) as (near, far):
         proxy[0].delay(0.05)
@@ -191,7 +191,7 @@ def test_delay(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_throttle(proxy: tuple[FaultProxy, Target]) -> None:
-    """A throttled connection passes on all; where that would take hours, the rest comes after resume()."""
+    """A throttled connection forwards all bytes; if that would take hours, resume() releases the rest."""
     data = os.urandom(50_000)
     with pair(*proxy) as (near, far):
         proxy[0].throttle(1_000_000)
@@ -205,7 +205,7 @@ def test_throttle(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_faults_add_up(proxy: tuple[FaultProxy, Target]) -> None:
-    """A second fault leaves the first in force, and one resume undoes both."""
+    """A second fault does not end the first, and one resume() ends both."""
     with pair(*proxy) as (near, far):
         proxy[0].half_open(Direction.TO_TARGET)
         proxy[0].delay(1000)
@@ -219,7 +219,7 @@ def test_faults_add_up(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_cut_ends_both_sides(proxy: tuple[FaultProxy, Target]) -> None:
-    """A cut ends every connection on both sides, also in a black hole, and new ones are taken at once."""
+    """A cut closes all connections on both sides, even in a black hole; new connections are accepted."""
     with pair(*proxy) as (near, far):
         proxy[0].black_hole()
         assert proxy[0].cut() == 1
@@ -232,7 +232,7 @@ def test_cut_ends_both_sides(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_a_reset_is_passed_on(proxy: tuple[FaultProxy, Target]) -> None:
-    """When one end is reset the other is, too; a Unix socket knows no resets, only ends."""
+    """If one end resets the connection, the other end is reset, too; a Unix socket is only closed."""
     with pair(*proxy) as (near, far):
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         far.close()
@@ -245,7 +245,7 @@ def test_a_reset_is_passed_on(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:
-    """A connection to a target that does not listen is taken, and ends."""
+    """A connection to a target that does not listen is accepted and then closed."""
     with FaultProxy(f"unix://{tmp_path}/nobody.sock") as proxy, connect(proxy.address) as near:
         assert ended(near)
 
@@ -260,7 +260,7 @@ def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:
     ],
 )
 def test_values_are_checked(proxy: tuple[FaultProxy, Target], fault: Callable[[FaultProxy], None]) -> None:
-    """A delay or a rate that makes no sense is refused, and changes nothing."""
+    """An invalid delay or rate is refused, and changes nothing."""
     before = proxy[0].conditions
     with pytest.raises(ValueError, match=r"a (delay|throttle) is"):
         fault(proxy[0])
@@ -268,7 +268,7 @@ def test_values_are_checked(proxy: tuple[FaultProxy, Target], fault: Callable[[F
 
 
 def test_memory_is_bounded(proxy: tuple[FaultProxy, Target]) -> None:
-    """In a black hole a sender is stopped after some megabytes."""
+    """In a black hole, a sender is blocked after some megabytes."""
     with pair(*proxy) as (near, _):
         proxy[0].black_hole()
         near.settimeout(1.0)
@@ -280,7 +280,7 @@ def test_memory_is_bounded(proxy: tuple[FaultProxy, Target]) -> None:
 
 
 def test_a_connection_that_comes_with_the_end_is_closed() -> None:
-    """Whatever stage it is at, nothing of it is left behind: that would be a warning, and so an error."""
+    """A connection made while the proxy closes is closed at any stage; a leaked one would raise a warning."""
     with socket.create_server(("127.0.0.1", 0)) as target:
         for _ in range(50):
             with FaultProxy(f"127.0.0.1:{target.getsockname()[1]}") as proxy:

@@ -1,4 +1,4 @@
-"""A consumer that has stopped for good, a producer at full speed: nobody's memory grows beyond its bound."""
+"""With a stopped consumer and a fast producer, the memory of each process stays within its limit."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tuplewire import Client
 from tuplewire_service.testing import eventually
 
 BOUND_BYTES = 64 * MIB
-"""Of what the producer holds, and of the task's receive queue."""
+"""The limit of the producer's buffer, and of the task's receive queue."""
 MOST_BYTES = BOUND_BYTES + 8 * MIB
-"""What is held, and the eight frames that may be under way on a connection."""
+"""The buffered messages, and the eight frames that a connection may have in flight."""
 GIVE_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Has glibc return freed memory to the system at once. By default it keeps 5 to 25 MB, by chance: a worker
-that holds nothing grows by as much."""
+"""Makes glibc return freed memory to the system immediately. By default it retains 5 to 25 MB at random:
+a worker without messages grows by as much."""
 FLAT_BYTES = BOUND_BYTES // 20
-"""What counts as no growth once everything is full."""
+"""The largest growth that is ignored once all buffers are full."""
 SIZE = 1000
 MANY = 1_000_000
-"""A bound in messages that is out of reach."""
+"""A limit in messages that is never reached."""
 ATTEMPTS = 5_000_000
-"""Messages that the producer tries to hand over while everything is full."""
+"""Messages that the producer tries to send while all buffers are full."""
 SOURCE = 7
 
 
 class Watch:
-    """The memory of some processes, against what it was at the start."""
+    """The memory of some processes, compared with the start."""
 
     def __init__(self, **process_ids: int) -> None:
         self._process_ids = process_ids
         self._before = {name: rss(process_id) for name, process_id in process_ids.items()}
 
     def growth(self) -> dict[str, int]:
-        """By how many bytes each has grown."""
+        """Return the growth of each process in bytes."""
         return {name: rss(process_id) - self._before[name] for name, process_id in self._process_ids.items()}
 
 
@@ -48,7 +48,7 @@ def _produced(producing: Program) -> Produced:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["fail", "try_send"])
 def test_memory_is_flat_with_a_stopped_consumer(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Producer and both workers grow by what they may hold and what is under way, and then no more."""
+    """The producer and both workers grow by their buffers and frames in flight, and then stop growing."""
     for name, value in GIVE_BACK.items():
         monkeypatch.setenv(name, value)
     settings = {
@@ -71,7 +71,7 @@ def test_memory_is_flat_with_a_stopped_consumer(how: str, monkeypatch: pytest.Mo
             )
             watch = Watch(producer=producing.process_id, near=pair.near.process_id, far=pair.far.process_id)
             producing.ask("go")
-            next(subscription)  # and this was all that it ever took
+            next(subscription)  # the only batch that the consumer takes
             _fills_up(pair, producing)
             full, peak = watch.growth(), watch.growth()
             attempts = _produced(producing).refused
@@ -80,13 +80,13 @@ def test_memory_is_flat_with_a_stopped_consumer(how: str, monkeypatch: pytest.Mo
             assert all(growth <= MOST_BYTES for growth in peak.values()), peak
             assert all(peak[name] - full[name] <= FLAT_BYTES for name in peak), (full, peak)
             assert _produced(producing).ledgers[SOURCE].balanced
-            # The last message may reach beyond the bound.
+            # The last message may exceed the limit.
             assert _produced(producing).ledgers[SOURCE].pending * SIZE < BOUND_BYTES + SIZE
             assert metric(pair.far, f'tuplewire_queue_bytes{{task="{task}"}}') < BOUND_BYTES + SIZE
 
 
 def _fills_up(pair: Pair, producing: Program) -> None:
-    """Wait until the producer and the far worker hold what they may, or nearly, and no more comes."""
+    """Wait until the producer and the far worker are nearly full and no more messages are accepted."""
 
     def full() -> bool:
         pending = _produced(producing).ledgers[SOURCE].pending, ledger(pair.far).pending
@@ -96,7 +96,7 @@ def _fills_up(pair: Pair, producing: Program) -> None:
     seen: list[int] = []
 
     def still() -> bool:
-        # What the near worker has may still be on its way to the far one.
+        # Messages of the near worker may still be in flight to the far one.
         seen.append(sum(_produced(producing).sent.values()) + ledger(pair.far).pending)
         return seen[-5:] == seen[-1:] * 5
 

@@ -1,4 +1,4 @@
-"""More rejected messages than there is room for: who waits, who goes on, and that nothing sticks."""
+"""More rejected messages than the queues have space for: only their senders wait, and no task stalls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuplewire_service.testing import eventually
 
 ROOM = 20
 WINDOW = 64
-"""What a sender may have outstanding to a task, however little room there is."""
+"""The number of messages to a task that a sender may have outstanding, even with a small queue."""
 LIMIT = 3
 SENT = 400
 TASK, OTHER, FAR, DEAD = 1, 2, 3, 9
@@ -35,7 +35,7 @@ Workers = tuple[Endpoint, Endpoint]
 
 @pytest.fixture
 def two() -> Iterator[Workers]:
-    """Return workers with little room; the first has the dead-letter task. Both balance at the end."""
+    """Yield two workers with small queues, the first with the dead-letter task. Both ledgers must balance."""
     with WorkerProcesses(2, TOPOLOGY, flags=FLAGS) as workers:
         workers.assign({0: [TASK, OTHER, DEAD], 1: [FAR]})
         here, there = workers.endpoints
@@ -53,7 +53,7 @@ def consumer(
     after: float = 0.0,
     order: RejectOrder = RejectOrder.GO_ON,
 ) -> Iterator[list[int]]:
-    """Consume in a thread, rejecting what is bad; gives the numbers that were not, as they come."""
+    """Consume in a thread and reject bad messages; yield the numbers of the good ones as they arrive."""
     done: list[int] = []
     with client_of(endpoint.address, reject_order=order) as client, client.recv([task]) as subscription:
 
@@ -64,7 +64,7 @@ def consumer(
                         subscription.reject(after=after, reason="bad")
                     else:
                         done.append(int(message.message))
-            except (ClosedError, NotLocalError):  # it is closed below, or the task has moved
+            except (ClosedError, NotLocalError):  # closed below, or the task has moved
                 pass
 
         thread = threading.Thread(target=consume)
@@ -77,17 +77,17 @@ def consumer(
 
 
 def odd(message: TaskMessage) -> bool:
-    """Whether its number is odd."""
+    """Return True if the message's number is odd."""
     return int(message.message) % 2 == 1
 
 
 def twice(message: TaskMessage) -> bool:
-    """Whether it was not rejected twice yet."""
+    """Return True until the message has been rejected twice."""
     return dict(message.headers).get(REJECTED) != b"2"
 
 
 def sender_waits(endpoint: Endpoint) -> bool:
-    """Whether all that has arrived was handed out, and the sender has no room for more."""
+    """Return True if no message is queued or waits after a rejection, and a sender has no credit."""
     with ControlClient(endpoint.address) as control:
         now = control.status(most_clients=10)
     queue = next(each.queued_messages for each in now.tasks if each.task == TASK)
@@ -95,7 +95,7 @@ def sender_waits(endpoint: Endpoint) -> bool:
 
 
 def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
-    """Take so many dead letters out, and return their numbers."""
+    """Read `wanted` dead letters and return their numbers."""
     with client_of(endpoint.address) as client, client.recv([DEAD], timeout=20) as subscription:
         letters = list(map(DeadMessage.read, subscription.messages(wanted)))
     return [int(letter.message.message) for letter in letters if letter is not None]
@@ -103,7 +103,7 @@ def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
 
 @pytest.mark.parametrize("after", [0.0, 0.3])
 def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
-    """All are rejected twice, and many more than there is room for: each is processed in the end."""
+    """Far more messages than the queue holds are rejected twice each, and all are processed in the end."""
     here, _ = two
     with (
         client_of(here.address) as sender,
@@ -119,12 +119,12 @@ def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
 
 @pytest.mark.parametrize("order", RejectOrder)
 def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: RejectOrder) -> None:
-    """They have a bound; all that has arrived is handed out, other tasks go on, and reading mends it."""
+    """Unread dead letters have a limit; beyond it, only their senders wait until the letters are read."""
     here, _ = two
     with client_of(here.address) as sender, consumer(here, TASK, odd, order=order) as done:
         sender.send(numbered(TASK, range(SENT)))
         eventually(lambda: sender_waits(here), 30, "the sender waits")
-        # Their own room, that of the copies which they were, and one window of their sender.
+        # The space of the dead letters, the space of their rejected copies, and one window of the sender.
         most = ROOM + ROOM + WINDOW
         assert ROOM <= queued(here, DEAD) < most
         assert sender.ledger().pending > 0
@@ -142,7 +142,7 @@ def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: 
 
 
 def test_who_reads_letters_may_reject_them(two: Workers) -> None:
-    """As `dead-letters drop ID` does with the others: however often, they stay letters, and find room."""
+    """Rejecting dead letters repeatedly, as `dead-letters drop ID` does, keeps them without a stall."""
     here, _ = two
     with client_of(here.address) as sender, consumer(here, TASK, odd) as done:
         sender.send(numbered(TASK, range(SENT)))
@@ -156,7 +156,7 @@ def test_who_reads_letters_may_reject_them(two: Workers) -> None:
 
 
 def test_a_task_without_room_moves(two: Workers) -> None:
-    """A move waits for no room: the new owner gets what follows, and rejects it in its turn."""
+    """A move does not wait for space: the new owner gets the remaining messages, and can reject them."""
     here, there = two
     with client_of(here.address) as sender:
         with consumer(here, TASK, odd) as before:

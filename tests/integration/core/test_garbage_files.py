@@ -1,4 +1,4 @@
-"""Garbage in the files of a worker, and in UpdateAssignment: the worker stays up, and as it was."""
+"""Garbage in a worker's files and in UpdateAssignment: the worker keeps running, unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GARBAGE = [
     _one(version=[]),
 ]
 TO_A_WORKER = [*GARBAGE[::5], _one(version=MAX_VERSION)]
-"""The worker looks each second; it alone knows that a version is too far ahead."""
+"""Few cases, because a worker reads its file once a second. Only a worker refuses MAX_VERSION."""
 
 
 def _version(worker: Running) -> int:
@@ -48,7 +48,7 @@ def _version(worker: Running) -> int:
 
 @pytest.mark.parametrize("content", GARBAGE, ids=lambda content: repr(content[:40]))
 def test_garbage_is_no_assignment(content: bytes, tmp_path: Path) -> None:
-    """It is counted, and handed to nobody."""
+    """Garbage is reported as a problem, and no assignment is applied."""
     file = tmp_path / "assignment.json"
     file.write_bytes(content)
     handed_on: list[Assignment] = []
@@ -63,7 +63,7 @@ def test_garbage_is_no_assignment(content: bytes, tmp_path: Path) -> None:
 
 
 def test_garbage_in_the_assignment_file_changes_nothing(tmp_path: Path) -> None:
-    """Each is counted and logged with the file's name; what is right afterwards comes into force."""
+    """Garbage is counted and logged with the file's name; a valid assignment after it is applied."""
     file = tmp_path / "assignment.json"
     file.write_bytes(b"no assignment yet")
     with running(tmp_path, f"--assignment-file={file}") as worker:
@@ -102,7 +102,7 @@ def _json(worker: Running, version: int) -> object:
 def test_garbage_in_update_assignment_changes_nothing(
     worker: Running, worker_id: str, address: str, version: int
 ) -> None:
-    """It is refused by name, also where it is forced; the assignment in force stays."""
+    """A bad assignment is refused by name, even with force; the current assignment remains."""
     with ControlClient(worker.address) as control:
         control.update_assignment(assignment_for(worker, 1))
         bad = control_pb2.Assignment(
@@ -117,7 +117,7 @@ def test_garbage_in_update_assignment_changes_nothing(
 
 
 def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> None:
-    """One that is more than 2^32 ahead is refused and says what to do; `assign --force` takes it."""
+    """A version more than 2^32 ahead is refused with advice; `assign --force` applies it."""
     file = tmp_path / "jump.json"
     with ControlClient(worker.address) as control:
         for version in (1, 1 + MOST_AHEAD):
@@ -133,7 +133,7 @@ def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> No
 
 
 def test_the_first_version_leaves_room_for_later_ones(worker: Running) -> None:
-    """Without an assignment in force any version is taken, but one near the largest."""
+    """Without a current assignment, any version is accepted except one near the largest."""
     with ControlClient(worker.address) as control:
         with pytest.raises(ProtocolError, match="too far ahead"):
             control.update_assignment(assignment_for(worker, MAX_VERSION))

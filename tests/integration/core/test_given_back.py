@@ -1,4 +1,4 @@
-"""Memory that a worker does not need any more goes back to the system."""
+"""A worker returns memory that it no longer needs to the system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELD_BYTES = BATCHES * MESSAGES * len(PAYLOAD)
 
 @pytest.mark.slow
 def test_a_queue_that_was_full_leaves_nothing_behind(tmp_path: Path) -> None:
-    """After 57 MiB in a queue, once they are consumed, the worker is about as small as before."""
+    """After 57 MiB of queued messages are consumed, the worker is about as small as before."""
     with (
         one_worker("w", "--receive-queue-bytes=128MiB", directory=tmp_path, tasks=[0]) as worker,
         Client(worker.address, topology=TOPOLOGY) as client,

@@ -1,4 +1,4 @@
-"""Clients that are dropped, or left when their program ends, say goodbye, and what was lost is told."""
+"""Clients that are dropped, or open when their program ends, disconnect and report lost messages."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def worker(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def no_session_is_left(worker: Endpoint) -> None:
-    """Wait until the worker has forgotten every session, long before it would by itself."""
+    """Wait until the worker has removed all sessions, long before they would expire."""
     eventually(lambda: metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0, 20)
 
 
 def arrived(worker: Endpoint) -> int:
-    """Take the messages of the test."""
+    """Take the messages of the test, and return their number."""
     with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
         return len(collect(subscription, MESSAGES))
 
 
 def drop(clients: list[Client] | list[aio.Client], warning: str) -> None:
-    """Give up the last reference to each, and expect a warning."""
+    """Drop the last reference to each client, and expect a warning."""
     with pytest.warns(ResourceWarning, match=warning):
         clients.clear()
 
 
 def program(address: str, ending: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that sends and does not close."""
+    """Run a program that sends and does not close its client."""
     code = f"""
 import asyncio, os, sys
 import tuplewire
@@ -64,7 +64,7 @@ for number in range({MESSAGES}):
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del client", "client.flush()"])
 def test_a_program_ends_without_closing(worker: Endpoint, ending: str) -> None:
-    """Its messages arrive, its session is gone at once, and a ResourceWarning says what to do."""
+    """Without close(), the messages arrive, the session is removed, and a ResourceWarning gives advice."""
     ended = program(worker.address, ending)
     assert ended.returncode == 0
     assert "ResourceWarning" in ended.stderr
@@ -75,21 +75,21 @@ def test_a_program_ends_without_closing(worker: Endpoint, ending: str) -> None:
 
 
 def test_a_program_that_closes_is_told_nothing(worker: Endpoint) -> None:
-    """Neither a warning nor a line."""
+    """A program that closes its client causes neither a warning nor a log line."""
     ended = program(worker.address, "client.flush(); client.close()")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert arrived(worker) == MESSAGES
 
 
 def test_what_a_program_loses_at_its_end_is_told() -> None:
-    """Nobody answers: the program ends within seconds, and says how many messages it had."""
+    """If no worker answers, the program ends within seconds and logs the number of lost messages."""
     ended = program(NOBODY, "")
     assert ended.returncode == 0
     assert f"client.not_closed peer={NOBODY} messages={MESSAGES}" in ended.stderr
 
 
 def test_dropped_clients_leave_nothing(worker: Endpoint) -> None:
-    """Fifty clients sent, and were dropped: every message arrives, no session and no sender is left."""
+    """Fifty clients send and are dropped: every message arrives, and no session or sender remains."""
     for _ in range(50):
         client = Client(worker.address, topology=TOPOLOGY)
         for _ in range(MESSAGES // 50):
@@ -104,7 +104,7 @@ def test_dropped_clients_leave_nothing(worker: Endpoint) -> None:
 def test_a_dropped_client_tells_what_was_lost(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the time of a close, a line has the number of messages that nobody took."""
+    """After its close times out, a dropped client logs the number of lost messages."""
     monkeypatch.setattr("tuplewire.connection.goodbye._DROPPED_SECONDS", 0.2)
     client = Client(NOBODY, topology=TOPOLOGY)
     client.send(TASK, b"x")
@@ -115,7 +115,7 @@ def test_a_dropped_client_tells_what_was_lost(
 
 
 async def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
-    """On a loop that goes on it says goodbye as the blocking one does."""
+    """A dropped asyncio client on a running loop disconnects in the same way as the blocking client."""
     client = aio.Client(worker.address, topology=TOPOLOGY)
     for _ in range(MESSAGES):
         await client.send(TASK, b"x")
@@ -128,7 +128,7 @@ async def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
 
 
 def test_an_asyncio_client_whose_loop_has_ended(worker: Endpoint) -> None:
-    """Nothing can be sent any more: a line has the number of messages."""
+    """After the loop has closed, nothing can be sent: the number of lost messages is logged."""
     code = f"""
 client.close()
 async def send():

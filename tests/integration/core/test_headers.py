@@ -1,4 +1,4 @@
-"""Keys and headers between real workers: they are with their messages, whatever happens on the way."""
+"""Keys and headers stay with their messages across workers, reconnects, moves and drains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACE = [
 
 
 def messages_to(task: int, count: int) -> list[TaskMessage]:
-    """Return numbered messages, every way that they can be made: with a key, headers, both, neither."""
+    """Return numbered messages in every form: with a key, headers, both, or neither."""
     keys = (None, b"key", None, b"")
     headers: tuple[list[tuple[str, bytes]], ...] = ([], [], TRACE, [("n", b"1"), ("n", b"2")])
     return [
@@ -33,7 +33,7 @@ def messages_to(task: int, count: int) -> list[TaskMessage]:
 
 
 def collect(subscription: Subscription, count: int) -> list[TaskMessage]:
-    """Take so many messages, and acknowledge them."""
+    """Take `count` messages and acknowledge them."""
     found: list[TaskMessage] = []
     while len(found) < count:
         found += next(subscription)
@@ -43,7 +43,7 @@ def collect(subscription: Subscription, count: int) -> list[TaskMessage]:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_they_cross_two_workers_and_broken_connections(tmp_path: Path, transport: str) -> None:
-    """Sent one by one and in batches, by both clients, in one order with messages that have none."""
+    """Messages with and without headers, sent singly and in batches by both clients, arrive in order."""
     messages = messages_to(1, 1200)
 
     async def send_some(address: str) -> None:
@@ -75,7 +75,7 @@ def test_they_cross_two_workers_and_broken_connections(tmp_path: Path, transport
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path, transport: str) -> None:
-    """Queued, delivered to a consumer that ends, moved, and passed on by a worker that drains."""
+    """Headers stay with queued, delivered and moved messages, and with messages of a draining worker."""
     flags = (f"--transport={transport}", "--drain-seconds=60")
     messages = messages_to(1, 400)
     with (
@@ -107,7 +107,7 @@ def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path,
 
 
 def test_what_is_wrong_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    """A wrong key, a message that its headers make too large: nothing is accepted, and the client goes on."""
+    """A wrong key or oversize headers are refused before anything is sent, and the client stays usable."""
     with one_worker("a", directory=tmp_path, tasks=[1]) as a, client_of(a.address) as client:
         with pytest.raises(MessageError, match="a key is bytes, not str; encode it first"):
             client.send(1, b"x", key="k")  # type: ignore[call-overload]
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_refused_before_anything_is_sent(tmp_path: Path) -> Non
 
 
 def test_unread_bytes_reach_the_consumer_as_they_are(tmp_path: Path) -> None:
-    """A worker does not look at them: it is the consumer who finds that they are none."""
+    """A worker forwards malformed header bytes unread; the consumer gets the error when it reads them."""
     with (
         one_worker("a", directory=tmp_path, tasks=[1]) as a,
         client_of(a.address) as client,

@@ -1,4 +1,4 @@
-"""A client among what else runs in its process: logging handlers, audit hooks, forks, interrupts, gevent."""
+"""A client in a process with logging handlers, audit hooks, forks, interrupts or gevent."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 
 def run(script: str, worker: Endpoint, task: int, *more: str) -> str:
-    """Run a script in a process of its own with an address and a task; return its last line."""
+    """Run a script in a separate process with an address and a task; return its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, worker.address, str(task), *more],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        # With its fork support on, gRPC itself now and then crashes a child.
+        # With its fork support on, gRPC itself sometimes crashes a child.
         env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -62,7 +62,7 @@ print("done")
 
 
 def test_a_logging_handler_may_send(worker: Endpoint) -> None:
-    """On the root logger at DEBUG, where asyncio and Tuplewire log too, also while they connect."""
+    """A handler on the root logger at DEBUG may send, even on records of asyncio or a connecting client."""
     assert run(_LOGS, worker, 0) == "done"
     assert queued(worker, 0) >= 201
     assert queued(worker, 1) == 200
@@ -90,7 +90,7 @@ print("done")
 
 
 def test_an_audit_hook_may_send(worker: Endpoint) -> None:
-    """Also while the messaging loop is made, of which it hears."""
+    """An audit hook may send, even during the creation of the messaging loop."""
     assert run(_AUDIT, worker, 2) == "done"
     assert queued(worker, 2) > 1
 
@@ -123,7 +123,7 @@ print(bool(told))
 
 
 def test_a_handler_on_the_loop_does_not_wait_for_itself(worker: Endpoint) -> None:
-    """Without room it gets an error at once; a wait on the loop's own thread would hold everything up."""
+    """If the buffer is full, a handler on the loop's thread gets an error instead of blocking the loop."""
     assert run(_FULL, worker, 3) == "True"
 
 
@@ -162,7 +162,7 @@ print(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.parametrize("after", [0.0, 0.001, 0.002, 0.005, 0.01, 0.03])
 def test_an_interrupt_during_a_fork(worker: Endpoint, after: float) -> None:
-    """Wherever Ctrl-C comes, the parent goes on; the child sends, or is told that it cannot."""
+    """After an interrupt at any moment of a fork, the parent can send; the child sends or gets an error."""
     assert run(_INTERRUPTED, worker, 4, str(after)) == "0"
 
 
@@ -201,7 +201,7 @@ print(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.parametrize(("state", "code"), [("connected", "20"), ("idle", "10")])
 def test_a_fork_without_the_hook_before_it(worker: Endpoint, state: str, code: str) -> None:
-    """As uWSGI forks: a child of a connected process is told at once, and how to go on."""
+    """After a fork as in uWSGI, the child of a connected process gets an immediate error with advice."""
     assert run(_BARE_FORK, worker, 5, state) == code
 
 
@@ -228,12 +228,12 @@ except ConfigError as error:
 @pytest.mark.parametrize("state", ["idle", "connected"])
 @pytest.mark.parametrize("patches", [{}, {"thread": False}, {"select": False}])
 def test_gevent_is_refused(worker: Endpoint, patches: dict[str, bool], state: str) -> None:
-    """With its threads or its select, whoever waits would wait for ever."""
+    """If gevent replaces threads or select, send() raises an error, because it would wait indefinitely."""
     assert run(_GREEN, worker, 6, json.dumps(patches), state) == "True"
 
 
 def test_gevent_without_threads_works(worker: Endpoint) -> None:
-    """As the error says."""
+    """With the patches that the error recommends, gevent works."""
     assert run(_GREEN, worker, 7, json.dumps({"thread": False, "select": False}), "idle") == "sent"
 
 
@@ -255,5 +255,5 @@ client.send(int(sys.argv[2]), b"x")
 
 
 def test_an_exit_handler_is_told_why(worker: Endpoint) -> None:
-    """Clients that are open close before it runs; the error says so."""
+    """Open clients close before exit handlers run, and the error in a handler gives this reason."""
     assert "as the program ends" in run(_AT_EXIT, worker, 8)

@@ -1,4 +1,4 @@
-"""Bytes that break the protocol: each gets a named status, and nobody else notices."""
+"""Bytes that break the protocol: each case gets a named status, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MALFORMED = (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Run one worker for all tests of this file; it must still be there at the end, and balanced."""
+    """Run one worker for all tests of this file; it must survive them with a balanced ledger."""
     with one_worker("w", directory=tmp_path_factory.mktemp("hostile"), tasks=range(10)) as endpoint:
         yield endpoint
         assert ledger(endpoint).balanced
@@ -70,7 +70,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def _well_behaved_session_is_unaffected(worker: Endpoint) -> Iterator[None]:
-    """Hold a session open beside every test: it goes on without a reconnect or a loss, in order."""
+    """Keep a session open during every test: it works without a reconnect, loss or reordering."""
     with (
         Client(worker.address, topology=TOPOLOGY) as client,
         client.recv([HEALTHY_TASK], timeout=10) as subscription,
@@ -87,7 +87,7 @@ def _well_behaved_session_is_unaffected(worker: Endpoint) -> Iterator[None]:
 
 
 def run(test: Coroutine[Any, Any, Answer]) -> Answer:
-    """Run a test on an event loop of its own, with a deadline."""
+    """Run a test on its own event loop, with a deadline."""
 
     async def bounded() -> Answer:
         async with asyncio.timeout(90):
@@ -97,13 +97,13 @@ def run(test: Coroutine[Any, Any, Answer]) -> Answer:
 
 
 def frames_of_singles(groups: int, sequence: int = 1) -> list[bytes]:
-    """Return a frame of so many groups of one message."""
+    """Return a frame of `groups` groups with one message each."""
     group = pb.Group(task=TARGET_TASK, lengths=[1], data=b"x")
     return [pb.SendRequest(frame=pb.Frame(sequence=sequence, groups=[group] * groups)).SerializeToString()]
 
 
 def closing(flows: int, sequence: int = 1) -> bytes:
-    """Return a frame that closes so many flows, and has no messages."""
+    """Return a frame that closes `flows` flows and has no messages."""
     closed = [pb.Flow(task=TARGET_TASK)] * flows
     return pb.SendRequest(frame=pb.Frame(sequence=sequence, closed=closed)).SerializeToString()
 
@@ -233,7 +233,7 @@ RECV_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, st
     ("method", "case"), [*((SEND, case) for case in SEND_CASES), *((RECV, case) for case in RECV_CASES)]
 )
 def test_a_stream_is_refused_by_name(worker: Endpoint, method: str, case: str) -> None:
-    """A stream that breaks the protocol ends with the status that names what was wrong."""
+    """A stream that breaks the protocol ends with a status that names the problem."""
     requests, expected = (SEND_CASES if method == SEND else RECV_CASES)[case]
     answer = talk(worker, method, requests())
     assert (answer.status, answer.error) == expected, answer
@@ -241,7 +241,7 @@ def test_a_stream_is_refused_by_name(worker: Endpoint, method: str, case: str) -
 
 
 def test_a_welcomed_sender_is_told_by_an_answer_too(worker: Endpoint) -> None:
-    """The last answer says what the status says, for senders that miss that because they are writing."""
+    """The last response repeats the status, for senders that miss the status while they are writing."""
     answer = talk(worker, SEND, [hello(), frame(7)])
     welcome, last = map(pb.SendResponse.FromString, answer.responses)
     assert welcome.HasField("welcome")
@@ -249,7 +249,7 @@ def test_a_welcomed_sender_is_told_by_an_answer_too(worker: Endpoint) -> None:
 
 
 def test_refused_streams_are_counted(worker: Endpoint) -> None:
-    """Every refusal shows in the metrics under its name."""
+    """Every refusal is counted in the metrics under its name."""
     sample = 'tuplewire_refused_streams_total{code="SEQUENCE_GAP"}'
     before = metric(worker, sample)
     talk(worker, SEND, [hello(), frame(7)])
@@ -258,14 +258,14 @@ def test_refused_streams_are_counted(worker: Endpoint) -> None:
 
 @pytest.mark.parametrize("method", ["GetStatus", "GetLoad", "GetAssignment", "UpdateAssignment", "Drain"])
 def test_control_refuses_what_is_no_request(worker: Endpoint, method: str) -> None:
-    """A call of Control with bytes that are no protobuf is refused by name, and the log has no traceback."""
+    """A Control call with bytes that are not protobuf is refused by name, without a traceback in the log."""
     answer = ask(worker, f"{CONTROL}{method}", b"\xff\xfe garbage")
     assert (answer.status, answer.error) == MALFORMED, answer
     assert "not a request" in answer.details
 
 
 def test_health_refuses_what_is_no_request(worker: Endpoint) -> None:
-    """The same for both methods of the standard health service."""
+    """Both methods of the standard health service refuse such bytes in the same way."""
     answer = ask(worker, "/grpc.health.v1.Health/Check", b"\xff\xfe garbage")
     assert (answer.status, answer.error) == MALFORMED, answer
     answer = talk(worker, "/grpc.health.v1.Health/Watch", [b"\xff\xfe garbage"])
@@ -273,9 +273,10 @@ def test_health_refuses_what_is_no_request(worker: Endpoint) -> None:
 
 
 def test_method_that_is_no_text(worker: Endpoint) -> None:
-    """A call of a method whose name is not UTF-8 hurts nobody; it ends the server of grpcio 1.84 and 1.85.
+    """A call of a method with a name that is not UTF-8 does not affect other clients.
 
-    Whoever makes it is refused or hung up on, and others find the worker there, however often it is made.
+    Such a call ends the server of grpcio 1.84 and 1.85. The worker must refuse the call or close the
+    connection, and still serve other clients, however often the call is made.
     """
     for _ in range(5):
         with connected(worker.address) as connection:
@@ -286,7 +287,7 @@ def test_method_that_is_no_text(worker: Endpoint) -> None:
 
 
 def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:
-    """A refusal of Control that would quote 100 KB still has its name; gRPC drops metadata of that size."""
+    """A Control refusal that would quote 100 KB keeps its name; gRPC drops metadata of that size."""
     broken = control_pb2.AssignedWorker(worker_id="x" * 100_000, address="nowhere")
     assignment = control_pb2.Assignment(version=9, topology=TOPOLOGY, workers=[broken])
     request = control_pb2.UpdateAssignmentRequest(assignment=assignment)
@@ -295,13 +296,13 @@ def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:
 
 
 def test_unknown_method_is_unimplemented(worker: Endpoint) -> None:
-    """A method that does not exist is answered as gRPC prescribes."""
+    """A call of a method that does not exist gets the status that gRPC prescribes."""
     answer = talk(worker, "/tuplewire.v1.Messaging/Steal", [b"x"])
     assert answer.status is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_stale_incarnation_is_refused(worker: Endpoint) -> None:
-    """An older incarnation of a sender that is known is refused; it changes nothing for the newer."""
+    """An older incarnation of a known sender is refused; the newer incarnation is not affected."""
 
     async def test() -> Answer:
         async with grpc.aio.insecure_channel(worker.address, options=OPTIONS) as channel:
@@ -321,7 +322,7 @@ def test_stale_incarnation_is_refused(worker: Endpoint) -> None:
 
 
 def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
-    """However the streams of one session displace each other, each ends with a name; none is left waiting."""
+    """When streams of one session displace each other, each ends with a named error, and none hangs."""
 
     def streams(_: int) -> list[Answer]:
         with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
@@ -334,7 +335,7 @@ def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
 
 @pytest.mark.parametrize(("other", "name"), [("same", "SEQUENCE_GAP"), ("another", "SUPERSEDED")])
 def test_second_stream_of_a_consumer_is_no_other_consumer(worker: Endpoint, other: str, name: str) -> None:
-    """A stream that another of the same consumer replaces ends so that it is opened again; else for good."""
+    """A stream that its own consumer replaces may be reopened; one that another consumer replaces may not."""
     with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
         done = threading.Event()
 
@@ -347,13 +348,13 @@ def test_second_stream_of_a_consumer_is_no_other_consumer(worker: Endpoint, othe
         assert pb.RecvResponse.FromString(next(first)).HasField("subscribed")
         assert talk(worker, RECV, [subscribe(9, consumer_id=other)]).status is grpc.StatusCode.OK
         with pytest.raises(grpc.RpcError):
-            list(first)  # why it ends is said in band, too
+            list(first)  # the reason is also sent as a response
         done.set()
         assert answer_of(first, []).error == name
 
 
 def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:
-    """Of a frame with one broken group nothing is taken; a session that resumes goes on before it."""
+    """A frame with one broken group is refused as a whole; a resumed session continues before it."""
     task = 4
     good, bad = frame(1, task=task), raw_frame(task=task, lengths=lengths(9), data=b"x")
     body = b"\x08\x02" + good[4:] + bad[bad.index(b"\x12", 3) :]
@@ -370,7 +371,7 @@ def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:
 
 
 def test_progress_beyond_everything_is_cut(worker: Endpoint) -> None:
-    """A consumer that acknowledges and grants 2^64-1 gets what there is, and the worker goes on."""
+    """A consumer that acknowledges and grants 2^64-1 gets the available messages; the worker continues."""
     task = 5
     with Client(worker.address, topology=TOPOLOGY) as client:
         deliver(client, numbered(task, range(10)))
@@ -387,7 +388,7 @@ def test_progress_beyond_everything_is_cut(worker: Endpoint) -> None:
 
 
 def test_flood_stops_at_the_credit(worker: Endpoint) -> None:
-    """Somebody who writes frames whatever the acknowledgements say gets no further than its credit."""
+    """A sender that ignores the acknowledgements cannot send more than its credit."""
     task = 6
     flood = [frame(number, (b"",) * 1000, task=task) for number in range(1, 100)]
     assert talk(worker, SEND, [hello(), *flood]).error == "CREDIT_EXCEEDED"
@@ -396,11 +397,11 @@ def test_flood_stops_at_the_credit(worker: Endpoint) -> None:
 
 @pytest.mark.slow
 def test_silent_connections_and_streams(worker: Endpoint) -> None:
-    """200 connections and 200 streams that say nothing hold nobody up; the streams are ended by name."""
+    """200 silent connections and 200 silent streams block no client; the streams end with a named status."""
     host, port = worker.address.split(":")
 
     async def silent(channel: grpc.aio.Channel, method: str, begun: asyncio.Event) -> list[Answer]:
-        """Open a stream, and another whenever it is ended, as long as the worker is used; at least one."""
+        """Open a stream, and reopen it whenever it ends, until the worker has been used; at least once."""
         answers: list[Answer] = []
         while not answers or not used.is_set():
             call: Any = channel.stream_stream(method)()
@@ -442,7 +443,7 @@ def _use(worker: Endpoint) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mutated_bytes_never_break_the_worker(worker: Endpoint, seed: int) -> None:
-    """Streams with flipped, cut, doubled and shuffled bytes end in a named status; memory stays flat."""
+    """Streams with flipped, cut, duplicated and shuffled bytes end with a named status; memory stays flat."""
     rng = random.Random(seed)
 
     def mutated(data: bytes) -> bytes:
@@ -467,7 +468,7 @@ def test_mutated_bytes_never_break_the_worker(worker: Endpoint, seed: int) -> No
         else:
             requests = [hello(), *(frame(number, (b"abc", b""), task=8) for number in range(1, 4))]
             method = SEND
-        spared = rng.random() < 0.7  # most of the time the opening is right, so that what follows is seen
+        spared = rng.random() < 0.7  # usually the opening is valid, so that later requests are tested
         return method, [
             request if index == 0 and spared else mutated(request) for index, request in enumerate(requests)
         ]

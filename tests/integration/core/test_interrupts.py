@@ -1,4 +1,4 @@
-"""Interrupts and signal handlers in the middle of a call: counts stay right, and the sender goes on."""
+"""Interrupts and signal handlers in the middle of a call: counts stay correct, and the sender works."""
 
 from __future__ import annotations
 
@@ -25,22 +25,27 @@ from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.testing import eventually
 
-# An interrupt may come in a weak reference's callback, where Python cannot raise it.
+# An interrupt may occur in a weak reference's callback, where Python cannot raise it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 TASK = 1
 INTERRUPTS = 3000
 SENDS = 100
 FLUSHES = 1000
-"""So many follow an alarm at most: one that came where Python cannot raise is lost."""
+"""The most calls in a round of flushes or closes: an alarm is lost if Python cannot raise at that moment."""
 
 
 class Place(NamedTuple):
-    """Where messages go: to a worker, or over the local transport.
+    """The destination of messages: a worker, or the local transport.
 
-    connect: makes a sender. received: the numbers that have come, once they are so many. most: how many
-    messages there is room for. rounds, closes: of flushes and closes; longest, until_close: the longest wait
-    for the alarm in each, in seconds.
+    Attributes:
+        connect: Creates a sender.
+        received: Waits for a number of messages, and returns the numbers in them.
+        most: The number of messages that the destination has space for.
+        rounds: The number of rounds of flushes.
+        closes: The number of rounds of closes.
+        longest: The longest wait for the alarm in a round of flushes, in seconds.
+        until_close: The longest wait for the alarm in a round of closes, in seconds.
     """
 
     connect: Callable[[], Any]
@@ -53,18 +58,18 @@ class Place(NamedTuple):
 
 
 class Numbers(IConnectionCallback):
-    """Keeps the numbers that come; has a few steps of its own in which an interrupt could come."""
+    """Stores the numbers of received messages, in several steps that an interrupt could stop."""
 
     def __init__(self) -> None:
         self.got: list[int] = []
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Keep them, one by one."""
+        """Store the numbers one at a time."""
         for payload in batch.payloads:
             self.got.append(int(payload))
 
     def received(self, accepted: int) -> list[int]:
-        """Wait for so many, and return them."""
+        """Wait for `accepted` messages, and return their numbers."""
         eventually(lambda: len(self.got) >= accepted, 30)
         return self.got
 
@@ -78,7 +83,7 @@ class LocalSender:
         self.flush = connection.end.buffer.flush
 
     def ledger(self) -> LedgerSnapshot:
-        """Return its balance."""
+        """Return the sender's ledger."""
         balance: LedgerSnapshot = self._connection.statistics().ledger
         return balance
 
@@ -92,14 +97,14 @@ def worker(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def numbers_of(worker: Endpoint, count: int) -> list[int]:
-    """Take so many messages, and return their numbers."""
+    """Take `count` messages, and return their numbers."""
     with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
         return [int(payload) for _, payload in collect(subscription, count)]
 
 
 @pytest.fixture(params=["worker", "local"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Return each place in turn."""
+    """Yield each destination in turn."""
     with ExitStack() as stack:
         if request.param == "local":
             context, numbers = LocalContext(), Numbers()
@@ -114,7 +119,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 def check(place: Place, sender: Any) -> None:
-    """See that all of what a sender has accepted has come, in order and once."""
+    """Check that all messages that a sender has accepted have arrived, in order and once."""
     sender.flush(60)
     balance = sender.ledger()
     assert balance.accepted == balance.acknowledged
@@ -130,12 +135,12 @@ def singles(sender: Any, number: int) -> None:
 
 
 def batches(sender: Any, number: int) -> None:
-    """Send three."""
+    """Send three messages."""
     sender.send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)])
 
 
 def tries(sender: Any, number: int) -> None:
-    """Try to."""
+    """Try to send three messages."""
     sender.try_send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)])
 
 
@@ -143,7 +148,7 @@ def tries(sender: Any, number: int) -> None:
 def test_interrupted_sends(
     place: Place, on_alarm: OnAlarm, act: Callable[[Any, int], None], messages: int
 ) -> None:
-    """After up to 3,000 interrupts at random the ledger is that of what arrived, in order and once."""
+    """After up to 3,000 random interrupts, the ledger matches the messages; each arrives once, in order."""
     on_alarm(interrupt)
     moments = random.Random(7)
     number = interrupts = 0
@@ -163,7 +168,7 @@ def test_interrupted_sends(
 
 
 def test_interrupted_at_each_step(worker: Endpoint) -> None:
-    """A send of one message is whole or not at all, wherever it stops, and the next one goes out."""
+    """A send that is interrupted at any step is complete or has no effect, and the next send works."""
     returned: list[int] = []
     with Client(worker.address, topology=TOPOLOGY) as client:
         client.send(TASK, b"0")
@@ -189,7 +194,7 @@ def test_interrupted_at_each_step(worker: Endpoint) -> None:
 
 
 def test_interrupted_flushes(place: Place, on_alarm: OnAlarm) -> None:
-    """A flush that is interrupted changes nothing; the next one waits for the same messages."""
+    """An interrupted flush() changes nothing; the next one waits for the same messages."""
     on_alarm(interrupt)
     moments = random.Random(8)
     sender = place.connect()
@@ -207,7 +212,7 @@ def test_interrupted_flushes(place: Place, on_alarm: OnAlarm) -> None:
 
 @pytest.mark.parametrize("place", ["local"], indirect=True)
 def test_interrupted_closes(place: Place, on_alarm: OnAlarm) -> None:
-    """A close that is interrupted is ended by another one; every accepted message has arrived, or is told."""
+    """Another close() completes an interrupted one; every accepted message has arrived or is reported."""
     on_alarm(interrupt)
     moments = random.Random(9)
     accepted = interrupts = 0
@@ -236,9 +241,9 @@ def test_interrupted_closes(place: Place, on_alarm: OnAlarm) -> None:
 
 @pytest.mark.parametrize(("place", "more"), [("worker", False), ("local", True)], indirect=["place"])
 def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: bool) -> None:
-    """A handler that sends while its thread is in `send` comes back, and both messages arrive.
+    """A handler that sends while its thread is in send() returns, and both messages arrive.
 
-    more: it also tries to send, and flushes now and then.
+    With `more`, the handler also calls try_send(), and sometimes flush().
     """
     sender = place.connect()
     handled = last_words = 0
@@ -254,7 +259,7 @@ def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: boo
             if not handled % 10:
                 sender.flush(30)
         handled += 1
-        if not ended:  # an alarm may have come just before the timer was stopped
+        if not ended:  # an alarm may have occurred just before the timer was stopped
             signal.setitimer(signal.ITIMER_REAL, 1e-4)
 
     on_alarm(send_last_words)
@@ -274,7 +279,7 @@ def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: boo
 
 
 def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
-    """While its thread sends or flushes: the call comes back, and what is accepted arrives or is counted."""
+    """If a handler closes the sender, a send or flush in progress returns; messages arrive or are counted."""
     moments = random.Random(10)
     accepted = 0
     for number in range(place.closes):
@@ -290,7 +295,7 @@ def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
         sender.flush(30)
         balance = sender.ledger()
         assert balance.balanced
-        assert balance.dropped["closed"] <= 1  # the one in which it was closed
+        assert balance.dropped["closed"] <= 1  # the message that close() interrupted
         accepted += balance.acknowledged
     received = place.received(accepted)
     assert len(received) == accepted
@@ -301,7 +306,7 @@ def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
 def test_the_first_send_is_interrupted(
     worker: Endpoint, monkeypatch: pytest.MonkeyPatch, *, begun: bool
 ) -> None:
-    """Before its connection begins, or after: the next one uses the same, and everything is acknowledged."""
+    """After an interrupt before or after its connection starts, the next send uses the same connection."""
     loop = messaging_loop()
     begin = loop.begin
 

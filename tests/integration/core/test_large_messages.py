@@ -1,4 +1,4 @@
-"""Messages over the limits of some sides: whoever consumes gets them, or one clear error."""
+"""Messages over the limits of some peers: consumers get them, or one clear error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 6 * MIB
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
-    """Run a worker whose limits are eight times the defaults, and fill task 1 beyond gRPC's default."""
+    """Run a worker with eight times the default limits, and fill task 1 beyond gRPC's default."""
     flags = ("--max-message-bytes=8MiB", "--max-frame-bytes=8MiB", "--receive-queue-bytes=64MiB")
     with one_worker("w", *flags, directory=tmp_path, tasks=range(1, 5)) as endpoint:
         with Client(endpoint.address, topology=TOPOLOGY, max_message_bytes=8 * MIB) as client:
@@ -37,7 +37,7 @@ def worker(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def test_a_consumer_with_defaults_gets_a_large_message(worker: Endpoint) -> None:
-    """The worker's own limits decide what it sends; other tasks of the subscription come, too."""
+    """The worker's limits apply to its responses; other tasks of the subscription are delivered, too."""
     with (
         Client(worker.address, topology=TOPOLOGY) as client,
         client.recv([1, 2, 3], timeout=20) as subscription,
@@ -48,7 +48,7 @@ def test_a_consumer_with_defaults_gets_a_large_message(worker: Endpoint) -> None
 
 @contextlib.contextmanager
 def _foreign(worker: Endpoint, task: int, **fields: Any) -> Iterator[Any]:
-    """Subscribe as a client in any language: with gRPC's default limits."""
+    """Subscribe as a client in any language does, with gRPC's default limits."""
     cursor = pb.TaskCursor(task=task, credit=100, credit_bytes=64 * MIB)
     first = subscribe(tasks=[cursor], **fields)
     with grpc.insecure_channel(worker.address) as channel:
@@ -66,7 +66,7 @@ def _frames(call: Any) -> Iterator[pb.Frame]:
 
 
 def test_frames_fit_a_client_with_grpcs_defaults(worker: Endpoint) -> None:
-    """Twelve messages of 1 MiB wait; no response is over the 4 MiB that the client takes."""
+    """With twelve queued messages of 1 MiB, no response exceeds the 4 MiB that the client accepts."""
     got = 0
     with _foreign(worker, 3) as call:
         for frame in _frames(call):
@@ -77,14 +77,14 @@ def test_frames_fit_a_client_with_grpcs_defaults(worker: Endpoint) -> None:
 
 
 def test_frames_fit_what_a_client_says(worker: Endpoint) -> None:
-    """Also where that is little more than one message."""
+    """Responses also fit a limit that is little more than one message."""
     with _foreign(worker, 3, max_response_bytes=MIB + 1000) as call:
         frames = _frames(call)
         assert [sum(len(group.lengths) for group in next(frames).groups) for _ in range(12)] == [1] * 12
 
 
 def test_a_message_that_fits_no_response_is_named(worker: Endpoint) -> None:
-    """The stream ends with the reason, once; the message is for whoever takes more."""
+    """The stream ends once, with the reason; the message remains for a consumer with a larger limit."""
     with _foreign(worker, 1) as call:
         with contextlib.suppress(grpc.RpcError):
             list(_frames(call))
@@ -95,7 +95,7 @@ def test_a_message_that_fits_no_response_is_named(worker: Endpoint) -> None:
 
 
 def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:
-    """It receives all; a request over the worker's limit is refused at once, as it would be again."""
+    """The consumer gets all messages; its request over the worker's limit fails without a retry."""
     flags = ("--max-message-bytes=64KiB", "--max-frame-bytes=64KiB")
     with (
         one_worker("w", *flags, directory=tmp_path, tasks=[1]) as endpoint,

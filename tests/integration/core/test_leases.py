@@ -1,4 +1,4 @@
-"""What a sender has at a worker: a share while it is connected, a session for a while, and then nothing."""
+"""A sender has a share at a worker while connected, then a resumable session, and then no state."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ DEAD = 200
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
-    """Run a worker that has a thousand tasks."""
+    """Run a worker with a thousand tasks."""
     with one_worker("w", directory=tmp_path, tasks=range(1000)) as endpoint:
         yield endpoint
         assert ledger(endpoint).balanced
 
 
 async def acknowledged(call: Any) -> int:
-    """Return the next acknowledgement's sequence; loads may come before it."""
+    """Return the sequence of the next acknowledgement; other responses may arrive before it."""
     while not (response := pb.SendResponse.FromString(await call.read())).HasField("ack"):
         pass
     return int(response.ack.sequence)
 
 
 async def window_of_a_new_sender(channel: grpc.aio.Channel) -> int:
-    """Return how many messages to a task a new sender may send; it says goodbye."""
+    """Return the number of messages to a task that a new sender may send; the sender then disconnects."""
     call: Any = channel.stream_stream(SEND)()
     await call.write(hello())
     welcome = pb.SendResponse.FromString(await call.read()).welcome
@@ -56,7 +56,7 @@ async def window_of_a_new_sender(channel: grpc.aio.Channel) -> int:
 
 
 async def die(channel: grpc.aio.Channel, messages: int = 0) -> None:
-    """Open a session, send a little, and end without a goodbye."""
+    """Open a session, send some messages, and end without a goodbye."""
     call: Any = channel.stream_stream(SEND)()
     await call.write(hello())
     await call.read()
@@ -67,7 +67,7 @@ async def die(channel: grpc.aio.Channel, messages: int = 0) -> None:
 
 
 async def test_the_dead_take_no_share(worker: Endpoint) -> None:
-    """However many senders have ended without a goodbye, the next has the whole window after seconds."""
+    """After many senders end without a goodbye, the next sender has the whole window within seconds."""
     async with grpc.aio.insecure_channel(worker.address) as channel:
         whole = await window_of_a_new_sender(channel)
         await asyncio.gather(*(die(channel) for _ in range(DEAD)))
@@ -78,7 +78,7 @@ async def test_the_dead_take_no_share(worker: Endpoint) -> None:
 
 
 async def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) -> None:
-    """Messages of a sender that is away fill the queue for the others, until they are consumed."""
+    """Messages of a disconnected sender use queue space of other senders until they are consumed."""
     with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
         async with grpc.aio.insecure_channel(worker.address) as channel:
             await die(channel, messages=1000)
@@ -94,7 +94,7 @@ async def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) ->
 
 
 async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -> None:
-    """Who has used its share up gets the share of a sender that has gone, though nothing is consumed."""
+    """A sender without credit gets the share of a disconnected sender, even if no message is consumed."""
     with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
         async with grpc.aio.insecure_channel(worker.address) as channel:
             others: list[Any] = [channel.stream_stream(SEND)() for _ in range(2)]
@@ -111,7 +111,7 @@ async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -
 
 
 async def test_a_session_is_forgotten_after_its_time(tmp_path: Path) -> None:
-    """A sender that is gone for longer than `resume_seconds` is not remembered; before, it may resume."""
+    """A session is removed `resume_seconds` after its sender disconnects; until then, it can resume."""
     with one_worker("w", "--resume-seconds=1", directory=tmp_path, tasks=range(10)) as worker:
         async with grpc.aio.insecure_channel(worker.address) as channel:
             await die(channel)
@@ -120,7 +120,7 @@ async def test_a_session_is_forgotten_after_its_time(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
-    """The counts of what a worker has sent end with its last session; they begin anew when it comes back."""
+    """The received counts of a worker end with its last session, and start again when it returns."""
     received = 'tuplewire_received_messages_total{source="peer"}'
     with one_worker("w", "--resume-seconds=1", directory=tmp_path, tasks=[TASK]) as worker:
         for messages in (3, 2):
@@ -136,7 +136,7 @@ async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> No
 
 
 async def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> None:
-    """A sender that was away for longer than its lease goes on where it stood: nothing lost or doubled."""
+    """A sender that returns after its lease resumes at the same position, without loss or duplicates."""
     async with grpc.aio.insecure_channel(worker.address) as channel:
         call: Any = channel.stream_stream(SEND)()
         await call.write(hello(sender_id="away"))
@@ -162,7 +162,7 @@ async def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> 
 
 
 def test_programs_that_end_anyhow_leave_no_share(worker: Endpoint) -> None:
-    """Exit without close, os._exit and SIGKILL: the worker has the shares back without being told."""
+    """After an exit without close, os._exit or SIGKILL, the worker reclaims the shares automatically."""
     program = (
         "import os, signal, sys, tuplewire\n"
         f"client = tuplewire.Client({worker.address!r}, topology={TOPOLOGY!r})\n"
@@ -176,13 +176,13 @@ def test_programs_that_end_anyhow_leave_no_share(worker: Endpoint) -> None:
 
 
 def flows_of(client: Client) -> int:
-    """Return how many flows a client's sender has an account of."""
+    """Return the number of flows that a client's sender has an account for."""
     assert client._sender is not None
     return len(client._sender.buffer.window._flows)
 
 
 def test_accounts_come_and_go(worker: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides forget the tasks that are not sent to any more, and begin to count anew when they are."""
+    """Both sides forget tasks without traffic, and start to count again when messages follow."""
     monkeypatch.setattr(receipts, "CLOSE_UNUSED_SECONDS", 0.2)
     with Client(worker.address, topology=TOPOLOGY) as client, client.recv(range(1000)) as subscription:
 

@@ -1,4 +1,4 @@
-"""Before anybody is let in there are limits; who is admitted no more goes in a bounded time."""
+"""Limits that apply before authentication, and connections that end soon after access is revoked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _worker(
     credentials: Credentials = NOTHING,
     limits: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[WorkerProcesses]:
-    """Run one worker with task 1. limits: other values of constants."""
+    """Run one worker with task 1. `limits` replaces the values of constants."""
     with (
         limited_workers(limits),
         WorkerProcesses(
@@ -66,14 +66,14 @@ def _worker(
 
 
 def _token(directory: Path) -> tuple[Path, Credentials]:
-    """Return a worker's token file, and what a program shows."""
+    """Return a worker's token file, and the credentials of a program."""
     return secret_file(directory / "tokens", f"etl {TOKEN}\n"), Credentials(
         token_file=str(secret_file(directory / "mine", TOKEN))
     )
 
 
 def _serves(address: str, credentials: Credentials = NOTHING) -> None:
-    """See that a program can send and receive."""
+    """Check that a program can send and receive."""
     with (
         Client(address, topology=TOPOLOGY, credentials=credentials) as client,
         client.recv([1], timeout=_SECONDS) as subscription,
@@ -91,14 +91,14 @@ def _silent(endpoint: Endpoint) -> float:
 
 
 def _flood(connection: socket.socket, streams: int, path: str = SEND) -> None:
-    """Open streams that say nothing."""
+    """Open streams that send no request."""
     for number in range(streams):
         connection.sendall(call_headers(1 + 2 * number, path.encode()))
 
 
 @contextlib.contextmanager
 def _silent_call(address: str, method: str) -> Iterator[Any]:
-    """Make a call that says nothing until the block ends."""
+    """Start a call that sends no request until the block ends."""
     words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         stub: Any = channel.stream_stream(method)
@@ -115,7 +115,7 @@ def _end(call: Any) -> Answer:
 
 
 def _ends(connection: socket.socket) -> bool:
-    """Whether the other side ends a connection; TimeoutError when it does nothing for long."""
+    """Return True when the other side ends the connection; raise TimeoutError if it does not."""
     connection.settimeout(_SECONDS)
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(65536):
@@ -124,7 +124,7 @@ def _ends(connection: socket.socket) -> bool:
 
 
 def test_silent_streams_are_bounded(tmp_path: Path) -> None:
-    """The oldest of too many goes with a name and advice; programs come in, however many say nothing."""
+    """The oldest of too many silent streams ends with a named error and advice; programs can connect."""
     with _worker(tmp_path, limits={"MAX_SILENT_STREAMS": 50, "HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with _silent_call(endpoint.address, RECV) as first, connected(endpoint.address) as connection:
@@ -142,7 +142,7 @@ def test_silent_streams_are_bounded(tmp_path: Path) -> None:
 
 
 def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
-    """What is over the bound is reset by gRPC, before anything of ours sees it."""
+    """Streams over the limit are reset by gRPC, before Tuplewire's code sees them."""
     with _worker(tmp_path, limits={"_MAX_CONNECTION_STREAMS": 20, "HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with connected(endpoint.address) as connection:
@@ -159,7 +159,7 @@ def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
 
 
 def test_connections_to_an_address_are_bounded(tmp_path: Path) -> None:
-    """Further ones are closed at once; the Unix socket has a bound of its own, and room comes back."""
+    """Connections over the limit are closed; the Unix socket has a separate limit; closing frees capacity."""
     with _worker(tmp_path, "--max-connections=20", limits={"HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with contextlib.ExitStack() as stack:
@@ -181,7 +181,7 @@ def _takes(address: str) -> bool:
 
 
 def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
-    """One that makes no handshake ends, with TLS and without, and one that opens no stream is idle."""
+    """A connection without a handshake ends, with and without TLS; so does one that opens no stream."""
     files = Authority().issue(_NAME).write(tmp_path / "files")
     for flags in ([], tls_flags(files)):
         directory = tmp_path / str(len(flags))
@@ -204,7 +204,7 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
 
 
 def test_calls_without_a_request_end(tmp_path: Path) -> None:
-    """Those with one request are not waited for either, Messaging's or Control's or Health's."""
+    """Streams and unary calls without a request end after a timeout, in Messaging, Control and Health."""
     with _worker(tmp_path, limits={"HELLO_SECONDS": 0.5}) as workers:
         address = workers.endpoints[0].address
         for method in (SEND, RECV, STATUS, "/grpc.health.v1.Health/Check"):
@@ -215,7 +215,7 @@ def test_calls_without_a_request_end(tmp_path: Path) -> None:
 
 
 def test_malformed_hellos_make_a_line_a_minute(tmp_path: Path) -> None:
-    """For each host, however many there are; all are counted."""
+    """Malformed hellos are logged once a minute for each host, and all are counted."""
     with _worker(tmp_path) as workers:
         endpoint = workers.endpoints[0]
         with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
@@ -232,7 +232,7 @@ def test_malformed_hellos_make_a_line_a_minute(tmp_path: Path) -> None:
 
 
 def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
-    """Streams of strangers are refused before they say a word, and cost no memory that grows with them."""
+    """Streams without a token are refused before their first request, and their memory is bounded."""
     tokens, credentials = _token(tmp_path)
     limits = {"HELLO_SECONDS": _SECONDS}
     with _worker(tmp_path, f"--token-file={tokens}", credentials=credentials, limits=limits) as workers:
@@ -259,7 +259,7 @@ def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
 
 
 def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
-    """Within seconds, a sender's and a consumer's; with a new one both go on, without a loss."""
+    """A revoked token ends streams within seconds; with a valid token, they resume without loss."""
     tokens, credentials = _token(tmp_path)
     with _worker(tmp_path, f"--token-file={tokens}", credentials=credentials) as workers:
         endpoint = workers.endpoints[0]
@@ -272,7 +272,7 @@ def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
             tokens.write_text("etl another-" + "1" * 20, encoding="utf-8")
             eventually(lambda: _refused(endpoint, "UNAUTHENTICATED") >= 2, _SECONDS)
             client.send(numbered(1, range(100, 200)))
-            eventually(lambda: denied(endpoint, "wrong_token") >= 6, _SECONDS)  # both try again, in vain
+            eventually(lambda: denied(endpoint, "wrong_token") >= 6, _SECONDS)  # both retry, without success
             assert metric(endpoint, 'tuplewire_queue_subscribed{task="1"}') == 0
             assert metric(endpoint, 'tuplewire_received_messages_total{source="client"}') == 100
             tokens.write_text(f"etl {TOKEN}", encoding="utf-8")
@@ -283,9 +283,9 @@ def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
-    """With a maximum age, programs and workers connect again and again: all comes once, in order.
+    """With a maximum age, programs and workers reconnect repeatedly: all messages arrive once, in order.
 
-    What is read while the worker that sent it connects again may be marked: that worker could be dead.
+    Messages that are read while their worker reconnects may be marked, because it could have failed.
     """
     files = Authority()
     worker = files.issue(_NAME).write(tmp_path / "worker")
@@ -313,7 +313,7 @@ def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
 
 
 def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
-    """Once its CA is not on the list, a session goes once its connection is too old, and may come back."""
+    """If its CA is removed, a session ends at the maximum connection age; if it is restored, it resumes."""
     ours, theirs = Authority(), Authority()
     issued = ours.issue(_NAME)
     both = replace(issued, ca=ours.pem + theirs.pem)
@@ -335,7 +335,7 @@ def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
 
 
 def test_tls_handshakes_are_counted(tmp_path: Path) -> None:
-    """Also those that fail; a connection counts as one once it has brought a call."""
+    """Failed TLS handshakes are counted, too; a connection is counted once it has carried a call."""
     authority = Authority()
     files = authority.issue(_NAME).write(tmp_path / "worker")
     credentials = files_of(authority.issue("etl.example"), tmp_path / "program", _NAME)
@@ -355,7 +355,7 @@ def test_tls_handshakes_are_counted(tmp_path: Path) -> None:
 
 
 def test_certificate_is_looked_at_in_spite_of_tickets(tmp_path: Path) -> None:
-    """A TLS session can be resumed for a minute; then a handshake with a certificate is due again."""
+    """A TLS session can be resumed for a minute; then a handshake with a certificate is required again."""
     authority = Authority()
     worker = files_of(authority.issue(_NAME), tmp_path / "worker")
     program = files_of(authority.issue("etl.example"), tmp_path / "program")
@@ -376,7 +376,7 @@ def test_certificate_is_looked_at_in_spite_of_tickets(tmp_path: Path) -> None:
 def _tls(
     address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> tuple[ssl.SSLSession | None, bool]:
-    """Make a handshake; return its session, of which the ticket has come, and whether it resumed one."""
+    """Make a handshake; return its session with the ticket, and True if it resumed a session."""
     with context.wrap_socket(connected(address), session=session) as secured:
         secured.sendall(OPENING)
         assert secured.recv(9)

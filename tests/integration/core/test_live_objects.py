@@ -1,4 +1,4 @@
-"""Clients and subscriptions belong to their process: a copy in another one would lose messages unnoticed."""
+"""Clients and subscriptions belong to their process: a copy in another one would silently lose messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuplewire.spark.client_handle import ClientHandle, close_clients
 
 @pytest.mark.parametrize("take", [pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy])
 def test_they_are_not_pickled_or_copied(workers: Pair, take: Callable[[Any], object]) -> None:
-    """Each says so where it happens, which is on Spark's driver, and what to use there."""
+    """Pickling or copying one, which happens on Spark's driver, raises an error that names ClientHandle."""
     address, task = workers.near.address, workers.near_task()
     unconnected = aio.Client(address, topology=TOPOLOGY)
     with Client(address, topology=TOPOLOGY) as client, ClientHandle(address, topology=TOPOLOGY) as in_task:

@@ -1,4 +1,4 @@
-"""What the local transport remembers of senders and tasks: a share while they are there, and then nothing."""
+"""In the local transport, senders and tasks have a share while they are in use, and then no state."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ WINDOW = 1000
 
 
 class Holding(IConnectionCallback):
-    """Takes messages and is never done with them, as a queue without a consumer."""
+    """Accepts messages and never releases them, as a queue without a consumer does."""
 
     def __init__(self) -> None:
         self.batches: list[ReceivedBatch] = []
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Keep them."""
+        """Hold and store the batch."""
         batch.hold()
         self.batches.append(batch)
 
     @property
     def messages(self) -> int:
-        """How many there are."""
+        """The number of stored messages."""
         return sum(map(len, self.batches))
 
 
 @contextmanager
 def prepared(**conf: Any) -> Iterator[LocalContext]:
-    """Give a context with these keys of tuplewire.transport and, after a `__`, of tuplewire.session."""
+    """Yield a context with these keys of tuplewire.transport, or with `session__` of tuplewire.session."""
     context = LocalContext()
     context.prepare({_key(name): value for name, value in conf.items()})
     try:
@@ -57,13 +57,13 @@ def _key(name: str) -> str:
 
 
 def connect(context: LocalContext, server: StreamedServer[Any]) -> Any:
-    """Return a new sender to a server."""
+    """Return a new sender that is connected to a server."""
     return context.connect(TOPOLOGY, "", server.port)
 
 
 @pytest.mark.parametrize("size", [1, 1000], ids=["messages", "bytes"])
 def test_senders_that_are_gone_take_no_share(size: int) -> None:
-    """After fifty senders the next one has the whole window, in messages and in bytes."""
+    """After fifty senders have closed, the next one has the whole window, in messages and in bytes."""
     settings = {
         "receive_messages": WINDOW if size == 1 else 10 * WINDOW,
         "receive_bytes": 1000 * WINDOW,
@@ -86,7 +86,7 @@ def test_senders_that_are_gone_take_no_share(size: int) -> None:
 
 
 def test_sources_are_forgotten() -> None:
-    """The counts of what a worker has sent end with its last session."""
+    """The received counts of a worker end with its last session."""
     with prepared() as receiving, prepared(worker_id="peer") as sending:
         server = receiving.bind(TOPOLOGY, 0, Recorder())
         first, second = connect(sending, server), connect(sending, server)
@@ -100,7 +100,7 @@ def test_sources_are_forgotten() -> None:
 
 
 def test_nothing_is_left_of_what_has_ended() -> None:
-    """Neither the registry nor a context remembers ports and senders that are gone."""
+    """Neither the registry nor a context retains closed ports and senders."""
     with prepared() as context:
         for _ in range(SENDERS):
             server = context.bind(TOPOLOGY, 0, Recorder())
@@ -115,7 +115,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
 def test_a_limit_of_sessions_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sender that is one too many hears why nothing arrives, and is let in when another one has gone."""
+    """flush() of a sender over the limit gives the reason; it succeeds after another sender has closed."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(receiving_end, "MAX_SESSIONS", 2)
     with prepared() as context:
@@ -132,7 +132,7 @@ def test_a_limit_of_sessions_is_told(
 
 
 def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides forget the tasks that are not sent to any more, also where nothing at all is sent."""
+    """Both sides forget tasks without traffic, even if no messages are sent at all."""
     monkeypatch.setattr(receipts, "CLOSE_UNUSED_SECONDS", 0.2)
     with prepared() as context:
         server = context.bind(TOPOLOGY, 0, Recorder())
@@ -148,5 +148,5 @@ def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 
 def sessions_of(server: StreamedServer[Any]) -> list[Any]:
-    """Return the sessions that a server remembers."""
+    """Return the sessions that a server stores."""
     return list(server._send.leases._sessions.values())

@@ -16,7 +16,7 @@ from tuplewire.errors import ClosedError, ConfigError, UnknownTaskError, Unreach
 
 
 def test_a_program_has_a_worker_of_its_own() -> None:
-    """The worker has the named tasks, serves its clients, and is gone with the block."""
+    """The worker has the given tasks, serves its clients, and stops at the end of the block."""
     with tuplewire.local("1,7-8") as worker:
         with worker.client() as client:
             client.send(8, b"eight")
@@ -35,13 +35,13 @@ def test_a_program_has_a_worker_of_its_own() -> None:
 
 
 def test_a_wrong_list_is_refused_at_once() -> None:
-    """Tasks that are none are an error before a process is started."""
+    """Invalid task ids are an error before a process is started."""
     with pytest.raises(ConfigError, match="task ids are written like"):
         tuplewire.local("a-b")
 
 
 def test_its_worker_does_not_outlive_a_killed_program() -> None:
-    """A program that is killed takes its worker with it."""
+    """When a program is killed, its worker stops, too."""
     program = (
         "import tuplewire, time\nworker = tuplewire.local()\nworker.start()\n"
         "print(worker.address, flush=True)\ntime.sleep(60)"
@@ -65,7 +65,7 @@ def test_its_worker_does_not_outlive_a_killed_program() -> None:
 
 
 def test_a_newer_assignment_takes_the_place_of_its_tasks() -> None:
-    """Such a worker is one like any other: it joins a cluster once it is assigned to one."""
+    """A local worker applies a newer assignment like any other worker, and can join a cluster."""
     with tuplewire.local("1-3") as worker, ControlClient(worker.address) as control:
         before = control.assignment()
         assert before is not None
@@ -76,7 +76,7 @@ def test_a_newer_assignment_takes_the_place_of_its_tasks() -> None:
 
 
 def test_tasks_and_an_assignment_contradict_each_other() -> None:
-    """A worker has its tasks from one place."""
+    """A worker gets its tasks from one source: the flags exclude each other."""
     ran = subprocess.run(
         [sys.executable, "-m", "tuplewire", "worker", "--tasks", "0-9", "--assignment-file", "a.json"],
         capture_output=True,

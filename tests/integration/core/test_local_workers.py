@@ -1,4 +1,4 @@
-"""Workers that this process starts for itself, and ends."""
+"""Workers that a process starts for itself, and stops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuplewire_topology.spark.nearest import RunToken, _host_of, nearest_worker
 
 
 def test_local_workers_start_get_ready_and_end() -> None:
-    """WorkerProcesses brings a topology up on free ports and takes it down with exit codes 0."""
+    """WorkerProcesses starts a topology on free ports, and stops it with exit codes 0."""
     with WorkerProcesses(2, "pair") as workers:
         assert [each.worker_id for each in workers.endpoints] == ["worker-0", "worker-1"]
         assignment = workers.assign({0: [0, 2], 1: [1, 3]})
@@ -33,7 +33,7 @@ def test_local_workers_start_get_ready_and_end() -> None:
 
 
 def test_local_worker_that_cannot_start_shows_what_it_said(tmp_path: Path) -> None:
-    """The error has the worker's own words."""
+    """The error contains the worker's own output."""
     workers = WorkerProcesses(1, "pair", directory=tmp_path, flags=["--max-message-bytes=nonsense"])
     with pytest.raises(LaunchError, match="ended with code 64") as caught:
         workers.start()
@@ -41,7 +41,7 @@ def test_local_worker_that_cannot_start_shows_what_it_said(tmp_path: Path) -> No
 
 
 def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    """When the launching process is killed, its workers drain and end by themselves."""
+    """When the launching process is killed, its workers drain and exit automatically."""
     code = (
         "import sys, time\n"
         "from tuplewire.processes.worker_processes import WorkerProcesses\n"
@@ -67,9 +67,9 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker beside Spark that cannot bind is an error with the worker's last words."""
+    """If a worker next to Spark cannot bind, the error contains the last lines of its log."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
-    elsewhere = "192.0.2.1"  # for documentation: no machine has it
+    elsewhere = "192.0.2.1"  # reserved for documentation; no machine uses it
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
         RunToken().kept() as file,
@@ -89,5 +89,5 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     ],
 )
 def test_where_a_worker_is_that_listens_everywhere(address: str, host: str) -> None:
-    """On this host, if it was reached on it; else where it was reached."""
+    """The host is this one if the worker was reached locally; otherwise, it is the host of the address."""
     assert _host_of(address, "driver") == host
