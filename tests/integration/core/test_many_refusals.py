@@ -1,4 +1,4 @@
-"""Tens of thousands of groups that nobody takes: the answers fit into a stream."""
+"""Tens of thousands of refused message groups: the acknowledgements are split to fit into the stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = 60_000
 
 
 def test_the_answers_to_frames_of_many_refused_groups_arrive(tmp_path: Path) -> None:
-    """All are refused by name, the first ones in words, in messages that a stream carries."""
+    """Every refused task is named, the first ones with a description, in responses below the size limit."""
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker:
         groups = [TaskGroup.of(task, [b"x"]) for task in range(1, GROUPS + 1)]
         frames = [
@@ -38,7 +38,7 @@ def test_the_answers_to_frames_of_many_refused_groups_arrive(tmp_path: Path) -> 
 
 
 def test_a_client_hears_of_many_refusals(tmp_path: Path) -> None:
-    """flush() says that messages were refused, and the ledger has all of them."""
+    """flush() raises RefusedMessagesError, and the ledger counts every refused message."""
     with (
         one_worker("w", directory=tmp_path, tasks=[0]) as worker,
         Client(worker.address, topology=TOPOLOGY) as client,

@@ -1,4 +1,4 @@
-"""A thousand senders, connected to one worker at the same time: all are served, by one event loop."""
+"""A thousand senders connected to one worker at the same time, all served by one event loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BATCH = 20
 BATCHES = 5
 SPARE_FILES = 200
 MORE_THREADS = 4
-"""gRPC's own threads, which come and go with the load and not with the connections."""
+"""gRPC's own threads. Their number depends on the load, not on the connections."""
 
 
 @pytest.fixture(autouse=True)
 def _enough_files() -> Iterator[None]:
-    """Let this process open a connection per sender."""
+    """Raise this process's limit of open files to fit one connection per sender."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = SENDERS + SPARE_FILES
     assert hard >= needed, f"this test needs {needed} open files, and the hard limit is {hard}: raise it"
@@ -44,7 +44,7 @@ def _threads(worker: Endpoint) -> int:
 
 @pytest.mark.slow
 def test_a_thousand_senders_are_served(tmp_path: Path) -> None:
-    """Each sender's messages arrive once and in order, the ledger adds up, and there are no more threads."""
+    """All messages arrive once, in order, the ledgers balance, and the number of threads does not grow."""
     with one_worker("w", directory=tmp_path, tasks=TASKS) as worker:
         asyncio.run(_exchange(worker))
 
@@ -97,7 +97,7 @@ async def _consume(worker: Endpoint) -> Sequences:
             received += len(batch)
             if received >= total:
                 batches.acknowledge()
-                # Before it closes: in a busy process an acknowledgement may take longer than a close waits.
+                # Before the client closes: in a busy process, acknowledgements may take longer than close().
                 all_settled = partial(settled, worker, accepted=total, acknowledged=total)
                 await asyncio.to_thread(eventually, all_settled, 40, "all settled")
                 return sequences

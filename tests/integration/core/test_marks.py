@@ -1,4 +1,4 @@
-"""Second copies are marked, also where the first is still in a worker's queue when its entry worker dies."""
+"""Second copies are marked as redelivered, even if the first is still queued when its entry worker dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGES = 100
 
 
 def kept(subscription: Subscription, count: int) -> tuple[list[int], list[int]]:
-    """Take so many messages; return the numbers of those that are not marked, and of those that are."""
+    """Take `count` messages; return the numbers of the unmarked and of the marked messages."""
     plain: list[int] = []
     marked: list[int] = []
     while len(plain) + len(marked) < count:
@@ -30,12 +30,12 @@ def kept(subscription: Subscription, count: int) -> tuple[list[int], list[int]]:
 
 
 def kill(endpoint: Endpoint) -> None:
-    """End a worker as a failure would."""
+    """Kill a worker without a drain."""
     os.kill(endpoint.process_id, signal.SIGKILL)
 
 
 def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
-    """The entry worker dies, the task moves, the second copies are consumed, then come the first."""
+    """If resent copies are consumed first, after a move of the task, the first copies are also marked."""
     with ExitStack() as stack:
         entry = stack.enter_context(one_worker("entry", directory=tmp_path))
         port = int(entry.address.rpartition(":")[2])
@@ -61,7 +61,7 @@ def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
 
 
 def test_what_waits_where_its_entry_worker_died_is_marked(tmp_path: Path) -> None:
-    """The owner has not heard that the task has moved: its own consumer, too, may be the second."""
+    """The owner marks the messages: an unknown new owner may already have delivered resent copies."""
     with ExitStack() as stack:
         entry = stack.enter_context(one_worker("entry", directory=tmp_path))
         owner = stack.enter_context(one_worker("owner", directory=tmp_path))
@@ -78,7 +78,7 @@ def test_what_waits_where_its_entry_worker_died_is_marked(tmp_path: Path) -> Non
 
 
 def test_what_waits_where_its_entry_worker_has_drained_is_not(tmp_path: Path) -> None:
-    """A worker that ends in order leaves no second copies."""
+    """A worker that exits cleanly leaves no second copies, so its messages are not marked."""
     with ExitStack() as stack:
         owner = stack.enter_context(one_worker("owner", directory=tmp_path))
         with one_worker("entry", directory=tmp_path) as entry:

@@ -1,4 +1,4 @@
-"""Workers that come, drain, die and come back while messages flow, and a membership that gives them tasks."""
+"""Workers that join, drain, fail and return under load, and the membership that assigns tasks to them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ PROCESSED = Load(TASKS, batch=20, pause=0.01, settings={"ack_mode": "processed"}
 
 @dataclass
 class Site:
-    """Workers that a test starts, and the addresses where workers should be."""
+    """Workers that a test starts, and the addresses where the membership expects workers."""
 
     directory: Path
     stack: ExitStack
     wanted: dict[str, str] = field(default_factory=dict)
 
     def start(self, worker_id: str, port: int = 0, drain_seconds: float = 60) -> Endpoint:
-        """Start a worker, and want it."""
+        """Start a worker, and add its address to the expected addresses."""
         life = self.directory / f"life-{len(list(self.directory.iterdir()))}"
         life.mkdir()
         worker = one_worker(worker_id, f"--drain-seconds={drain_seconds}", directory=life, port=port)
@@ -51,7 +51,7 @@ class Site:
         return endpoint
 
     def membership(self, at_least: int = 1, expire_seconds: float = 120.0) -> Membership:
-        """Return one that looks at these workers."""
+        """Return a membership that polls these workers."""
         return Membership(
             lambda: dict(self.wanted),
             TASKS,
@@ -62,7 +62,7 @@ class Site:
         )
 
     def balance_of(self, worker_id: str) -> dict[str, int]:
-        """Return what a worker that has drained says that it has dropped."""
+        """Return the messages that a drained worker dropped, by reason."""
         (log,) = self.directory.glob(f"*/{worker_id}-0/worker-0.log")
         balance = drained_ledger(log)
         assert balance.balanced
@@ -71,30 +71,30 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """Return a place without workers; those that a test starts end with it."""
+    """Yield a site without workers; workers that a test starts are stopped after the test."""
     with ExitStack() as stack:
         yield Site(tmp_path, stack)
 
 
 def tasks_of(membership: Membership) -> dict[str, tuple[int, ...]]:
-    """Return the tasks of each worker that is registered."""
+    """Return the tasks of each registered worker."""
     return {each.worker_id: each.tasks for each in membership.status().workers if each.phase != "absent"}
 
 
 def sizes(membership: Membership) -> list[int]:
-    """Return how many tasks the workers have."""
+    """Return the number of tasks of each worker, sorted."""
     return sorted(map(len, tasks_of(membership).values()))
 
 
 @contextmanager
 def load_on(endpoint: Endpoint, load: Load = LOAD) -> Iterator[Program]:
-    """Send to all tasks through a worker, from a process of its own."""
+    """Send to all tasks through a worker, from a separate process."""
     with Program(producer, TOPOLOGY, [(endpoint.address, SOURCE)], load) as producing:
         yield producing
 
 
 def finished(producing: Program, followers: Trackers) -> Produced:
-    """End the load; all that was sent has come, and the sender's ledger says so."""
+    """Stop the load, and check that all messages arrived and that the sender's ledger agrees."""
     produced: Produced = producing.ask("finish")
     followers.has(produced.sent)
     assert not followers.problems
@@ -104,7 +104,7 @@ def finished(producing: Program, followers: Trackers) -> Produced:
 
 
 def test_workers_come_and_drain_under_load(site: Site) -> None:
-    """Tasks follow the workers: nothing is lost, doubled or out of order, and no worker drops anything."""
+    """Tasks follow the workers: no message is lost, duplicated, reordered or dropped."""
     first = site.start("a")
     with (
         site.membership() as membership,
@@ -119,10 +119,10 @@ def test_workers_come_and_drain_under_load(site: Site) -> None:
         followers.goes_on()
         os.kill(second.process_id, signal.SIGTERM)
         eventually(lambda: has_ended(second), SETTLES, "b has drained")
-        del site.wanted[second.address]  # perhaps before anybody has seen it drain
+        del site.wanted[second.address]  # possibly before a poll sees it drain
         eventually(lambda: sizes(membership) == [3, 3], SETTLES, "the others have its tasks")
         followers.goes_on()
-        del site.wanted[third.address]  # its executor is gone; the worker is ended a moment later
+        del site.wanted[third.address]  # its executor was removed; the worker is stopped a moment later
         eventually(lambda: len(tasks_of(membership)["a"]) == 6, SETTLES, "a has all tasks")
         os.kill(third.process_id, signal.SIGTERM)
         eventually(lambda: has_ended(third), SETTLES, "c has drained")
@@ -134,7 +134,7 @@ def test_workers_come_and_drain_under_load(site: Site) -> None:
 
 
 def holds_messages(endpoint: Endpoint) -> bool:
-    """Whether something is queued at a worker; one that has ended in good order holds nothing."""
+    """Return True if messages are queued at a worker; False once the worker has exited."""
     try:
         return any(each.queued_messages for each in status(endpoint).tasks)
     except UnreachableError:
@@ -142,7 +142,7 @@ def holds_messages(endpoint: Endpoint) -> bool:
 
 
 def test_what_a_draining_worker_holds_is_handed_over(site: Site) -> None:
-    """Messages that nobody has fetched are at the worker that has the task now, before a consumer is."""
+    """A draining worker hands off its queued messages to the new owners, even without a consumer."""
     first = site.start("a")
     with site.membership() as membership, load_on(first) as producing:
         second = site.start("b")
@@ -157,7 +157,7 @@ def test_what_a_draining_worker_holds_is_handed_over(site: Site) -> None:
 
 
 def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
-    """What was handed over is not dropped, though no consumer has come by the drain's deadline."""
+    """Messages that were handed off are not dropped at the drain's deadline, even without a consumer."""
     first = site.start("a")
     with site.membership() as membership, load_on(first) as producing:
         second = site.start("b", drain_seconds=3)
@@ -171,7 +171,7 @@ def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
 
 
 def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) -> None:
-    """Its tasks go to others once it has been silent; senders that keep what they have sent send it again."""
+    """When a killed worker expires, its tasks move, and senders in mode `processed` resend its messages."""
     first, second = site.start("a"), site.start("b")
     with (
         site.membership(at_least=2, expire_seconds=2) as membership,
@@ -188,7 +188,7 @@ def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) 
 
 
 def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
-    """Within the time that it may be silent: a new life at the same address, and no task moves."""
+    """A worker that restarts at its address before it expires keeps its tasks."""
     first, second = site.start("a"), site.start("b")
     with (
         site.membership(at_least=2) as membership,
@@ -203,7 +203,7 @@ def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
         again = site.start("b", int(second.address.rpartition(":")[2]))
 
         def has_the_assignment() -> bool:
-            # Its first life's end may still be what gRPC tells of this address.
+            # gRPC may still report the exit of the first process at this address.
             with suppress(UnreachableError):
                 return status(again).assignment_version == version
             return False
@@ -216,7 +216,7 @@ def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
 
 
 def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
-    """Stopped for too long, its tasks go elsewhere; when it goes on it gets a share. Nothing is lost."""
+    """A hung worker loses its tasks when it expires, and gets a share when it resumes; no message is lost."""
     first, hung = site.start("a"), site.start("b")
     with (
         site.membership(at_least=2, expire_seconds=2) as membership,
@@ -236,7 +236,7 @@ def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
 
 
 def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
-    """Tasks stay where they are; what comes then gets its share; the older driver ends, and says why."""
+    """A new driver keeps the assignment and serves new workers; the old driver stops with an error."""
     first = site.start("a")
     site.start("b")
     with ExitStack() as stack:
@@ -259,7 +259,7 @@ def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
 
 
 def test_over_mutual_tls(tmp_path: Path) -> None:
-    """With a certificate, the workers take their tasks; a program without one is told why they do not."""
+    """Workers accept tasks from a program with a certificate; a program without one gets an error."""
     authority = Authority()
     files = authority.issue("worker.example").write(tmp_path / "worker")
     credentials = files_of(authority.issue("driver.example"), tmp_path / "driver", "worker.example")
@@ -276,7 +276,7 @@ def test_over_mutual_tls(tmp_path: Path) -> None:
 
 
 def test_workers_that_are_not_there(site: Site) -> None:
-    """The block is not entered; the error says what was seen and what to do, and no thread is left."""
+    """The block is not entered, the error has the workers' states and a remedy, and no thread remains."""
     site.wanted["127.0.0.1:1"] = "executor 7"
     membership = Membership(lambda: site.wanted, TASKS, topology=TOPOLOGY, timeout=1.0, poll_seconds=0.1)
     with (
@@ -291,7 +291,7 @@ def test_workers_that_are_not_there(site: Site) -> None:
 
 
 def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
-    """A look-up that fails leaves everything as it is."""
+    """A failed look-up of the workers' addresses changes nothing."""
     site.start("a")
     answers = [True]
 
@@ -310,12 +310,12 @@ def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
 
 @pytest.mark.parametrize("workers", [[], ["unix:///run/tuplewire/worker.sock"], ["worker"], ["a:0"]])
 def test_wrong_workers(workers: list[str]) -> None:
-    """Addresses are such that other workers reach them, too."""
+    """An empty list, or an address that other workers cannot reach, is an error."""
     with pytest.raises(ConfigError, match="host:port"):
         Membership(workers, TASKS)
 
 
 def test_wrong_tasks() -> None:
-    """There has to be something to assign."""
+    """An empty list of tasks is an error."""
     with pytest.raises(ConfigError, match="range"):
         Membership(["a:1"], [])

@@ -1,4 +1,4 @@
-"""`tuplewire membership` as a process: it ends, is killed and replaced, or runs twice."""
+"""`tuplewire membership` as a process: it stops, is killed and replaced, or runs twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 
 class Program:
-    """A process that assigns."""
+    """A process that runs `tuplewire membership`."""
 
     def __init__(self, directory: Path, name: str, addresses: list[str]) -> None:
         self.log = directory / f"{name}.log"
@@ -36,13 +36,13 @@ class Program:
             )
 
     def has_said(self, event: str) -> bool:
-        """Whether an event is in its log."""
+        """Return True if an event is in the program's log."""
         return f" {event}" in self.log.read_text()
 
 
 @contextmanager
 def running(directory: Path, name: str, addresses: list[str]) -> Iterator[Program]:
-    """Run one; what is left of it is killed."""
+    """Run a program, and kill it at the end if it is still running."""
     program = Program(directory, name, addresses)
     try:
         yield program
@@ -53,19 +53,19 @@ def running(directory: Path, name: str, addresses: list[str]) -> Iterator[Progra
 
 @pytest.fixture
 def workers() -> Iterator[list[Endpoint]]:
-    """Run three workers without an assignment; at the end nobody takes what they hold."""
+    """Run three workers without an assignment, with short drains because no consumer takes their messages."""
     with WorkerProcesses(3, TOPOLOGY, flags=["--drain-seconds=0.2"]) as started:
         yield started.endpoints
 
 
 def tasks_of(endpoint: Endpoint) -> int:
-    """Return how many tasks a worker has."""
+    """Return the number of tasks of a worker."""
     return len(status(endpoint).tasks)
 
 
 @pytest.mark.slow
 def test_a_program_that_was_killed_is_replaced(tmp_path: Path, workers: list[Endpoint]) -> None:
-    """Workers keep their tasks and messages meanwhile; the next program spreads them over more workers."""
+    """Workers keep tasks and messages without a program; the next one spreads the tasks over more workers."""
     addresses = [each.address for each in workers[:2]]
     with running(tmp_path, "one", addresses) as first:
         eventually(lambda: [tasks_of(each) for each in workers[:2]] == [3, 3], SECONDS)
@@ -87,7 +87,7 @@ def test_a_program_that_was_killed_is_replaced(tmp_path: Path, workers: list[End
 
 @pytest.mark.slow
 def test_two_at_once_do_no_harm(tmp_path: Path, workers: list[Endpoint]) -> None:
-    """A node that was lost may come back with its pod: the tasks stay spread, and every message is kept."""
+    """If a lost node returns with its pod, two programs run: tasks stay spread, and no message is lost."""
     addresses = [each.address for each in workers]
     with running(tmp_path, "one", addresses), running(tmp_path, "two", addresses):
         eventually(lambda: [tasks_of(each) for each in workers] == [2, 2, 2], SECONDS)

@@ -1,4 +1,4 @@
-"""A task that moves between workers while messages flow: nothing lost, nothing doubled, order kept."""
+"""A task that moves between workers under load: no message is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOVES = 12
 
 
 class Consumers:
-    """A consumer at every worker for every task, each taking over where the task is."""
+    """Consumers for every task at every worker; the consumer at the task's owner receives the messages."""
 
     def __init__(self, endpoints: list[Endpoint], tasks: tuple[int, ...]) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class Consumers:
                     continue
 
     def _take(self, task: int, batch: TaskMessageBatch) -> None:
-        """Note what has come; what an ended subscription had not acknowledged may come again, marked."""
+        """Record received messages, except redelivered copies of messages that are already recorded."""
         with self._lock:
             known = self._known[task]
             for group in batch.groups:
@@ -58,12 +58,12 @@ class Consumers:
                 known.update(messages)
 
     def count(self, task: int) -> int:
-        """Return how many messages have come for a task."""
+        """Return the number of messages received for a task."""
         with self._lock:
             return len(self.seen[task])
 
     def stop(self) -> None:
-        """End every consumer."""
+        """Stop all consumers."""
         self._stop.set()
         for thread in self._threads:
             thread.join(10)
@@ -72,7 +72,7 @@ class Consumers:
 
 @contextmanager
 def senders(endpoints: list[Endpoint]) -> Iterator[list[int]]:
-    """Send numbered messages to both tasks, from a source at each worker, until the block ends."""
+    """Send numbered messages to both tasks, from one source at each worker, until the block ends."""
     stop = threading.Event()
     sent = [0] * len(endpoints)
     errors: list[BaseException] = []
@@ -103,7 +103,7 @@ def senders(endpoints: list[Endpoint]) -> Iterator[list[int]]:
 
 
 def explain(task: int, source: int, got: list[int], count: int) -> str:
-    """Say what is wrong with the numbers of one source: what is missing, doubled, out of order."""
+    """Describe the errors in the numbers of one source: missing, duplicated and out of order."""
     jumps = [(before, after) for before, after in pairwise(got) if after != before + 1]
     missing = len(set(range(count)) - set(got))
     doubled = len(got) - len(set(got))
@@ -111,7 +111,7 @@ def explain(task: int, source: int, got: list[int], count: int) -> str:
 
 
 class Workers:
-    """Three workers, consumers for both tasks at each of them, and a way to place the task that moves."""
+    """Three workers with consumers for both tasks, and a method that places the moving task."""
 
     def __init__(self, seed: int, transport: str) -> None:
         self.chance = random.Random(seed)
@@ -129,11 +129,11 @@ class Workers:
         self._workers.stop()
 
     def other_than(self, owner: int) -> int:
-        """Return one of the other workers."""
+        """Return a random worker other than the owner."""
         return self.chance.choice([index for index in range(3) if index != owner])
 
     def place(self, owner: int, told: list[Endpoint]) -> None:
-        """Give the task to a worker, and tell these workers, in any order."""
+        """Assign the moving task to a worker, and send the assignment to these workers in random order."""
         self._version += 1
         tasks = [[STEADY] if index == 0 else [] for index in range(3)]
         tasks[owner].append(MOVING)
@@ -141,11 +141,11 @@ class Workers:
         assign(self.chance.sample(told, len(told)), self._version, named)
 
     def still(self) -> bool:
-        """Whether no move is under way."""
+        """Return True if no move is in progress."""
         return not any(status(endpoint).moving_tasks for endpoint in self.endpoints)
 
     def check(self, sent: list[int]) -> None:
-        """See that everything has arrived once and in order, and that every ledger says the same."""
+        """Check that all messages arrived once and in order, and that every ledger agrees."""
         for task in (MOVING, STEADY):
             eventually(
                 lambda task=task: self.consumers.count(task) >= sum(sent),  # type: ignore[misc]
@@ -170,7 +170,7 @@ class Workers:
     ("seed", "transport"), [(1, "grpc"), pytest.param(2, "grpc", marks=pytest.mark.long), (1, "zmq")]
 )
 def test_a_task_moves_again_and_again_under_load(seed: int, transport: str) -> None:
-    """Each move reaches the workers one after the other, in any order; everything arrives once, in order."""
+    """Each move reaches the workers one at a time, in random order; all messages arrive once, in order."""
     with Workers(seed, transport) as workers:
         owner = 0
         with senders(workers.endpoints) as sent:
@@ -193,7 +193,7 @@ def test_a_task_moves_again_and_again_under_load(seed: int, transport: str) -> N
     [(3, "grpc"), *(pytest.param(seed, "grpc", marks=pytest.mark.long) for seed in (4, 5)), (3, "zmq")],
 )
 def test_a_task_moves_before_its_last_move_is_over(seed: int, transport: str) -> None:
-    """Moves follow each other at once, and some workers miss some of them: the same holds."""
+    """Overlapping moves that some workers miss do not lose, duplicate or reorder messages."""
     with Workers(seed, transport) as workers:
         owner = 0
         with senders(workers.endpoints) as sent:

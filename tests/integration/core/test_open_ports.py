@@ -1,4 +1,4 @@
-"""What is started without a word about the network listens on this machine alone, as the kernel tells it."""
+"""By default, every process listens only on the loopback interface, according to the kernel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SECONDS = 60.0
 
 
 def of_all_children() -> list[set[str]]:
-    """Return the addresses of each process that this one has started."""
+    """Return the listening addresses of each child process."""
     return [listening_hosts(process) for process in children()]
 
 
 def test_the_defaults_of_a_worker() -> None:
-    """Every address that it listens at by default is of the loopback, or there is none."""
+    """Each default listening address of a worker is on the loopback interface, or is empty."""
     config = WorkerConfig()
     known = settings_of(WorkerConfig)
     addresses = {name: getattr(config, name) for name in known if known[name].kind is HOST_PORT}
@@ -36,19 +36,19 @@ def test_the_defaults_of_a_worker() -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_workers_of_a_test(transport: str, tmp_path: Path) -> None:
-    """Messages, control, metrics, and the port for others over another transport."""
+    """Messages, control, metrics and the port for peers on another transport use the loopback interface."""
     with WorkerProcesses(2, "shut", directory=tmp_path, flags=[f"--transport={transport}"]):
         assert of_all_children() == [LOOPBACK, LOOPBACK]
 
 
 def test_the_worker_of_a_program() -> None:
-    """`tuplewire.local()` serves this machine."""
+    """The worker of `tuplewire.local()` listens on the loopback interface."""
     with tuplewire.local("1"):
         assert of_all_children() == [LOOPBACK]
 
 
 def test_the_processes_of_a_topology() -> None:
-    """Executors in processes reach each other over the loopback."""
+    """The executor processes of a topology listen on the loopback interface."""
     with DistributedCluster() as cluster:
         conf = {"topology.workers": 2}
         running = cluster.submit("words", conf, "helpers.words:topology", collect=["count"])
@@ -57,7 +57,7 @@ def test_the_processes_of_a_topology() -> None:
 
 
 def test_an_open_address_would_be_seen(tmp_path: Path) -> None:
-    """What is asked for is found."""
+    """The check finds an address that is open to the network."""
     flags = ["--listen=[::]:0", "--allow-plaintext"]
     with WorkerProcesses(1, "wide", directory=tmp_path, flags=flags):
         assert of_all_children() == [{"::", *LOOPBACK}]

@@ -1,4 +1,4 @@
-"""The Unix socket is for its owner and group: another user of the machine is kept out by the system."""
+"""Access to the Unix socket: the operating system admits the owner and the group, but no other user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except UnreachableError as error:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return one that every user may enter, unlike those of pytest: the socket alone is to decide."""
+    """Yield a folder that every user may enter, unlike pytest's, so that only the socket's mode decides."""
     if os.geteuid() != 0:
         missing("another user's look at the Unix socket; only root can try it")
     with tempfile.TemporaryDirectory() as name:
@@ -46,7 +46,7 @@ def _as_nobody(address: str, group: int) -> str:
 
 
 def test_another_user_is_kept_out(folder: Path) -> None:
-    """With the default mode, 0660, owner and group come in, and nobody else."""
+    """With the default mode 0660, the owner and the group can connect, and other users cannot."""
     with WorkerProcesses(1, "test", directory=folder, drain_seconds=1) as workers:
         address = workers.endpoints[0].unix_address
         state = Path(address.removeprefix("unix://")).stat()
@@ -56,7 +56,7 @@ def test_another_user_is_kept_out(folder: Path) -> None:
 
 
 def test_mode_decides(folder: Path) -> None:
-    """Whoever is to come in can be let in, so that it was the mode and nothing else that kept him out."""
+    """With mode 0666, another user can connect: only the mode restricts access."""
     with WorkerProcesses(
         1, "test", directory=folder, flags=["--socket-mode=0666"], drain_seconds=1
     ) as workers:

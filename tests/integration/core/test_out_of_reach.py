@@ -1,4 +1,4 @@
-"""What a program hears, and when, whose worker is not there: by the log at once, by an error in the end."""
+"""Reports of an unreachable worker: a log entry immediately, and an error after the timeout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aio_client_of = functools.partial(aio.Client, topology=TOPOLOGY)
 
 @pytest.fixture(params=["send", "recv"])
 def trying(request: pytest.FixtureRequest, nobody: str) -> Client:
-    """Return a client that tries to reach nobody, until the test ends."""
+    """Return a client that tries to reach an address without a worker until the test ends."""
     client = client_of(nobody)
     request.addfinalizer(functools.partial(client.close, 0))
     if request.param == "send":
@@ -32,7 +32,7 @@ def trying(request: pytest.FixtureRequest, nobody: str) -> Client:
 
 
 def test_the_log_says_that_nobody_is_there(trying: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning, once, with the address and the reason in its text."""
+    """A warning is logged once, with the address and the reason in its text."""
     eventually(lambda: logged(caplog, "worker.unreachable"), 10)
     (told,) = [each for each in caplog.records if "worker.unreachable" in each.message]
     assert f"worker.unreachable peer={trying.address} reason=" in told.message
@@ -41,7 +41,7 @@ def test_the_log_says_that_nobody_is_there(trying: Client, caplog: pytest.LogCap
 
 
 def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says that its connection was closed."""
+    """The log reports a closed connection, not a lost one."""
     task = pair.near_task()
     with caplog.at_level("INFO", "tuplewire"), client_of(pair.near.address) as client:
         client.send(task, b"x")
@@ -54,7 +54,7 @@ def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCap
 
 
 def test_waits_end_by_default(nobody: str) -> None:
-    """Flush, close and the end of a block are errors after flush_seconds, and do not wait twice."""
+    """flush(), close() and the end of a block fail after flush_seconds, and do not wait twice."""
     client = client_of(nobody, flush_seconds=0.4)
     client.send(1, b"x")
     with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not connected: .*refused"):
@@ -73,7 +73,7 @@ def test_waits_end_by_default(nobody: str) -> None:
 
 
 async def test_waits_of_asyncio_end_by_default(nobody: str) -> None:
-    """The same, awaited."""
+    """The asyncio client fails after the same times, with the same errors."""
     client = aio_client_of(nobody, flush_seconds=0.4, connect_seconds=0.4)
     await client.send(1, b"x")
     with pytest.raises(FlushTimeoutError, match=r"after 0.4 s"):
@@ -88,7 +88,7 @@ async def test_waits_of_asyncio_end_by_default(nobody: str) -> None:
 
 
 def test_an_error_is_seen_as_it_is(nobody: str) -> None:
-    """A block that is left by an error waits a while for acknowledgements, and adds no error of its own."""
+    """A block that ends with an error waits briefly for acknowledgements and adds no error of its own."""
     client = client_of(nobody, flush_seconds=0.1)
 
     def fail() -> None:
@@ -102,7 +102,7 @@ def test_an_error_is_seen_as_it_is(nobody: str) -> None:
 
 
 def test_a_block_does_not_wait_twice(nobody: str) -> None:
-    """Once a flush has waited in vain for a worker out of reach, the end of the block does not wait again."""
+    """If a flush has timed out on an unreachable worker, the end of the block does not wait again."""
     patience = []
 
     class Noting(Client):
@@ -118,7 +118,7 @@ def test_a_block_does_not_wait_twice(nobody: str) -> None:
 
 
 def test_a_subscription_does_not_wait_for_nobody(nobody: str) -> None:
-    """For connect_seconds it does; again and again."""
+    """Each read of a subscription without a worker fails after connect_seconds."""
     with client_of(nobody, connect_seconds=0.4) as client, client.recv(1) as batches:
         for _ in range(2):
             with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
@@ -126,7 +126,7 @@ def test_a_subscription_does_not_wait_for_nobody(nobody: str) -> None:
 
 
 def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    """Longer than connect_seconds, once the worker has let it in."""
+    """A subscription that the worker has accepted waits for messages longer than connect_seconds."""
     task = pair.near_task()
     caplog.set_level("INFO", "tuplewire")
     with client_of(pair.near.address, connect_seconds=0.3) as client, client.recv(task) as batches:
@@ -143,7 +143,7 @@ def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture
 
 
 def test_waits_may_last_for_ever(pair: Pair) -> None:
-    """With math.inf, for all of them and for one."""
+    """math.inf removes the time limit, as a setting and as the timeout of one subscription."""
     task = pair.near_task()
     with client_of(pair.near.address, flush_seconds=math.inf, connect_seconds=math.inf) as client:
         deliver(client, task, b"x")
@@ -151,7 +151,7 @@ def test_waits_may_last_for_ever(pair: Pair) -> None:
 
 
 def test_a_wrong_topology_is_told_at_once(pair: Pair) -> None:
-    """It does not take the time of a flush; `send` tells it where the worker has answered before."""
+    """flush() fails without waiting for its timeout, or send() fails if the worker has already answered."""
     client = Client(pair.near.address, topology="another", flush_seconds=math.inf)
 
     def send_and_flush() -> None:

@@ -1,4 +1,4 @@
-"""Clients with the policy `drop_oldest`, and a real worker whose consumer has stopped."""
+"""Clients with the policy `drop_oldest`, and a real worker with a stopped consumer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.testing import eventually
 
 QUEUE = 1000
-"""What the worker takes of a task that nobody consumes."""
+"""Number of messages that the worker queues for a task without a consumer."""
 PENDING = 4000
-"""What the client holds."""
+"""Number of messages that the client keeps pending."""
 SENT = 50_000
 
 DROPPING: dict[str, Any] = {"topology": TOPOLOGY, "overflow": "drop_oldest", "max_pending_messages": PENDING}
@@ -34,12 +34,12 @@ def pair() -> Iterator[Pair]:
 
 
 def producer_of(address: str, **settings: Any) -> Client:
-    """Return a client that gives up the oldest."""
+    """Return a client that drops its oldest messages if it is full."""
     return Client(address, **{**DROPPING, **settings})
 
 
 def check(arrived: list[int], balance: LedgerSnapshot) -> None:
-    """Fail unless what was sent first and the newest arrived, and the ledger says that the rest gave way."""
+    """Fail unless the first and the newest messages arrived, and the ledger counts the others as dropped."""
     assert arrived == [*range(QUEUE), *range(SENT - PENDING, SENT)]
     assert balance.balanced
     assert (balance.accepted, balance.acknowledged, balance.pending) == (SENT, len(arrived), 0)
@@ -50,7 +50,7 @@ def check(arrived: list[int], balance: LedgerSnapshot) -> None:
 
 @pytest.mark.parametrize("where", ["near", "far"])
 def test_a_producer_at_full_speed_never_waits(pair: Pair, where: str) -> None:
-    """However long the consumer stops, every send is accepted at once; flush does not complain later."""
+    """With a stopped consumer, every send is accepted immediately, and a later flush succeeds."""
     task = pair.near_task() if where == "near" else pair.far_task()
     owner: Endpoint = getattr(pair, where)
     with producer_of(pair.near.address) as producer:
@@ -67,7 +67,7 @@ def test_a_producer_at_full_speed_never_waits(pair: Pair, where: str) -> None:
 
 
 def test_a_stopped_task_costs_the_others_nothing(pair: Pair) -> None:
-    """At the bound of one task its own messages give way, and those of a task that flows all arrive."""
+    """A stopped task at its limit drops only its own messages; all messages of another task arrive."""
     stopped, flowing = pair.near_task(), pair.near_task()
     with producer_of(
         pair.near.address, max_pending_messages=10 * PENDING, max_pending_task_messages=PENDING
@@ -87,7 +87,7 @@ def test_a_stopped_task_costs_the_others_nothing(pair: Pair) -> None:
 
 
 def test_what_the_worker_may_have_is_waited_for(pair: Pair) -> None:
-    """In the mode `processed` what the worker has counts against the bound, and cannot give way."""
+    """In mode `processed`, messages at the worker count towards the limit and are never dropped."""
     task = pair.near_task()
     with producer_of(pair.near.address, ack_mode="processed", max_pending_messages=QUEUE) as producer:
         producer.send(numbered(task, range(QUEUE)))
@@ -105,7 +105,7 @@ def test_what_the_worker_may_have_is_waited_for(pair: Pair) -> None:
 
 
 def test_the_asyncio_client_does_the_same(pair: Pair) -> None:
-    """A send that is awaited does not wait for room either."""
+    """An awaited send does not wait for free space either."""
     task = pair.near_task()
 
     async def main() -> tuple[list[int], LedgerSnapshot]:

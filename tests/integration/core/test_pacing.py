@@ -1,6 +1,6 @@
-"""Small frames that go on coming are gathered; an answer, or somebody who waits, lets the next one go.
+"""Frequent small frames are batched; an acknowledgement or a waiting caller triggers the next frame.
 
-The interval is an hour here, so that nothing else does.
+The interval is an hour here, so that it never triggers a frame.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 
 class Receiver(grpc.GenericRpcHandler):
-    """Takes frames, and acknowledges them when it is told to."""
+    """Receives frames, and acknowledges them when a test requests it."""
 
     def __init__(self) -> None:
         self.frames: SimpleQueue[int] = SimpleQueue()
-        """How many messages there were in each."""
+        """The number of messages in each frame."""
         self._responses: SimpleQueue[bytes | None] = SimpleQueue()
         self._taken = 0
 
     def service(self, details: Any) -> Any:
-        """Serve Send alone."""
+        """Serve only the method Send."""
         return grpc.stream_stream_rpc_method_handler(self._send) if details.method.endswith("/Send") else None
 
     def _send(self, requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -65,20 +65,20 @@ class Receiver(grpc.GenericRpcHandler):
         self._responses.put(None)
 
     def acknowledge(self) -> None:
-        """Say that everything has come."""
+        """Acknowledge all received frames."""
         ack = pb.Ack(sequence=self._taken)
         self._responses.put(pb.SendResponse(ack=ack).SerializeToString())
 
 
 def let_loop_turn() -> None:
-    """Let the client's loop do what it has to do at once, the writing of a frame included."""
+    """Let the client's event loop finish its pending work, including the write of a frame."""
     for _ in range(10):
         messaging_loop().call(lambda: None)
 
 
 @pytest.fixture
 def receiver() -> Iterator[tuple[Receiver, str]]:
-    """Run a receiver, and say where."""
+    """Run a receiver, and yield it with its address."""
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
         handler = Receiver()
@@ -93,13 +93,13 @@ def receiver() -> Iterator[tuple[Receiver, str]]:
 
 
 def test_what_follows_a_burst_is_gathered(receiver: tuple[Receiver, str]) -> None:
-    """Each message of the burst has a frame; those after it share one, which goes with the next answer."""
+    """Messages after a burst share a frame, which is sent at the next acknowledgement or flush."""
     handler, address = receiver
     with Client(address, topology="test", gather_seconds=3600.0, flush_seconds=0.1) as client:
         for _ in range(BURST_FRAMES):
             client.send(1, b"x")
             assert handler.frames.get(timeout=20) == 1
-            time.sleep(QUICK_SECONDS)  # frames that are quicker wait for an answer anyway
+            time.sleep(QUICK_SECONDS)  # faster frames wait for an acknowledgement anyway
         for _ in range(5):
             client.send(1, b"x")
             let_loop_turn()

@@ -1,4 +1,4 @@
-"""Whatever answers at a peer's address, the worker lives, other tasks go on, and the ledger adds up."""
+"""Wrong answers of a peer: the worker survives, other tasks continue, and the ledger balances."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _answering(answer: Answer) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Iterator[int]]]:
-    """Run a worker for all these answers, which must be alive at the end; and count versions for it."""
+    """Run one worker for all these answers, which it must survive, and count assignment versions for it."""
     directory = tmp_path_factory.mktemp("near")
     with WorkerProcesses(
         1, "test", directory=directory, flags=["--worker-id=near", "--drain-seconds=1"]
@@ -138,7 +138,7 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, I
 def test_what_one_peer_answers_concerns_its_messages_alone(
     near: tuple[Endpoint, Iterator[int]], name: str
 ) -> None:
-    """They wait while it is tried again; a local task goes on, and the worker's ledger adds up."""
+    """Messages to the peer wait while the worker retries; a local task continues, and the ledger balances."""
     worker, versions = near
     before = ledger(worker)
     calls = []
@@ -163,7 +163,7 @@ def test_what_one_peer_answers_concerns_its_messages_alone(
 
 
 def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> None:
-    """What is too large for the far worker is counted as such; what is not arrives, and both go on."""
+    """Messages too large for the far worker are dropped as `too_large`; smaller messages arrive."""
     with (
         one_worker("a", directory=tmp_path) as a,
         one_worker("b", "--max-message-bytes=1KiB", directory=tmp_path) as b,
@@ -181,7 +181,7 @@ def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> N
 
 
 def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(tmp_path: Path) -> None:
-    """A worker of another topology stood at the address: what waited for it arrives, in order."""
+    """Messages that waited while another topology's worker had the address arrive at the right worker."""
     with one_worker("a", directory=tmp_path) as a, client_of(a.address) as client:
         with WorkerProcesses(1, "other", flags=["--worker-id=b"]) as workers:
             (stranger,) = workers.endpoints
@@ -200,9 +200,9 @@ def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(t
             eventually(lambda: ledger(a).acknowledged == 100)
 
 
-@pytest.mark.usefixtures("no_fork_server")  # for sitecustomize.py
+@pytest.mark.usefixtures("no_fork_server")  # because of sitecustomize.py
 def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path) -> None:
-    """Its peer knows a later life of it, and takes what this one sends all the same."""
+    """A peer accepts a restarted worker and its messages, even if its incarnation is lower than before."""
     shift = tmp_path / "clock"
     shift.mkdir()
     (shift / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""Workers that talk to each other over a transport of their own: who is told which address."""
+"""Workers with a separate transport between workers: programs and peers each get the right address."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tuplewire_service.testing.scenery import Recorder, is_settled
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    """Run two workers that talk over ZeroMQ."""
+    """Run two workers that communicate over ZeroMQ."""
     with pair_of_workers("--transport=zmq") as pair:
         yield pair
 
 
 def test_errors_name_the_address_for_programs(pair: Pair) -> None:
-    """A program that asks the wrong worker is sent to where programs are served."""
+    """A program that connects to the wrong worker gets the address that serves programs."""
     with (
         Client(pair.near.address, topology=TOPOLOGY) as client,
         pytest.raises(NotLocalError, match=pair.far.address),
@@ -40,7 +40,7 @@ def test_errors_name_the_address_for_programs(pair: Pair) -> None:
 
 
 def test_status_tells_both_addresses(pair: Pair) -> None:
-    """The peers' address is in the status, in words and in JSON; peers are named by it."""
+    """The status contains the address for peers, as text and in JSON, and names peers by it."""
     told = status(pair.near)
     assert list(told.addresses) == [pair.near.address, pair.near.unix_address]
     assert list(told.peer_addresses) == [pair.near.peer_address]
@@ -50,7 +50,7 @@ def test_status_tells_both_addresses(pair: Pair) -> None:
 
 
 def test_the_assignment_comes_back_whole(pair: Pair) -> None:
-    """What a worker was told of its peers, it says."""
+    """The assignment that a worker returns contains the addresses for peers."""
     with ControlClient(pair.near.address) as control:
         assignment = control.assignment()
     assert assignment is not None
@@ -61,13 +61,13 @@ def test_the_assignment_comes_back_whole(pair: Pair) -> None:
 
 
 def test_the_address_file_has_the_peers_address(pair: Pair) -> None:
-    """Whoever starts workers can make an assignment of what they say."""
+    """The address file contains the address for peers, so that a launcher can build an assignment."""
     assert pair.near.peer_address.startswith("127.0.0.1:")
     assert pair.near.peer_address != pair.near.address
 
 
 def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
-    """The peers' port takes sessions of any sender; refusals reach it as they do over gRPC."""
+    """The port for peers accepts sessions of any sender, and reports refusals as gRPC does."""
     task = pair.near_task()
     context = TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
     try:
@@ -83,7 +83,7 @@ def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
 
 
 def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
-    """What is for a peer that does not answer is given up in time: the worker drains and ends with 0."""
+    """A worker drops messages for a peer that does not answer in time, drains and exits with 0."""
     flags = ["--transport=zmq", "--drain-seconds=1"]
     with contextlib.ExitStack() as stack:
         workers = []
@@ -107,7 +107,7 @@ def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_ipv6(transport: str) -> None:
-    """An IPv6 host may be named with brackets and without."""
+    """An IPv6 host can be given with or without brackets."""
     context = TransportFactory.make_context({TRANSPORT_KEY: transport, "tuplewire.transport.host": "[::1]"})
     recorder = Recorder()
     try:

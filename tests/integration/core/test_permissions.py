@@ -1,4 +1,4 @@
-"""Permissions: what each client may send, receive and change, and what it is told otherwise."""
+"""Permissions: the operations that each client may use, and the errors for all other operations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Guarded(NamedTuple):
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Run it."""
+    """Run the worker."""
     folder = tmp_path_factory.mktemp("permissions")
     with guarded(folder, RULES, "operator", "etl", "etl/driver", "elsewhere") as (workers, credentials):
         assignment = workers.assign({0: range(1, 21)}, _SECONDS)
@@ -94,7 +94,7 @@ def _receive(worker: Guarded, credentials: Credentials, task: int) -> list[bytes
 
 
 def test_foreign_task_is_refused_message_by_message(worker: Guarded) -> None:
-    """Messages to a task of others are refused by name; the client's own go on, before and after."""
+    """Messages to a forbidden task are refused with a reason; the client's other messages are accepted."""
     before = denied(worker.endpoint, "task")
     with pytest.raises(RefusedMessagesError, match="PERMISSION_DENIED: 1 messages to task 15") as told:
         _send(worker, worker.etl, 3, 15, 3)
@@ -107,7 +107,7 @@ def test_foreign_task_is_refused_message_by_message(worker: Guarded) -> None:
 
 
 def test_foreign_task_cannot_be_received(worker: Guarded) -> None:
-    """A subscription with one task of others is refused as a whole."""
+    """A subscription that contains a forbidden task is refused as a whole."""
     with (
         _client(worker, worker.etl) as client,
         client.recv([2, 4], timeout=_SECONDS) as batches,
@@ -117,7 +117,7 @@ def test_foreign_task_cannot_be_received(worker: Guarded) -> None:
 
 
 def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
-    """Spark's sinks are held to the tasks that they may send to."""
+    """Spark's sinks can only stage messages for tasks that they may send to."""
     with (
         WorkerClient(worker.endpoint.address, credentials=worker.etl) as control,
         pytest.raises(PermissionDeniedError, match="send to task 15"),
@@ -126,7 +126,7 @@ def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
 
 
 def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
-    """An executor's token stages for a sink, and may not choose; the driver's publishes that."""
+    """An executor's token can stage messages but not publish them; the driver's token can publish them."""
     attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
     about: dict[str, Any] = {"topology": TOPOLOGY, "sink": "parted", "epoch": 1, "attempts": [attempt]}
     with (
@@ -147,7 +147,7 @@ def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
 
 
 def test_foreign_topology_is_refused(worker: Guarded) -> None:
-    """A client whose rules are about another topology has no business here, whatever they give there."""
+    """A client with rules for another topology only is refused, regardless of its permissions there."""
     before = denied(worker.endpoint, "topology")
     with pytest.raises(PermissionDeniedError, match="no business in topology 'test'"):
         _send(worker, worker.elsewhere, 1)
@@ -158,7 +158,7 @@ def test_foreign_topology_is_refused(worker: Guarded) -> None:
 
 @pytest.mark.parametrize("who", ["etl", "elsewhere"])
 def test_control_is_the_operators(worker: Guarded, who: str) -> None:
-    """Assignments and drains take a rule; to look takes none."""
+    """Assignments and drains require a permission; reading the status and the assignment does not."""
     with ControlClient(worker.endpoint.address, credentials=getattr(worker, who)) as control:
         assert control.status().worker_id
         assert control.assignment() is not None
@@ -173,7 +173,7 @@ def test_control_is_the_operators(worker: Guarded, who: str) -> None:
 
 
 def test_names_belong_to_their_owners(worker: Guarded) -> None:
-    """Another client of the same id has a session, a consumer and a sink of its own."""
+    """Clients with the same id but different tokens have separate sessions, consumers and sinks."""
     with _client(worker, worker.operator, "shared") as client:
         deliver(client, 7, b"mine")
         _send(worker, worker.etl, 7, client_id="shared")
@@ -190,7 +190,7 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
 
 
 def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
-    """It would lock out all that come later; nothing is published, and the sink goes on."""
+    """An epoch far ahead, which would block all later ones, is refused, and the sink still works."""
     group = TaskGroup.of(7, [b"a"])
     with WorkerClient(worker.endpoint.address, credentials=worker.operator) as control:
         with pytest.raises(StaleEpochError, match="too far ahead"):
@@ -199,7 +199,7 @@ def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
 
 
 def test_denial_is_logged_once_for_each_client_and_reason(worker: Guarded) -> None:
-    """A client that tries again and again does not fill the log."""
+    """Repeated denials of one client for one reason are logged once."""
     for _ in range(3):
         with pytest.raises(PermissionDeniedError):
             _send(worker, worker.elsewhere, 1)
@@ -210,7 +210,7 @@ def test_denial_is_logged_once_for_each_client_and_reason(worker: Guarded) -> No
 
 
 def test_rules_change_under_a_session(worker: Guarded) -> None:
-    """A session that stands is held to the rules of the moment; a broken file changes nothing."""
+    """An open session follows the current rules; an invalid file changes nothing."""
     with _client(worker, worker.etl) as client:
         deliver(client, 8, b"allowed")
         worker.rules.write_text(RULES.replace('send = "1-9"', 'send = "1"'), encoding="utf-8")
@@ -231,7 +231,7 @@ def test_rules_change_under_a_session(worker: Guarded) -> None:
 
 
 def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) -> None:
-    """Where rules hold and nobody can prove to be a worker, a token does not make one."""
+    """With rules but without TLS, a token does not let a client act as a worker."""
     before = denied(worker.endpoint, "worker")
     flags = [f"--token-file={worker.operator.token_file}", "--worker-id=other"]
     with WorkerProcesses(1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1) as workers:
@@ -244,7 +244,7 @@ def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) ->
 
 
 def test_startup_needs_files_of_use(tmp_path: Path) -> None:
-    """A worker with a rules file that is not there does not start open."""
+    """A worker with a missing permissions file does not start."""
     with pytest.raises(TuplewireError, match="cannot read the permissions file"):
         WorkerProcesses(
             1, TOPOLOGY, flags=[f"--permissions-file={tmp_path}/gone"], directory=tmp_path
@@ -252,7 +252,7 @@ def test_startup_needs_files_of_use(tmp_path: Path) -> None:
 
 
 def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
-    """By the rules and tokens of the chart, it sends, receives and stages; all else is the driver's."""
+    """With the chart's rules, an executor can send, receive and stage; only the driver can do the rest."""
     rules = DEPLOYED.read_text(encoding="utf-8")
     with guarded(tmp_path, rules, "programs/driver", "programs") as (workers, credentials):
         driver, executor = credentials.values()

@@ -1,7 +1,7 @@
-"""`ack_mode="processed"` over two workers: no death between sender and consumer loses a message.
+"""`ack_mode="processed"` over two workers: no failure between sender and consumer loses a message.
 
-Numbers go from a client over the worker `near` to the worker `far`, whose task they are for. What comes twice
-is marked as redelivered, and only a death makes it come twice.
+A client sends numbers through the worker `near` to a task of the worker `far`. Second copies are marked as
+redelivered, and only a failure causes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tuplewire_service.testing import eventually
 
 TASK = 0
 STOPPED_SECONDS = 2.0
-"""Longer than a worker that drains waits for a sender to end its stream."""
+"""Seconds, longer than a draining worker waits for a sender to end its stream."""
 CONSUMER = """
 import sys
 from tuplewire import Client
@@ -49,7 +49,7 @@ with Client(sys.argv[1], topology="test") as client, client.recv([0]) as batches
 
 
 class TwoHops:
-    """The workers `near` and `far`, each of which can end and start again at its address."""
+    """The workers `near` and `far`, each of which can stop and restart at its address."""
 
     def __init__(self, directory: Path, transport: str) -> None:
         file = directory / "assignment.json"
@@ -57,7 +57,7 @@ class TwoHops:
             name: RestartableWorker(name, directory, file, [f"--transport={transport}"], drain_seconds=20)
             for name in ("near", "far")
         }
-        # They have the assignment before anybody can reach them.
+        # Both have the assignment before a client can reach them.
         near, far = (worker.reached for worker in self.workers.values())
         assignment_file(directory, 1, {near: [], far: [TASK]})
         for worker in self.workers.values():
@@ -65,33 +65,33 @@ class TwoHops:
 
     @property
     def near(self) -> Endpoint:
-        """The worker that the client is connected to."""
+        """The worker that the client connects to."""
         return self.workers["near"].endpoint
 
     @property
     def far(self) -> Endpoint:
-        """The worker that holds the task."""
+        """The worker that owns the task."""
         return self.workers["far"].endpoint
 
     def kill_and_start(self, name: str) -> None:
-        """End a worker at once, and start it again."""
+        """Kill a worker, and start it again."""
         self.workers[name].kill()
         self.workers[name].start()
 
     def begin_drain(self, name: str) -> bool:
-        """Ask a worker to end in good order; return whether it will."""
+        """Start a worker's drain; return False if it was already draining."""
         with ControlClient(self.workers[name].endpoint.address) as control:
             return control.drain()
 
     def start_after_drain(self, name: str) -> None:
-        """Wait until a worker that drains has ended, and start it again."""
+        """Wait until a draining worker has exited, and start it again."""
         endpoint = self.workers[name].endpoint
         eventually(lambda: has_ended(endpoint), 25, f"{name} drained")
         self.workers[name].stop()
         self.workers[name].start()
 
     def close(self) -> None:
-        """End both."""
+        """Stop both workers."""
         for worker in self.workers.values():
             worker.stop()
 
@@ -106,25 +106,25 @@ def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoHops]:
 
 @pytest.fixture
 def sender(hops: TwoHops) -> Iterator[Client]:
-    """Connect a client in the mode `processed`."""
+    """Connect a client in mode `processed`."""
     with client_of(hops.near.address, ack_mode="processed") as client:
         yield client
 
 
 def first_times(reader: Reader) -> list[int]:
-    """Return the numbers in the order in which each came for the first time."""
+    """Return the received numbers without duplicates, in the order of their first arrival."""
     return list(dict.fromkeys(numbers(reader.got)))
 
 
 def doubled_unmarked(reader: Reader) -> list[Message]:
-    """Return the messages that came twice or more without a mark."""
+    """Return the messages that arrived more than once without a mark."""
     unmarked = Counter(reader.got) - Counter(reader.redelivered)
     return [message for message, times in unmarked.items() if times > 1]
 
 
 @pytest.mark.parametrize("victim", ["near", "far"])
 def test_a_killed_worker_loses_nothing_that_it_had_queued(hops: TwoHops, sender: Client, victim: str) -> None:
-    """What waited at the second worker for a consumer comes after the death of either worker."""
+    """Messages queued at the second worker are delivered after either worker is killed."""
     sender.send(numbered(TASK, range(1000)))
     eventually(lambda: queued(hops.far, TASK) == 1000)
     assert sender.ledger().pending == 1000
@@ -139,7 +139,7 @@ def test_a_killed_worker_loses_nothing_that_it_had_queued(hops: TwoHops, sender:
 
 @pytest.mark.parametrize("hops", ["grpc", pytest.param("zmq", marks=pytest.mark.long)], indirect=True)
 def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sender: Client) -> None:
-    """Under traffic, with a consumer: all arrive, in order, and what comes again is marked."""
+    """Under load, all messages arrive in order, and copies are marked as redelivered."""
     with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
         with Feeder(sender, TASK) as feeder:
             for victim in ("far", "near", "far", "near"):
@@ -156,7 +156,7 @@ def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sen
 
 
 def test_a_killed_consumer_loses_nothing(hops: TwoHops, sender: Client) -> None:
-    """What a killed process had taken and not acknowledged comes to the next consumer, in order."""
+    """Messages that a killed consumer had not acknowledged go to the next consumer, in order."""
     sender.send(numbered(TASK, range(100)))
     with subprocess.Popen(
         [sys.executable, "-c", CONSUMER, hops.far.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -174,7 +174,7 @@ def test_a_killed_consumer_loses_nothing(hops: TwoHops, sender: Client) -> None:
 
 @pytest.mark.parametrize("victim", ["near", "far"])
 def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> None:
-    """What is processed while a worker drains is told to the sender, so that it does not come again."""
+    """The sender learns of messages processed during a drain, so that they are not sent again."""
     with client_of(hops.far.address) as consumer:
         sender.send(numbered(TASK, range(1000)))
         eventually(lambda: queued(hops.far, TASK) == 1000)
@@ -194,7 +194,7 @@ def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> 
 def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
     hops: TwoHops, sender: Client
 ) -> None:
-    """A worker that stands still while its peer ends the stream does not send again what was read."""
+    """A worker that is stopped while its peer ends the stream does not resend processed messages."""
     with client_of(hops.far.address) as consumer:
         sender.send(numbered(TASK, range(1000)))
         eventually(lambda: queued(hops.far, TASK) == 1000)
@@ -214,7 +214,7 @@ def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
 
 
 def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> None:
-    """A drain whose deadline passes drops what nobody has taken; its sender keeps it, and sends it again."""
+    """Messages that a drain drops at its deadline are still pending at their sender, which resends them."""
     far = hops.workers["far"]
     far.stop()
     far.drain_seconds = 0.3

@@ -1,4 +1,4 @@
-"""Rejected messages with real workers: they come again, or become dead letters, and everything adds up."""
+"""Rejected messages with real workers: redelivery, dead letters, and balanced ledgers."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ command = partial(run_command, "dead-letters")
 
 @pytest.fixture(scope="module")
 def letter_pair() -> Iterator[Pair]:
-    """Two workers; the first has the dead-letter task of both."""
+    """Run two workers; the first owns the dead-letter task of both."""
     with pair_of_workers(f"--dead-letter-task={DEAD}", f"--reject-limit={LIMIT}") as pair:
         yield pair
         pair.check_balance()
 
 
 def letters(pair: Pair) -> list[TaskMessage]:
-    """Take every dead letter out."""
+    """Receive and return all dead letters."""
     with client_of(pair.near.address) as client, client.recv([DEAD]) as subscription:
         return list(subscription.messages(quiet=0.3))
 
 
 def test_a_rejected_message_comes_again_behind_the_others(letter_pair: Pair) -> None:
-    """By default the others go on; the header says how often it was rejected."""
+    """By default, a rejected message is redelivered after the others, with its number of rejections."""
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
         deliver(client, numbered(task, range(5), source=3))
@@ -67,7 +67,7 @@ def test_a_rejected_message_comes_again_behind_the_others(letter_pair: Pair) -> 
 
 
 def test_a_rejected_message_keeps_its_place_where_others_wait(letter_pair: Pair) -> None:
-    """With reject_order="wait" nothing of its task overtakes it, and other tasks go on."""
+    """With reject_order="wait", a rejected message keeps its place in its task, and other tasks continue."""
     first, second = letter_pair.near_task(), letter_pair.near_task()
     seen: dict[int, list[int]] = {first: [], second: []}
     with client_of(letter_pair.near.address, reject_order="wait") as client:
@@ -84,7 +84,7 @@ def test_a_rejected_message_keeps_its_place_where_others_wait(letter_pair: Pair)
 
 
 def test_a_delay_is_kept(letter_pair: Pair) -> None:
-    """Nothing comes before it is due; in order, everything behind it waits as long."""
+    """A rejected message is redelivered after its delay, in both reject orders."""
     for order in ("go_on", "wait"):
         task = letter_pair.near_task()
         with (
@@ -102,7 +102,7 @@ def test_a_delay_is_kept(letter_pair: Pair) -> None:
 
 
 def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
-    """It has reason, source, task, count and time, its own key and headers, and is in the ledger by name."""
+    """A dead letter has reason, source, task, count, time, key and headers, and the ledger counts it."""
     task = letter_pair.near_task()
     before = ledger(letter_pair.near)
     with client_of(letter_pair.near.address, source=5) as client:
@@ -113,7 +113,7 @@ def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
                 if message.message == b"poison":
                     subscription.reject(reason="no such account")
     eventually(lambda: queued(letter_pair.near, DEAD) == 1)
-    # As the alert for unread letters looks for them.
+    # The alert for unread dead letters uses these metrics.
     assert metric(letter_pair.near, f'tuplewire_queue_messages{{task="{DEAD}"}}') == 1
     assert metric(letter_pair.near, f'tuplewire_queue_subscribed{{task="{DEAD}"}}') == 0
     [letter] = letters(letter_pair)
@@ -131,7 +131,7 @@ def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
     now = ledger(letter_pair.near)
     assert now.balanced
     assert now.dropped["dead_lettered"] - before.dropped["dead_lettered"] == 1
-    # Two were sent, and copies: two that came again, and one letter.
+    # Two messages were sent. The ledger also counts two redeliveries and one dead letter.
     assert now.accepted - before.accepted == 5
     assert now.acknowledged - before.acknowledged == 4
     assert metric(letter_pair.near, 'tuplewire_dropped_messages_total{reason="dead_lettered"}') >= 1
@@ -139,7 +139,7 @@ def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
 
 
 def test_a_dead_letter_goes_to_another_worker(letter_pair: Pair) -> None:
-    """The dead-letter task may be anywhere; where others wait, they go on once it is a letter."""
+    """The dead-letter task may be on another worker; messages behind the rejected one then continue."""
     task = letter_pair.far_task()
     with client_of(letter_pair.far.address, reject_order="wait") as client:
         deliver(client, numbered(task, range(3)))
@@ -155,7 +155,7 @@ def test_a_dead_letter_goes_to_another_worker(letter_pair: Pair) -> None:
 
 
 def test_without_a_dead_letter_task_it_is_dropped(pair: Pair) -> None:
-    """By name, and the ledger adds up."""
+    """Without a dead-letter task, the message is dropped as `rejected`, and the ledger balances."""
     task = pair.near_task()
     with client_of(pair.near.address) as client, client.recv([task]) as subscription:
         client.send(task, b"poison")
@@ -167,7 +167,7 @@ def test_without_a_dead_letter_task_it_is_dropped(pair: Pair) -> None:
 
 
 def test_an_acknowledgement_in_the_middle_leaves_later_rejections_out(letter_pair: Pair) -> None:
-    """What is not acknowledged is not rejected either: it goes to the next consumer, with no count."""
+    """A rejection without an acknowledgement has no effect: the next consumer gets the message uncounted."""
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client:
         deliver(client, numbered(task, range(4)))
@@ -183,7 +183,7 @@ def test_an_acknowledgement_in_the_middle_leaves_later_rejections_out(letter_pai
 
 
 def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
-    """The error says what is wrong."""
+    """Rejecting a missing message, or with a negative delay, raises an error that names the wrong value."""
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
         with pytest.raises(MessageError, match="no message None to reject, of 0"):
@@ -198,7 +198,7 @@ def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
 
 @pytest.mark.parametrize("order", RejectOrder)
 def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, order: RejectOrder) -> None:
-    """Resets while every third message is rejected once: each is processed once, with the right count."""
+    """With connection resets, each message is processed once, and rejected messages have the right count."""
     task = letter_pair.near_task()
     seen: list[int] = []
     with (
@@ -226,7 +226,7 @@ def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, o
 
 
 async def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
-    """In the same way."""
+    """The asyncio client rejects messages in the same way."""
     task = letter_pair.near_task()
     seen: list[int] = []
 
@@ -243,7 +243,7 @@ async def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
 
 @pytest.mark.parametrize("order", RejectOrder)
 def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
-    """While a message waits, its task moves: it comes at the new owner, with its count."""
+    """A rejected message moves with its task to the new owner, and keeps its count."""
     with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5"]) as workers:
         workers.assign({0: [1], 1: [2]})
         here, there = workers.endpoints
@@ -253,7 +253,7 @@ def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
                 batch = next(subscription)
                 while len(batch) < 3:
                     batch = next(subscription)
-                # Where others wait, the delay ends with the move.
+                # With reject_order="wait", the delay ends with the move.
                 subscription.reject(0, after=0.5 if order == "go_on" else 3600)
                 subscription.acknowledge()
                 eventually(lambda: status(here).rejections == 1)
@@ -267,7 +267,7 @@ def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
 
 
 def test_a_drain_waits_for_no_delay() -> None:
-    """What would come in an hour goes to the new owner of its task at once."""
+    """A drain does not wait for the delay of a rejected message, which goes to the new owner immediately."""
     with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=10"]) as workers:
         workers.assign({0: [1], 1: [2]})
         here, there = workers.endpoints
@@ -287,7 +287,7 @@ def test_a_drain_waits_for_no_delay() -> None:
 
 @pytest.mark.slow
 def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
-    """By any worker's address; what it leaves stays, in order."""
+    """The command works with any worker's address, and leaves other dead letters in order."""
     letters(letter_pair)
     task = letter_pair.far_task()
     with client_of(letter_pair.far.address, source=8) as client:
@@ -324,7 +324,7 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
 
 
 def test_a_mark_survives_rejections_the_dead_letter_and_its_replay(letter_pair: Pair) -> None:
-    """A message that a consumer may have processed stays marked, whatever happens to it later."""
+    """The redelivered mark of a message survives rejections, the dead letter and its replay."""
     letters(letter_pair)
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address) as client:
@@ -343,7 +343,7 @@ def test_a_mark_survives_rejections_the_dead_letter_and_its_replay(letter_pair: 
 
 
 def test_a_dead_letter_of_a_marked_message_is_marked(letter_pair: Pair) -> None:
-    """A program that reads the dead-letter task sees the mark of the message."""
+    """The dead letter of a message that is marked as redelivered is marked as well."""
     letters(letter_pair)
     task = letter_pair.near_task()
     with client_of(letter_pair.near.address, reject_order="wait") as client:

@@ -1,4 +1,4 @@
-"""What becomes of rejected messages and dead letters when their worker dies, drains or gives a task away."""
+"""Rejected messages and dead letters when their worker is killed, drains or loses a task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREDECESSOR = "tuplewire_predecessor_perhaps_lost_messages"
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[RestartableWorker]:
-    """Run a worker that has the task, and comes back with a state file."""
+    """Run a worker that owns the task and restarts with a state file."""
     assignment = tmp_path / "assignment.json"
     flags = [f"--state-file={tmp_path / 'state'}", "--drain-seconds=1"]
     worker = RestartableWorker("a", tmp_path, assignment, flags)
@@ -33,7 +33,7 @@ def mortal(tmp_path: Path) -> Iterator[RestartableWorker]:
 
 
 def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: Any) -> None:
-    """Reject the first message of the task, and end once the worker knows."""
+    """Reject the first message of the task, and return when the worker has counted the rejection."""
     before = status(endpoint).rejections
     with client_of(endpoint.address, **settings) as client, client.recv([TASK], timeout=10) as subscription:
         next(subscription)
@@ -43,7 +43,7 @@ def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: Any) -> Non
 
 
 def test_where_others_wait_no_death_loses_it(mortal: RestartableWorker, tmp_path: Path) -> None:
-    """With ack_mode="processed" its sender still has it, and those behind it; the count is lost."""
+    """With reject_order="wait", the sender resends the message and later ones; only the count is lost."""
     with client_of(mortal.endpoint.address, ack_mode="processed") as sender:
         sender.send(numbered(TASK, range(3)))
         reject_first(mortal.endpoint, LONG, reject_order="wait")
@@ -60,7 +60,7 @@ def test_where_others_wait_no_death_loses_it(mortal: RestartableWorker, tmp_path
 
 
 def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path: Path) -> None:
-    """Its sender hears that it is processed; then it dies with the worker, whose successor says so."""
+    """By default, a rejected message is lost when its worker is killed; the next worker reports the loss."""
     state = tmp_path / "state"
     with client_of(mortal.endpoint.address, ack_mode="processed") as sender:
         sender.send(TASK, b"0")
@@ -77,7 +77,7 @@ def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path:
 
 
 def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path) -> None:
-    """They are messages like any other: they move, and a drain that nobody takes them from drops them."""
+    """Dead letters move with their task, and a drain drops them at its deadline if there is no consumer."""
     flags = [f"--dead-letter-task={DEAD}", "--reject-limit=1", "--drain-seconds=1"]
     with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
         workers.assign({0: [TASK, DEAD], 1: [OTHER]})

@@ -1,4 +1,4 @@
-"""The connections over which workers forward messages: tokens, releases, and messages that are taken back."""
+"""Connections that forward messages between workers: tokens, releases, and reclaimed messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forwarder(context: IContext, port: int) -> tuple[StreamedClient, list[Settle
 
 
 def offer(client: StreamedClient, groups: Sequence[TaskGroup], token: Any) -> bool:
-    """Offer messages with a token, on the event loop as a worker does."""
+    """Offer messages with a token on the event loop, as a worker does."""
     return client.end.thread.call(lambda: client.end.buffer.offer(groups, token))
 
 
@@ -44,13 +44,13 @@ def taken_back(client: StreamedClient, timeout: float) -> list[tuple[TaskGroup, 
 
 
 class TestRelayConnections(Scenery):
-    """On the local transport: all transports share these connections."""
+    """Tests on the local transport: all transports share these connections."""
 
     def make_context(self) -> IContext:
         return LocalContext()
 
     def test_the_token_comes_back_when_messages_settle(self) -> None:
-        """A relay's token is returned for what was acknowledged and for what was refused."""
+        """A relay's token is returned for acknowledged and for refused messages."""
         with self.context() as context:
             client, settled, released = forwarder(context, context.bind(TOPOLOGY, 0, Recorder()).port)
             client.end.receipts.watch([1])
@@ -62,7 +62,7 @@ class TestRelayConnections(Scenery):
                 assert {each.task: each.dropped for each in told} == {1: None, UNKNOWN_TASK: "unknown_task"}
 
     def test_all_is_released_once_everything_is_released(self) -> None:
-        """all_released() is False while the receiver holds a message of the task; watched releases come."""
+        """all_released() is False while the receiver has messages of a task; releases are reported."""
         recorder = Recorder([1])
         with self.context() as context:
             client, _, released = forwarder(context, context.bind(TOPOLOGY, 0, recorder).port)
@@ -81,7 +81,7 @@ class TestRelayConnections(Scenery):
             eventually(lambda: sum(each.messages for each in released if each.task == 1) == 2)
 
     def test_messages_can_be_taken_back(self) -> None:
-        """What no server has taken comes back in order, and the ledger forgets it."""
+        """Messages that no server has accepted are returned in order, and are removed from the ledger."""
         with self.context() as context:
             client, _, _ = forwarder(context, self.unused_port())
             for number in range(3):
@@ -94,7 +94,7 @@ class TestRelayConnections(Scenery):
             assert_ledger(client, 0)
 
     def test_nothing_is_written_after_writing_is_stopped(self) -> None:
-        """A server that comes later gets nothing, and what is taken back is not marked as redelivered."""
+        """A server that starts later receives nothing, and reclaimed messages are not marked as copies."""
         recorder = Recorder()
         with self.context() as context:
             port = self.unused_port()
