@@ -1,4 +1,4 @@
-"""When a message was sent: told to its consumer, whatever way it has come."""
+"""The sending time of a message, as reported to its consumer, does not depend on the message's route."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TASK = 1
 
 
 def now() -> int:
-    """Return the time as it is told, in whole milliseconds."""
+    """Return the current time in whole milliseconds, like the reported times."""
     return time.time_ns() // 1_000_000
 
 
 def times(endpoint: Endpoint, count: int) -> dict[bytes, int]:
-    """Return when each message was sent, as a consumer hears it that acknowledges nothing."""
+    """Return the sending time of each message, as reported to a consumer that acknowledges nothing."""
     found: dict[bytes, int] = {}
     with client_of(endpoint.address) as client, client.recv([TASK], timeout=20) as batches:
         while len(found) < count:
@@ -31,7 +31,7 @@ def times(endpoint: Endpoint, count: int) -> dict[bytes, int]:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_the_time_of_sending_stays_with_a_message(transport: str) -> None:
-    """Over two hops, to every consumer that asks, and after a move of the task it is when `send` took it."""
+    """The sending time stays the same over two hops, for every consumer, and after a move of the task."""
     sent: dict[bytes, tuple[int, int]] = {}
     with WorkerProcesses(2, TOPOLOGY, flags=[f"--transport={transport}", "--drain-seconds=0.5"]) as workers:
         near, far = workers.endpoints

@@ -1,4 +1,4 @@
-"""Messages sent one by one: what a send is worth when it returns, its bounds, its order beside batches."""
+"""Messages sent one at a time: the ledger after a send, the limits, and the order with batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tuplewire.errors import InvalidTaskError, MessageError, MessageTooLargeErro
 
 MIB = 1 << 20
 LARGE = bytes(10_000)
-"""More than what is handed over without being counted first."""
+"""Larger than a message that is submitted without being counted first."""
 
 
 def test_a_message_is_in_the_ledger_when_send_returns(nobody: str) -> None:
-    """Small, large or in a batch: accepted and pending go up by that many at once, and always balance."""
+    """Small messages, large messages and batches are accepted and pending in the ledger when send returns."""
     client = client_of(nobody)
     sent = 0
     for number in range(1000):
@@ -49,7 +49,7 @@ def test_a_message_is_in_the_ledger_when_send_returns(nobody: str) -> None:
 )
 @pytest.mark.parametrize("threads", [1, 8])
 def test_bounds_hold(nobody: str, settings: dict[str, Any], payload: bytes, room: int, threads: int) -> None:
-    """One thread fills them to the last message; each further one may go over by one small message."""
+    """One thread fills the limits exactly; each further thread may exceed them by one small message."""
     client = client_of(nobody, overflow="fail", **settings)
 
     def fill() -> None:
@@ -68,7 +68,7 @@ def test_bounds_hold(nobody: str, settings: dict[str, Any], payload: bytes, room
 
 
 def test_a_full_task_leaves_room_for_others(nobody: str) -> None:
-    """Where one task has all it may have, messages to others are taken, up to the bound of all."""
+    """If one task is at its limit, messages to other tasks are accepted up to the total limit."""
     client = client_of(nobody, max_pending_messages=250, max_pending_task_messages=100)
     assert [client.try_send(1, b"x") for _ in range(101)] == [True] * 100 + [False]
     assert [client.try_send(2, b"x") for _ in range(101)] == [True] * 100 + [False]
@@ -77,7 +77,7 @@ def test_a_full_task_leaves_room_for_others(nobody: str) -> None:
 
 
 def test_batches_count_for_messages_alone(nobody: str) -> None:
-    """A batch that the loop may not have seen yet takes its room from what comes after it."""
+    """A batch that the event loop has not processed yet counts towards the limit."""
     for _ in range(20):
         client = client_of(nobody, max_pending_messages=100)
         client.send(1, b"x")
@@ -88,7 +88,7 @@ def test_batches_count_for_messages_alone(nobody: str) -> None:
 
 
 def test_order_per_thread_beside_batches(pair: Pair) -> None:
-    """Threads that share a client send small ones, large ones and batches: each one's order holds."""
+    """Threads share a client and send small messages, large messages and batches; each keeps its order."""
     task = pair.far_task()
     threads, each = 4, 3000
 
@@ -133,7 +133,7 @@ WRONG: list[tuple[Any, Any, type[TuplewireError]]] = [
 async def test_a_wrong_message_is_an_error_where_it_is_sent(
     nobody: str, task: Any, payload: Any, error: type[TuplewireError]
 ) -> None:
-    """Nothing of it is accepted, and what is right goes on being so."""
+    """An invalid message is not accepted, and valid messages still are."""
     client = client_of(nobody, source=5)
     for send in (client.send, client.try_send):
         client.send(1, b"x")
@@ -152,7 +152,7 @@ async def test_a_wrong_message_is_an_error_where_it_is_sent(
 
 
 def test_a_payload_is_as_it_was_when_it_was_sent(pair: Pair) -> None:
-    """What is not bytes is copied; what is not quite an int is taken for one."""
+    """A payload that is not of type bytes is copied when it is sent."""
     task = pair.near_task()
     changing = bytearray(b"before")
     with client_of(pair.near.address) as client:

@@ -1,4 +1,4 @@
-"""Unix sockets at places with odd names, or with paths that are too long for one."""
+"""Unix sockets with unusual names, or with paths that are too long for a socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tuplewire_service.messaging.zmq.zmq_settings import ipc_endpoint
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b?c=1", "a b:ä 100%"])
 def test_a_socket_with_an_odd_name(tmp_path: Path, name: str) -> None:
-    """It is where it was said to be, and programs reach it by the same name."""
+    """The socket is at the configured path, and programs connect with the same path."""
     socket = tmp_path / f"{name}.sock"
     with one_worker("w", f"--listen-unix={socket}", directory=tmp_path, tasks=[1]):
         assert stat.S_ISSOCK(socket.stat().st_mode)
@@ -39,7 +39,7 @@ def test_a_socket_with_an_odd_name(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("host", ["dns", "ipv4", "ipv6", "xds", "vsock"])
 def test_a_host_that_is_called_like_a_scheme(host: str) -> None:
-    """It is looked up; gRPC would take the port for an address of that kind."""
+    """A host named like a gRPC scheme is resolved as a host, not parsed as that scheme."""
     assert grpc_target(f"{host}:6700") == f"dns:///{host}:6700"
     with pytest.raises(UnreachableError) as told, ControlClient(f"{host}:1", timeout=5) as control:
         control.status()
@@ -48,7 +48,7 @@ def test_a_host_that_is_called_like_a_scheme(host: str) -> None:
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "[::1]"])
 def test_usual_hosts(address: str, tmp_path: Path) -> None:
-    """Names and addresses of both kinds."""
+    """Host names and addresses of IPv4 and IPv6 work."""
     port = free_port()
     with (
         one_worker("w", f"--listen={address}:{port}", directory=tmp_path),
@@ -58,7 +58,7 @@ def test_usual_hosts(address: str, tmp_path: Path) -> None:
 
 
 def test_long_temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers start where the path of a socket would be too long, and leave nothing behind."""
+    """Workers start even if the temporary directory is too long for a socket path, and leave no files."""
     long = tmp_path / ("x" * 90) / ("y" * 90)
     long.mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -76,7 +76,7 @@ def test_long_temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_without_any_temporary_directory() -> None:
-    """The error says what to set."""
+    """The error recommends setting TMPDIR."""
     program = (
         "import os, tempfile\n"
         "tempfile.tempdir = '/proc/none'\n"
@@ -94,7 +94,7 @@ def test_without_any_temporary_directory() -> None:
 
 
 def test_a_private_directory_is_short_and_private() -> None:
-    """As short as is asked for, and for nobody else."""
+    """A private directory has mode 0700 and a path of limited length."""
     made = Path(private_directory(60))
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.rmdir()
@@ -106,7 +106,7 @@ def test_a_private_directory_is_short_and_private() -> None:
 def test_zeromqs_directory_is_this_users_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Another user may have put something there before: no link is followed, and no rights are left."""
+    """A directory that another user may have prepared, as a link, a file or with open mode, is refused."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     place, elsewhere = tmp_path / f"tuplewire-zmq-{os.getuid()}", tmp_path / "elsewhere"
     if what == "mode":

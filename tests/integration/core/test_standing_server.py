@@ -1,4 +1,4 @@
-"""A gRPC server that ends by itself is followed by another one: streams go on, and nobody is turned away."""
+"""A gRPC server that fails is replaced by another one: streams continue, and new connections are served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tuplewire_service.testing import eventually
 ECHO = "/test/Echo"
 Stream = Any
 ALONE = [("grpc.use_local_subchannel_pool", 1)]
-"""A channel with these shares no connection."""
+"""Options of a channel that shares no connection."""
 
 
 class _Handler(grpc.GenericRpcHandler):
@@ -46,7 +46,7 @@ def _main_loops(loop: asyncio.AbstractEventLoop | None = None) -> list[asyncio.T
 
 
 async def _end_server(address: str) -> None:
-    """Do what a defect in grpcio does: fail where the main loop has taken a call and hands it on."""
+    """Simulate a defect in grpcio: fail where the main loop has accepted a call and schedules it."""
     loop = asyncio.get_running_loop()
     (main_loop,) = _main_loops()
     calls: list[asyncio.Task[Any]] = []
@@ -73,14 +73,14 @@ async def _echoed(stream: Stream, said: bytes) -> bytes:
 
 
 async def _said_to(address: str) -> bytes:
-    """Open a connection of its own, and return what the server says to it."""
+    """Open a separate connection, and return the server's answer."""
     async with grpc.aio.insecure_channel(address, options=ALONE) as channel:
         return await _echoed(channel.stream_stream(ECHO)(wait_for_ready=True), b"new")
 
 
 @asynccontextmanager
 async def _served(path: Path) -> AsyncIterator[tuple[StandingServer, str]]:
-    """Run a server at a port and a socket; return it with its address. Nothing of it is left in the end."""
+    """Run a server at a port and a socket; yield it with its address. Its main loop must end afterwards."""
     async with asyncio.timeout(30):
         server = StandingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), 0o610)
         await server.start(["127.0.0.1:0", f"unix://{path}"])
@@ -97,7 +97,7 @@ async def _another() -> None:
 
 
 async def test_another_server_takes_its_place(tmp_path: Path) -> None:
-    """Each time it ends, streams go on, and others find a server at both addresses."""
+    """After each failure, streams continue, and new connections reach a server at both addresses."""
     path = tmp_path / "socket"
     async with _served(path) as (server, address), grpc.aio.insecure_channel(address) as channel:
         stream: Stream = channel.stream_stream(ECHO)()
@@ -112,7 +112,7 @@ async def test_another_server_takes_its_place(tmp_path: Path) -> None:
 
 
 async def test_a_socket_has_the_mode_that_it_had(tmp_path: Path) -> None:
-    """Whoever might not connect before may not do so now."""
+    """The replacement's socket has the same mode, so no other users can connect."""
     path = tmp_path / "socket"
     async with _served(path) as (server, address):
         assert stat.S_IMODE(path.stat().st_mode) == 0o610
@@ -125,7 +125,7 @@ async def test_a_socket_has_the_mode_that_it_had(tmp_path: Path) -> None:
 async def test_an_address_that_cannot_be_bound_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A directory that is not there is waited for, and said to be missing."""
+    """A missing directory is logged, and the server starts again once the directory exists."""
     path = tmp_path / "sockets" / "socket"
     path.parent.mkdir()
     async with _served(path) as (_server, address):
@@ -143,7 +143,7 @@ async def test_an_address_that_cannot_be_bound_is_tried_again(
 async def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the next server has bound already is let go: nobody connects to what will never answer."""
+    """Addresses that the replacement has already bound are released, so that no client waits there."""
     path = tmp_path / "sockets" / "socket"
     path.parent.mkdir()
     async with _served(path) as (server, address):
@@ -169,7 +169,7 @@ def _is_free(port: int) -> bool:
 
 @pytest.mark.parametrize("grace", [0, None])
 async def test_a_server_that_is_stopped_is_not_followed(tmp_path: Path, grace: float | None) -> None:
-    """Its end is no defect."""
+    """A stop is not a failure: no replacement is started."""
     async with _served(tmp_path / "socket") as (server, _address):
         await server.stop(grace)
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""One task of 32 that nobody reads, on one connection through two workers: it stops nobody but itself."""
+"""One of 32 tasks has no consumer, on one connection through two workers: only that task stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuplewire_service.testing import eventually
 
 RUNNING = 31
 MESSAGES = 20_000
-"""That each running task gets: forty times what its queue holds."""
+"""Number of messages for each running task: forty times the capacity of its queue."""
 BATCH = 500
 QUEUE = 500
 SOURCE = 7
@@ -34,7 +34,7 @@ def _to(task: int, first: int) -> TaskMessageBatch:
 
 @pytest.mark.slow
 def test_one_stopped_task_of_32_leaves_31_alone(pair: Pair) -> None:
-    """With one task full to its bound the others get all of theirs; afterwards it gets all of its own."""
+    """With one task full, the others receive all of their messages; later it receives all of its own."""
     stopped = pair.far_task()
     running = [pair.far_task() for _ in range(RUNNING)]
     with (
@@ -43,11 +43,11 @@ def test_one_stopped_task_of_32_leaves_31_alone(pair: Pair) -> None:
         ) as sender,
         Program(consumer, TOPOLOGY, [(pair.far.address, running)]) as consuming,
     ):
-        sent = 0  # to the stopped task; nothing else is sent before it is full
+        sent = 0  # to the stopped task; the other tasks are sent nothing before it is full
 
         def full() -> bool:
             nonlocal sent
-            # Asked before: what is acknowledged later makes room still.
+            # Check this first: later acknowledgements still free space.
             arrived = queued(pair.far, stopped) == QUEUE == sender.ledger().acknowledged
             while sender.try_send(_to(stopped, sent)):
                 sent += BATCH

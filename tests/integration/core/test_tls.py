@@ -1,4 +1,4 @@
-"""Mutual TLS: who gets in with which certificate, and that certificates are exchanged while messages flow."""
+"""Mutual TLS: access by certificate, and rotation of certificates under load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECONDS = 60.0
 
 
 class Cluster(NamedTuple):
-    """Two workers with one certificate, and a program with another. near has task 1, far has task 2."""
+    """Two workers with one certificate, and a program with another. near owns task 1, far owns task 2."""
 
     near: Endpoint
     far: Endpoint
@@ -41,7 +41,7 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Run it; the addresses are not in the certificates."""
+    """Run the cluster; its addresses are not in the certificates."""
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority()
     files = authority.issue(WORKER, "spiffe://test/worker").write(folder / "worker")
@@ -68,14 +68,14 @@ def _receive(endpoint: Endpoint, task: int, credentials: Credentials | None, cou
 
 
 def test_messages_pass_two_secured_workers(cluster: Cluster) -> None:
-    """A program sends to one worker over TLS, the worker to the other, and a program receives from that."""
+    """A message is sent over TLS from a program to one worker, to the other worker, and to a program."""
     with Client(cluster.near.address, topology=TOPOLOGY, credentials=cluster.program) as client:
         deliver(client, 2, b"through")
     assert _receive(cluster.far, 2, cluster.program, 1) == [b"through"]
 
 
 def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client without credentials of its own takes those of the environment, as on a Spark executor."""
+    """A client without explicit credentials uses the environment's, as on a Spark executor."""
     for name, value in variables_of(cluster.program).items():
         monkeypatch.setenv(name, value)
     with ControlClient(cluster.near.address) as control:
@@ -86,13 +86,13 @@ def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 
 
 def test_unix_socket_needs_no_certificate(cluster: Cluster) -> None:
-    """Programs beside a worker use its Unix socket as before."""
+    """Programs on the worker's machine use its Unix socket without credentials."""
     with ControlClient(cluster.near.unix_address, credentials=Credentials()) as control:
         assert control.status().worker_id == "worker-0"
 
 
 def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireError]) -> str:
-    """See a program refused on the data plane and on the control plane; return what it was told."""
+    """Check that a program is refused on the data plane and on the control plane; return the error text."""
     with (
         ControlClient(cluster.near.address, credentials=credentials) as control,
         pytest.raises(error) as told,
@@ -108,7 +108,7 @@ def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireEr
 
 
 def _strangers(cluster: Cluster, folder: Path) -> dict[str, tuple[Credentials, str]]:
-    """Return credentials of no use, with what their program is told."""
+    """Return unusable credentials for each case, with a part of the expected error."""
     anonymous = Credentials(tls_ca=cluster.program.tls_ca, tls_worker_names=(WORKER,))
     unknown = files_of(Authority().issue("etl.example"), folder / "unknown", WORKER)
     expired = cluster.authority.issue("etl.example", expires_in=-dt.timedelta(days=1))
@@ -126,13 +126,13 @@ def _strangers(cluster: Cluster, folder: Path) -> dict[str, tuple[Credentials, s
     ["plaintext", "no certificate", "signed by somebody else", "expired", "without names the host counts"],
 )
 def test_strangers_are_refused(cluster: Cluster, tmp_path: Path, case: str) -> None:
-    """A program without a certificate that is good here gets no answer, nor does one that trusts nobody."""
+    """A program is refused without a valid certificate, or if it cannot verify the worker's certificate."""
     credentials, told = _strangers(cluster, tmp_path)[case]
     assert told in _refused(cluster, credentials, UnreachableError)
 
 
 def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
-    """A certificate of our CA whose names are on no list is denied by name; that is counted and logged."""
+    """A certificate of the right CA with an unlisted name is denied with a reason, counted and logged."""
     other = cluster.authority.issue("etl.elsewhere.example")
     before = denied(cluster.near, "name")
     told = _refused(cluster, files_of(other, tmp_path / "other", WORKER), PermissionDeniedError)
@@ -145,21 +145,21 @@ def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("other.example",), ("*.elsewhere.example",), ("spiffe://test/other",)])
 def test_client_refuses_a_stranger(cluster: Cluster, names: tuple[str, ...]) -> None:
-    """A program does not talk to whoever has the address, if its certificate is not a worker's."""
+    """A program refuses a server with a valid certificate that does not have a worker's name."""
     told = _refused(cluster, replace(cluster.program, tls_worker_names=names), UnreachableError)
     assert "is not a worker of this cluster" in told
 
 
 @pytest.mark.parametrize("names", [("*.example",), ("spiffe://test/worker",), ("nobody", WORKER)])
 def test_worker_is_known_by_any_listed_name(cluster: Cluster, names: tuple[str, ...]) -> None:
-    """A wildcard, a URI, or one name of several will do."""
+    """A wildcard, a URI, or one of several names identifies a worker."""
     credentials = replace(cluster.program, tls_worker_names=names)
     with ControlClient(cluster.near.address, credentials=credentials) as control:
         assert control.status().worker_id == "worker-0"
 
 
 def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> None:
-    """A worker whose certificate is only a program's is denied by the others, and never gets ready."""
+    """A worker with a program's certificate is denied by the other workers and never connects to them."""
     files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")
     flags = [*tls_flags(files), f"--tls-worker-names={WORKER}", "--worker-id=impostor"]
     before = denied(cluster.near, "worker")
@@ -180,7 +180,7 @@ def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> None:
-    """Workers and program get new certificates while messages flow: all arrive once, in order."""
+    """Workers and program change certificates under load: all messages arrive once, in order."""
     authority = cluster.authority
     program = files_of(authority.issue("etl.example"), tmp_path / "rotating", WORKER)
     count, rounds = 300, 6
@@ -197,7 +197,7 @@ def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> Non
             authority.issue("etl.example").write(tmp_path / "rotating")
             after = metric(cluster.near, expiry)
             assert after == pytest.approx(_days_from_now(2 + turn), abs=600)
-            # Another program connects, which needs the worker's new certificate.
+            # A new connection requires the worker's new certificate.
             with ControlClient(cluster.near.address, credentials=program) as control:
                 assert control.status().worker_id == "worker-0"
         client.flush(_SECONDS)
@@ -210,7 +210,7 @@ def _days_from_now(days: int) -> float:
 
 
 def test_broken_file_keeps_the_old_certificate(tmp_path: Path) -> None:
-    """A key that does not fit is counted and logged once, and the worker goes on with what it had."""
+    """Each unusable file is counted and logged once, and the worker keeps its previous certificate."""
     authority = Authority()
     files = authority.issue(WORKER).write(tmp_path / "worker")
     program = files_of(authority.issue("etl.example"), tmp_path / "program", WORKER)

@@ -1,4 +1,4 @@
-"""Many peers out of reach at once cost a worker no more time than one."""
+"""Many unreachable peers delay a worker no longer than one unreachable peer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 
 @contextlib.contextmanager
 def _nobody(count: int) -> Iterator[dict[tuple[str, str], list[int]]]:
-    """Yield workers with a task each, from 1 on; their addresses are bound, and nobody accepts there."""
+    """Yield workers with one task each, from 1 on, at addresses that are bound but accept no connections."""
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))  # noqa: S104 - every address of 127.0.0.0/8
         listener.listen(1)
@@ -30,7 +30,7 @@ def _nobody(count: int) -> Iterator[dict[tuple[str, str], list[int]]]:
 
 @contextlib.contextmanager
 def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tuple[WorkerProcesses, Client]]:
-    """Run a worker that holds a message for each of so many workers which are out of reach."""
+    """Run a worker that holds a message for each of `peers` unreachable workers."""
     with _nobody(peers) as gone:
         file = assignment_file(directory, 1, {("w", "127.0.0.1:1"): [0], **gone})
         flags = ("--worker-id=w", f"--assignment={file}", *flags)
@@ -46,7 +46,7 @@ def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tup
 
 @pytest.mark.parametrize("peers", [5, 100])
 def test_what_former_owners_never_took_comes_back_in_three_seconds(tmp_path: Path, peers: int) -> None:
-    """However many former owners are out of reach, each is given up after the same three seconds."""
+    """The messages of all unreachable previous owners are reclaimed after the same three seconds."""
     tasks = range(1, peers + 1)
     with _sending_to_nobody(tmp_path, peers, "--drain-seconds=0.5") as (workers, client):
         worker = workers.endpoints[0]
@@ -54,7 +54,7 @@ def test_what_former_owners_never_took_comes_back_in_three_seconds(tmp_path: Pat
         assign(worker, 2, {("w", worker.address): [0, *tasks]})
         with client.recv(tasks, timeout=60) as subscription:
             assert sorted(numbers(collect(subscription, peers))) == list(tasks)
-        assert time.monotonic() - began < 3 + 2  # what a busy machine takes besides
+        assert time.monotonic() - began < 3 + 2  # plus an allowance for a busy machine
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_what_former_owners_never_took_comes_back_in_three_seconds(tmp_path: Pat
 def test_a_drain_ends_within_its_deadline(
     tmp_path: Path, peers: int, *, assigned: bool, deadline: int
 ) -> None:
-    """It ends with 0 and its ledger, whether the peers are assigned or have just left the assignment."""
+    """A drain exits with 0 and logs its ledger, whether or not the assignment still contains the peers."""
     with _sending_to_nobody(tmp_path, peers, f"--drain-seconds={deadline}") as (workers, _):
         if not assigned:
             assign(workers.endpoints[0], 2, {("w", workers.endpoints[0].address): [0]})
         began = time.monotonic()
         assert workers.stop() == [0], workers.log_of(0).read_text()
-        assert time.monotonic() - began < deadline + 4  # when a watchdog would end it
+        assert time.monotonic() - began < deadline + 4  # the watchdog would end it then
         ledger = drained_ledger(workers.log_of(0))
         assert ledger.accepted == sum(ledger.dropped.values()) == peers

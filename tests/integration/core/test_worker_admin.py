@@ -23,7 +23,7 @@ from tuplewire_service.metrics.admin_server import AdminServer
 
 
 def test_probes_and_page(worker: Running) -> None:
-    """/livez is fine, /readyz says what is missing until there is an assignment, and / lists them."""
+    """/livez succeeds, /readyz reports a missing assignment until there is one, and / lists the pages."""
     assert worker.get("/livez") == (200, "live\n")
     code, reason = worker.get("/readyz")
     assert code == 503
@@ -37,7 +37,7 @@ def test_probes_and_page(worker: Running) -> None:
 
 
 def test_the_wildcard_is_ipv6_and_ipv4(tmp_path: Path) -> None:
-    """At [::] both ports take IPv4 as well, whatever the system's default for such sockets is."""
+    """The address [::] also accepts IPv4 on both ports, regardless of the system's default."""
     flags = ["--listen=[::]:0", "--admin=[::]:0", "--allow-plaintext"]
     with WorkerProcesses(1, "wide", directory=tmp_path, flags=flags) as local:
         (worker,) = local.endpoints
@@ -50,7 +50,7 @@ def test_the_wildcard_is_ipv6_and_ipv4(tmp_path: Path) -> None:
 
 
 def test_the_admin_port_does_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has none, [::] is every IPv4 address, as it is for gRPC."""
+    """If the kernel does not support IPv6, [::] means every IPv4 address, as in gRPC."""
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     server = AdminServer("[::]:0", CollectorRegistry(), lambda: "", lambda: "")
     try:
@@ -61,7 +61,7 @@ def test_the_admin_port_does_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> None:
-    """Connections with requests that go on and on are bounded in number, and cut off at the end."""
+    """Connections with unfinished requests are limited in number, and closed when the worker exits."""
     host, port = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics").split(":")
     with contextlib.ExitStack() as connections:
         address = (host, int(port))
@@ -80,7 +80,7 @@ def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> 
 
 
 def test_slow_admin_connections_keep_no_probe_away(worker: Running) -> None:
-    """Whoever begins requests and never ends them cannot have the worker taken for dead."""
+    """Clients that never finish their requests cannot make the worker's probes fail."""
     host, port = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics").split(":")
     with contextlib.ExitStack() as connections:
         for _ in range(40):
@@ -91,7 +91,7 @@ def test_slow_admin_connections_keep_no_probe_away(worker: Running) -> None:
 
 
 def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
-    """What dashboards and alerts build on is there from the first scrape, at 0."""
+    """All metrics for dashboards and alerts exist from the first scrape, and counters start at 0."""
     with ControlClient(worker.address) as client:
         client.update_assignment(assignment_for(worker, version=3))
         client.wait_ready(10)
@@ -128,7 +128,7 @@ def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
 
 @pytest.mark.parametrize("version", ["0.0.1", "1.0.0", "2.0.0"])
 def test_metrics_negotiate_openmetrics(worker: Running, version: str) -> None:
-    """A scraper that asks for OpenMetrics gets it, declared as what it is."""
+    """A scraper that requests OpenMetrics receives it, with the matching content type."""
     accept = f"application/openmetrics-text; version={version}"
     request = urllib.request.Request(worker.bound["metrics_url"], headers={"Accept": accept})  # noqa: S310
     with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own worker
@@ -139,7 +139,7 @@ def test_metrics_negotiate_openmetrics(worker: Running, version: str) -> None:
 
 
 def test_promtool_finds_nothing(worker: Running) -> None:
-    """Prometheus' own checker has no complaint about names, units and help."""
+    """Prometheus' own checker accepts names, units and help."""
     promtool = require_tool("promtool", "Debian's package prometheus")
     with ControlClient(worker.address) as client:
         client.update_assignment(assignment_for(worker))
@@ -154,7 +154,7 @@ def test_promtool_finds_nothing(worker: Running) -> None:
 
 
 def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
-    """Both workers' metrics agree with what was sent; what a drain cannot pass on is counted and printed."""
+    """Both workers' metrics match the sent messages; messages that a drain drops are counted and logged."""
     flags = ["--drain-seconds=0.5"]
     with WorkerProcesses(2, "pair", directory=tmp_path, flags=flags) as workers:
         workers.assign({0: [0], 1: [1]})
@@ -164,7 +164,7 @@ def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
                 client.send(TaskMessageBatch.from_columns([0, 1, 1], [b"abc", b"d", b"e"]))
             client.flush(10)
         eventually(lambda: 'queue_messages{task="1"} 6.0' in scrape(far.metrics_url), 10, "arrived")
-        # The acknowledgement of the last frame between the workers may still be on its way.
+        # The acknowledgement of the last frame between the workers may still be in transit.
         eventually(lambda: "acknowledged_messages_total 6.0" in scrape(near.metrics_url), 10, "acknowledged")
         sent = scrape(near.metrics_url)
         assert 'tuplewire_received_messages_total{source="client"} 9.0' in sent

@@ -1,4 +1,4 @@
-"""A worker's control, health and assignment, as programs and the command see them."""
+"""A worker's control service, health and assignment, as programs and the command use them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_control_over_both_addresses(worker: Running) -> None:
-    """Status, assignment and load are served over TCP and over the Unix socket alike."""
+    """Status, assignment and load are served over TCP and over the Unix socket."""
     for address in (worker.address, str(worker.bound["unix_address"])):
         with ControlClient(address) as client:
             status = client.status()
@@ -65,7 +65,7 @@ def test_control_over_both_addresses(worker: Running) -> None:
 
 
 def test_control_refusals_are_named(worker: Running) -> None:
-    """An older, a foreign and a broken assignment are refused by name, and the old one stays."""
+    """An older, a foreign or an invalid assignment is refused with a reason, and the current one stays."""
     with ControlClient(worker.address) as client:
         client.update_assignment(assignment_for(worker, 2))
         with pytest.raises(StaleAssignmentError):
@@ -78,19 +78,19 @@ def test_control_refusals_are_named(worker: Running) -> None:
 
 
 def test_nobody_there_is_unreachable() -> None:
-    """A client of an address where nobody listens says so, and names it."""
+    """If no worker listens at an address, the client's error names the address."""
     with ControlClient("127.0.0.1:1", timeout=5) as client, pytest.raises(UnreachableError, match=r"127.*:1"):
         client.status()
 
 
 def test_wait_ready_says_what_it_waited_for(worker: Running) -> None:
-    """A worker without an assignment is not ready, and the error says what to look at."""
+    """A worker without an assignment is not ready, and the error refers to /readyz."""
     with ControlClient(worker.address) as client, pytest.raises(UnreachableError, match="readyz"):
         client.wait_ready(0.3)
 
 
 def test_drain_call_ends_the_worker(worker: Running) -> None:
-    """Drain answers at once, and the worker exits with 0."""
+    """Drain returns immediately, and the worker exits with 0."""
     with ControlClient(worker.address) as client:
         assert client.drain(5)
     assert worker.process.wait(20) == 0
@@ -98,7 +98,7 @@ def test_drain_call_ends_the_worker(worker: Running) -> None:
 
 
 def test_health_check(worker: Running) -> None:
-    """Check knows readiness and liveness, and nothing else."""
+    """Check reports readiness and liveness, and rejects other service names."""
     with grpc.insecure_channel(worker.address) as channel:
         health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
 
@@ -118,7 +118,7 @@ def test_health_check(worker: Running) -> None:
 
 
 def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -> None:
-    """Watch says NOT_SERVING, SERVING once there is an assignment, NOT_SERVING on drain, and ends."""
+    """Watch reports NOT_SERVING, SERVING after an assignment, NOT_SERVING on drain, and then ends."""
 
     async def watching() -> list[int]:
         seen = []
@@ -143,7 +143,7 @@ def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -
 
 
 def test_health_watch_tells_of_a_drain_that_begins_while_it_writes(worker: Running) -> None:
-    """A watcher that takes SERVING only once the worker drains still hears NOT_SERVING before the end."""
+    """A watcher that reads SERVING only after the drain has started still receives NOT_SERVING."""
     seen: list[int] = []
     request = grpc_message(health_pb2.HealthCheckRequest().SerializeToString())
     first = grpc_message(health_pb2.HealthCheckResponse(status=NOT_SERVING).SerializeToString())
@@ -167,7 +167,7 @@ def _get_ready_and_drain(worker: Running) -> None:
         health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
         client.update_assignment(assignment_for(worker))
         client.wait_ready(30)
-        with Client(worker.address) as sender:  # a message that nobody takes keeps the drain going
+        with Client(worker.address) as sender:  # a message without a consumer keeps the drain running
             deliver(sender, 0, b"")
         worker.process.send_signal(signal.SIGTERM)
         check = partial(health.Check, health_pb2.HealthCheckRequest(), timeout=30)
@@ -175,7 +175,7 @@ def _get_ready_and_drain(worker: Running) -> None:
 
 
 def test_health_watch_of_an_unknown_service(worker: Running) -> None:
-    """Watch answers SERVICE_UNKNOWN and stays open, as the protocol says."""
+    """Watch answers SERVICE_UNKNOWN and stays open, as the protocol requires."""
     with grpc.insecure_channel(worker.address) as channel:
         health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
         watch = health.Watch(health_pb2.HealthCheckRequest(service="x"), timeout=30)
@@ -184,7 +184,7 @@ def test_health_watch_of_an_unknown_service(worker: Running) -> None:
 
 
 def test_assignment_file_is_followed(tmp_path: Path) -> None:
-    """The worker takes the file's assignment, and keeps it while the file is bad, which shows everywhere."""
+    """While the assignment file is invalid, the worker keeps its assignment and reports the problem."""
     file = tmp_path / "assignment.json"
     with running(tmp_path, f"--assignment-file={file}") as worker, ControlClient(worker.address) as client:
         assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0,)),))
@@ -206,7 +206,7 @@ def test_assignment_file_is_followed(tmp_path: Path) -> None:
 
 
 def test_command_shows_status_and_assigns(worker: Running) -> None:
-    """The commands assign, status and drain do what the control service does."""
+    """The commands assign, status and drain have the same effect as the control service."""
     assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
     file = worker.directory / "assignment.json"
     file.write_text(as_json(assignment))

@@ -1,4 +1,4 @@
-"""Workers under faults: nothing is lost, doubled or disordered, and every ledger adds up."""
+"""Workers under faults: no message is lost, duplicated or reordered, and every ledger balances."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
 
 @pytest.fixture(scope="module")
 def workers(transport: str) -> Iterator[Pair]:
-    """Run two workers with small queues for the tests that leave them whole."""
+    """Run two workers with small queues for the tests that do not stop them."""
     with pair_of_workers(*SMALL_QUEUES, f"--transport={transport}") as pair:
         yield pair
 
@@ -54,7 +54,7 @@ def workers(transport: str) -> Iterator[Pair]:
 
 
 def _sends(sender: Client, batch: TaskMessageBatch) -> bool:
-    """Send, and return whether there was room within a second."""
+    """Send a batch; return True if there was space for it within a second."""
     try:
         sender.send(batch, timeout=1)
     except BufferFullError as error:
@@ -64,7 +64,7 @@ def _sends(sender: Client, batch: TaskMessageBatch) -> bool:
 
 
 def test_stopped_consumer_blocks_the_sender_and_loses_nothing(pair: Pair) -> None:
-    """With a consumer that stops everything held is bounded; once it goes on all arrive exactly once."""
+    """With a stopped consumer, pending messages are bounded; when it resumes, all arrive exactly once."""
     task = pair.far_task()
     bound = 2000
     before = ledger(pair.near).pending, ledger(pair.far).pending
@@ -86,7 +86,7 @@ def test_stopped_consumer_blocks_the_sender_and_loses_nothing(pair: Pair) -> Non
 
 
 def test_bound_in_bytes_holds_for_large_messages(pair: Pair) -> None:
-    """Large payloads to a stopped consumer are bounded by bytes at every place."""
+    """Large payloads to a stopped consumer are bounded by bytes in the client and in each worker."""
     task = pair.far_task()
     payload = bytes(100_000)
     with (
@@ -103,7 +103,7 @@ def test_bound_in_bytes_holds_for_large_messages(pair: Pair) -> None:
 
 
 def test_stopped_task_leaves_the_others_alone(pair: Pair) -> None:
-    """Through two hops, one client: a task that nobody reads does not hold up the one beside it."""
+    """With one client over two hops, a task without a consumer does not block another task."""
     stopped, running = pair.far_task(), pair.far_task()
     with (
         client_of(pair.near.address, max_pending_messages=2000, max_pending_task_messages=1000) as sender,
@@ -127,7 +127,7 @@ def test_stopped_task_leaves_the_others_alone(pair: Pair) -> None:
 
 
 def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
-    """A task that nobody reads is congested, here, at its peer and in a program, until it is read."""
+    """A task without a consumer is reported as congested by worker, peer and program until it is read."""
     task = pair.far_task()
 
     def told() -> tuple[bool, bool, bool]:
@@ -139,7 +139,7 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
         )
 
     with client_of(pair.far.address) as consumer, ExitStack() as stack:
-        # One sender fills its share of the queue and no more; the peer's connection has a share, too.
+        # One sender fills only its share of the queue; the peer's connection has a share as well.
         senders = [stack.enter_context(client_of(pair.near.address)) for _ in range(4)]
         sent = 0
         for sender in senders:
@@ -160,7 +160,7 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
 
 
 def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
-    """What is queued at one worker shows as load in the other's GetLoad, and falls once it is read."""
+    """Messages queued at one worker appear as load in the other's GetLoad until they are read."""
     task = pair.far_task()
 
     def seen() -> float:
@@ -169,7 +169,7 @@ def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
 
     with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
         eventually(lambda: seen() == 0.0, 5, "load 0")
-        # Few enough for the sender's share of the queue, however many sessions there are.
+        # Few enough for the sender's share of the queue, regardless of the number of sessions.
         deliver(sender, numbered(task, range(60)))
         eventually(lambda: seen() == pytest.approx(60 / 500), 5, "load 0.12")
         collect(consumer.recv([task], timeout=10), 60)
@@ -177,7 +177,7 @@ def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
 
 
 def test_received_messages_are_counted_by_source(pair: Pair) -> None:
-    """The first worker counts what came from clients, the second what came from the first."""
+    """The first worker counts messages from clients, and the second counts messages from the first."""
 
     def count(endpoint: Endpoint, source: str) -> tuple[int, int]:
         for each in status(endpoint).received:
@@ -197,7 +197,7 @@ def test_received_messages_are_counted_by_source(pair: Pair) -> None:
 
 @pytest.mark.parametrize("unix", [False, True])
 def test_resets_between_client_and_worker(pair: Pair, tmp_path: Path, *, unix: bool) -> None:
-    """Sender's and consumer's connections are reset under traffic: all arrives once, in order."""
+    """Connections of sender and consumer are reset under load: all messages arrive once, in order."""
     task = pair.near_task()
     target = pair.near.unix_address if unix else pair.near.address
     with (
@@ -219,9 +219,9 @@ def test_resets_between_client_and_worker(pair: Pair, tmp_path: Path, *, unix: b
 
 
 def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
-    """The connection from worker to worker is reset under traffic: all arrives once, ledgers add up.
+    """The connection between workers is reset under load: all messages arrive once, and ledgers balance.
 
-    What is read while a connects again may be marked, though it is no copy: a could be dead.
+    Messages read while a reconnects may be marked although they are not copies, because a could have failed.
     """
     with two_workers(tmp_path, transport) as (a, b, proxy):
         with fed(a, b, 1) as (feeder, reader):
@@ -235,7 +235,7 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
 
 
 def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path, transport: str) -> None:
-    """A link that swallows everything is noticed within 5 s; after it heals nothing is missing."""
+    """A link that drops all data is detected within 5 s; after it recovers, no message is missing."""
     with two_workers(tmp_path, transport) as (a, b, proxy), fed(a, b, 1) as (feeder, _):
         feeder.goes_on()
         proxy.black_hole()
@@ -248,7 +248,7 @@ def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path, transp
 
 
 def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path, transport: str) -> None:
-    """A worker that stands still is given up, and loses nothing once it goes on."""
+    """A hung worker is disconnected, and loses no messages when it resumes."""
     with two_workers(tmp_path, transport) as (a, b, _), fed(a, b, 1) as (feeder, _):
         feeder.goes_on()
         os.kill(b.process_id, signal.SIGSTOP)
@@ -262,7 +262,7 @@ def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path, transport: str) -> N
 
 
 def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
-    """While one peer is dead, messages to another flow; what is for the dead one waits, bounded."""
+    """While one peer is dead, messages to another arrive; messages for the dead one wait, bounded."""
     with ExitStack() as stack:
         a, b, c = (stack.enter_context(one_worker(name, *SMALL_QUEUES, directory=tmp_path)) for name in "abc")
         assign((a, b, c), 1, {("a", a.address): [0], ("b", b.address): [1], ("c", c.address): [2]})
@@ -282,11 +282,11 @@ def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
         assert sender.ledger().balanced
 
 
-# --- death and return ----------------------------------------------------------------------------------
+# --- failure and restart -------------------------------------------------------------------------------
 
 
 def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: Path) -> None:
-    """A client's messages that a killed worker had not acknowledged go to its successor, marked, in order."""
+    """A killed worker's unacknowledged messages are resent to its successor, marked, in order."""
     with (
         restartable(tmp_path, [0]) as worker,
         client_of(worker.reached.address, ack_mode="processed") as sender,
@@ -306,7 +306,7 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
         ):
             reader.has(60)
             assert numbers(reader.got) == list(range(100, 160))
-            # The last ten as well, if they were written before the death was noticed.
+            # Also the last ten, if they were written before the failure was detected.
             assert numbers(reader.redelivered)[:50] == list(range(100, 150))
             sender.flush(10)
             assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)
@@ -314,14 +314,14 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
 
 
 def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
-    """A subscription survives the death of its worker and delivers what comes to the successor."""
+    """A subscription survives a restart of its worker and receives the new worker's messages."""
     with (
         restartable(tmp_path, [0]) as worker,
         client_of(worker.reached.address) as sender,
         client_of(worker.reached.address) as consumer,
         Reader(consumer.recv([0], timeout=0.2)) as reader,
     ):
-        deliver(sender, numbered(0, range(100)))  # or else the sender rightly sends them again
+        deliver(sender, numbered(0, range(100)))  # otherwise the sender would resend them
         reader.has(100)
         worker.kill()
         worker.start()
@@ -331,7 +331,7 @@ def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
 
 
 def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
-    """What a consumer holds of a worker that has died takes no room from what the successor has for it."""
+    """A consumer's messages from a failed worker leave its buffer free for the next worker's messages."""
     with (
         restartable(tmp_path, [0]) as worker,
         client_of(worker.reached.address) as sender,
@@ -339,10 +339,10 @@ def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> 
         consumer.recv([0], timeout=20) as subscription,
     ):
         deliver(sender, numbered(0, range(100, 200)))
-        held = messages_of(next(subscription))  # and not acknowledged
+        held = messages_of(next(subscription))  # not acknowledged
         assert sum(len(payload) for _, payload in held) >= 20
         worker.kill()
         worker.start()
         deliver(sender, numbered(0, range(200, 300)))
-        # Asking for more acknowledges, in vain, what is held.
+        # The next read acknowledges these messages, which has no effect.
         assert numbers(collect(subscription, 100)) == list(range(200, 300))

@@ -1,4 +1,4 @@
-"""The life of a worker with executors, in Storm's order: what comes first, and what last."""
+"""The life of a worker with executors, in Storm's order of start and shutdown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNT = 300
 
 
 class Notes:
-    """What happened, in order; copies of spouts and bolts share it."""
+    """The events in order; shared by copies of spouts and bolts."""
 
     def __init__(self, file: Path) -> None:
         self.seen: list[str] = []
@@ -46,14 +46,14 @@ class Notes:
             self.seen.append(what)
 
     def again(self, what: str) -> None:
-        """Note something where it happened last."""
+        """Record an event at the position of its latest occurrence."""
         if what in self.seen:
             self.seen.remove(what)
         self.seen.append(what)
 
 
 class NotedLink(Link):
-    """A link that notes what another is asked for."""
+    """A link that records the calls to another link."""
 
     def __init__(self, link: Link, notes: Notes) -> None:
         self.worker = link.worker
@@ -74,7 +74,7 @@ class NotedLink(Link):
 
 
 class Numbers(Spout):
-    """Emits numbers for as long as it is asked."""
+    """Emits numbers up to COUNT."""
 
     outputs = ("number",)
 
@@ -102,7 +102,7 @@ class Numbers(Spout):
 
 
 class Late(BasicBolt):
-    """Works once it may, and emits what it gets."""
+    """Waits until the test lets it continue, and emits its input."""
 
     outputs = ("number",)
 
@@ -123,14 +123,14 @@ class Late(BasicBolt):
 
 
 class End(BasicBolt):
-    """Is elsewhere."""
+    """Runs at the other worker."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         """Do nothing."""
 
 
 def topology_of(notes: Notes) -> Topology:
-    """Return numbers (task 3) to "late" (task 2) to "end" (task 1)."""
+    """Return the topology: numbers (task 3) to "late" (task 2) to "end" (task 1)."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(notes))
     builder.set_bolt("late", Late(notes)).shuffle_grouping("numbers")
@@ -140,10 +140,10 @@ def topology_of(notes: Notes) -> Topology:
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_workers_life(transport: str, tmp_path: Path) -> None:
-    """It says that it lives, opens, receives; it ends from the spouts to the link.
+    """A worker writes its heartbeat, opens executors and receives; it stops from the spouts to the link.
 
-    What is in its queues when it is told to end is executed, and what that emits arrives: Storm closes the
-    connections first, and loses it.
+    Tuples queued at the shutdown are executed, and the tuples that they emit arrive. Storm closes the
+    connections first and loses them.
     """
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
@@ -182,7 +182,7 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
 
 
 def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
-    """A worker that drains is not over while its executors have tuples, which lead to messages elsewhere."""
+    """A drain waits for the executors' tuples, because they can produce messages to other workers."""
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
     arrived: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The worker as a real process: configuration, addresses, sockets, logs, signals, end."""
+"""The worker as a real process: configuration, addresses, sockets, logs, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuplewire.connection.control_client import ControlClient
     ],
 )
 def test_bad_configuration_is_one_line_and_64(flags: list[str], complaint: str) -> None:
-    """Bad configuration ends the process with 64 and one line that names it."""
+    """An invalid configuration ends the process with 64 and one line that names the problem."""
     ended = run_command("worker", *flags)
     assert ended.returncode == 64
     assert ended.stderr.count("\n") == 1
@@ -37,7 +37,7 @@ def test_bad_configuration_is_one_line_and_64(flags: list[str], complaint: str) 
 
 
 def test_port_in_use_is_an_error(worker: Running) -> None:
-    """A second worker on the port says so in one line; the first goes on."""
+    """A second worker on the same port fails with one line; the first continues."""
     ended = run_command("worker", f"--listen={worker.address}", "--admin=127.0.0.1:0")
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert f"cannot listen on {worker.address}" in ended.stderr
@@ -46,7 +46,7 @@ def test_port_in_use_is_an_error(worker: Running) -> None:
 
 
 def test_admin_port_in_use_is_an_error(worker: Running) -> None:
-    """The same for the admin port."""
+    """A second worker on the same admin port fails with one line as well."""
     admin = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
     ended = run_command("worker", "--listen=127.0.0.1:0", f"--admin={admin}")
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
@@ -54,7 +54,7 @@ def test_admin_port_in_use_is_an_error(worker: Running) -> None:
 
 
 def test_socket_of_a_worker_is_not_taken_over(worker: Running) -> None:
-    """A second worker on the Unix socket is refused, and the first still answers there."""
+    """A second worker on the same Unix socket is refused, and the first still answers there."""
     path = worker.directory / "w.sock"
     ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
@@ -64,7 +64,7 @@ def test_socket_of_a_worker_is_not_taken_over(worker: Running) -> None:
 
 
 def test_socket_of_another_program_is_not_taken_over(tmp_path: Path) -> None:
-    """A live socket that no lock protects is found by connecting to it."""
+    """A socket in use that no lock protects is detected by connecting to it."""
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -85,7 +85,7 @@ def test_file_in_the_sockets_place_is_kept(tmp_path: Path) -> None:
 
 
 def test_left_over_socket_is_replaced(tmp_path: Path) -> None:
-    """After a SIGKILL the socket file is still there, and the next worker starts all the same."""
+    """After a SIGKILL the socket file remains, and the next worker replaces it."""
     with running(tmp_path) as killed:
         killed.end(signal.SIGKILL)
         (tmp_path / "addresses.json").unlink()
@@ -97,7 +97,7 @@ def test_left_over_socket_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_fork_server")
 def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
-    """A worker that is started with a low soft limit of open files raises it: connections are files."""
+    """A worker that starts with a low soft limit of open files raises it, because connections are files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -108,13 +108,13 @@ def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
 
 
 def test_threads_share_two_heaps(worker: Running) -> None:
-    """What is free in the heap of one thread is there for the others; gRPC has a dozen of them."""
+    """Threads share two heaps and reuse each other's free memory; gRPC alone has a dozen threads."""
     eventually(lambda: len(list(Path(f"/proc/{worker.process.pid}/task").iterdir())) > 4)
     assert heaps(worker.process.pid) <= 1
 
 
 def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
-    """The mode is that of --socket-mode, whatever the umask."""
+    """The socket has the mode of --socket-mode, regardless of the umask."""
     with running(tmp_path, "--socket-mode=0600") as worker:
         assert stat.S_IMODE((tmp_path / "w.sock").stat().st_mode) == 0o600
         assert worker.end() == 0
@@ -122,7 +122,7 @@ def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
 
 
 def test_every_bound_address_is_logged_and_written(worker: Running) -> None:
-    """The log and the address file name TCP, the Unix socket and the admin port."""
+    """The log and the address file contain TCP, the Unix socket and the admin port."""
     log = worker.log
     admin = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
     for address in (worker.address, f"unix://{worker.directory}/w.sock", admin):
@@ -133,7 +133,7 @@ def test_every_bound_address_is_logged_and_written(worker: Running) -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_the_log_names_the_transport(transport: str, tmp_path: Path) -> None:
-    """The start of a worker has the transport between workers, once."""
+    """The log contains the transport between workers once, in the start entry."""
     with running(tmp_path, f"--transport={transport}") as worker:
         worker.end()
     (started,) = [line for line in worker.log.splitlines() if "worker.started" in line]
@@ -142,7 +142,7 @@ def test_the_log_names_the_transport(transport: str, tmp_path: Path) -> None:
 
 
 def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
-    """With --log-format json every line is an event."""
+    """With --log-format=json, every log line is one JSON object."""
     with running(tmp_path, "--log-format=json") as worker:
         worker.end()
         events = [json.loads(line) for line in worker.log.splitlines()]
@@ -153,7 +153,7 @@ def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_exits_0(worker: Running, number: signal.Signals) -> None:
-    """SIGTERM and SIGINT end the worker in good order: the ledger is printed, the files are removed."""
+    """SIGTERM and SIGINT shut the worker down cleanly: the ledger is logged and the files are removed."""
     assert worker.end(number) == 0
     assert f"worker.draining reason={number.name}" in worker.log
     assert "worker.drained ledger=" in worker.log
@@ -161,7 +161,7 @@ def test_a_signal_drains_and_exits_0(worker: Running, number: signal.Signals) ->
     assert not (worker.directory / "w.sock").exists()
 
 
-# Code that makes the loop misbehave once the worker listens, then runs the command.
+# Code that runs the command, and disturbs the event loop once the worker listens.
 _SABOTAGE = """
 import asyncio, sys, threading, time, pathlib
 from tuplewire.connection.loop import messaging_loop
@@ -182,7 +182,7 @@ def _sabotaged(directory: Path, action: str) -> list[str]:
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
-    """While it drains, a second signal ends the worker with 128 + the signal's number."""
+    """During a drain, a second signal ends the worker with 128 + the signal's number."""
     command = _sabotaged(tmp_path, "time.sleep, 60")
     with running(tmp_path, "--drain-seconds=60", command=command) as worker:
         (tmp_path / "go").touch()
@@ -194,7 +194,7 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
 
 
 def test_stuck_loop_fails_the_probes_and_cannot_hold_the_end_up(tmp_path: Path) -> None:
-    """When the event loop does not turn, /livez and /readyz say so, and the end is forced with 70."""
+    """If the event loop is stuck, /livez and /readyz report it, and the worker is forced to exit with 70."""
     with running(tmp_path, "--drain-seconds=0.5", command=_sabotaged(tmp_path, "time.sleep, 60")) as worker:
         (tmp_path / "go").touch()
         eventually(lambda: "did not answer within 2 s" in worker.get("/livez")[1], 20, "stuck")
@@ -206,7 +206,7 @@ def test_stuck_loop_fails_the_probes_and_cannot_hold_the_end_up(tmp_path: Path) 
 
 
 def test_an_end_that_takes_too_long_says_what_it_waits_for(tmp_path: Path) -> None:
-    """When the loop turns and a server does not close, the end is forced with 70, and its words are true."""
+    """If a server does not close, the worker is forced to exit with 70, and the log names the cause."""
     hang = "setattr, Servers, 'close', lambda self: asyncio.sleep(60)"
     with running(tmp_path, "--drain-seconds=0.5", command=_sabotaged(tmp_path, hang)) as worker:
         (tmp_path / "go").touch()
@@ -216,7 +216,7 @@ def test_an_end_that_takes_too_long_says_what_it_waits_for(tmp_path: Path) -> No
 
 
 def test_a_defect_ends_the_process_with_70(tmp_path: Path) -> None:
-    """An exception that nobody handled on the event loop is logged and ends the worker."""
+    """An unhandled exception on the event loop is logged and ends the worker with 70."""
     with running(tmp_path, command=_sabotaged(tmp_path, "fail")) as worker:
         (tmp_path / "go").touch()
         assert worker.process.wait(20) == 70

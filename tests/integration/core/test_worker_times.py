@@ -1,4 +1,4 @@
-"""What a worker's metrics answer: where its time goes, who blocks whom, how long messages take, per peer."""
+"""A worker's metrics: time in each state, blocking tasks, message latencies, and counts for each peer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tuplewire_service.testing import eventually
 
 STATES = ("busy", "idle", "backpressured_queue", "backpressured_credit", "backpressured_socket")
 ROUNDING = 1e-3
-"""Seconds by which times of two clocks may differ."""
+"""Seconds by which the times of two clocks may differ."""
 BEFORE_GIVING_UP = 40.0
-"""Seconds that a loaded machine may take for what takes one or two."""
+"""Seconds that a loaded machine may need for an operation of one or two seconds."""
 
 
 @pytest.fixture(scope="module", params=["grpc", "zmq"])
@@ -46,19 +46,19 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def states(endpoint: Endpoint) -> dict[str, float]:
-    """Return the seconds in each state."""
+    """Return the seconds spent in each state."""
     scraped = samples(endpoint.metrics_url)
     return {state: scraped[f'tuplewire_state_seconds_total{{state="{state}"}}'] for state in STATES}
 
 
 def grows_by(value: Callable[[], float], seconds: float, what: str) -> None:
-    """Wait until a value has grown by so much."""
+    """Wait until a value has grown by `seconds`."""
     before = value()
     eventually(lambda: value() >= before + seconds, BEFORE_GIVING_UP, what)
 
 
 def fill(client: Client, task: int) -> int:
-    """Send to a task until nothing more is taken; return how many messages that were."""
+    """Send to a task until no more messages are accepted; return the number of messages sent."""
     sent = 0
     try:
         while True:
@@ -69,7 +69,7 @@ def fill(client: Client, task: int) -> int:
 
 
 def balance(workers: Pair) -> tuple[float, float, float, float]:
-    """Return what near has accepted for far, and what of that is acknowledged, dropped and pending."""
+    """Return near's counts of messages for far: accepted, acknowledged, dropped and pending."""
     peer = f'{{peer="{workers.far.worker_id}"}}'
     scraped = samples(workers.near.metrics_url)
     accepted, acknowledged, dropped = (
@@ -83,7 +83,7 @@ def balance(workers: Pair) -> tuple[float, float, float, float]:
 
 @contextmanager
 def stopped(endpoint: Endpoint) -> Iterator[None]:
-    """Keep a worker's process stopped."""
+    """Stop a worker's process until the block ends."""
     os.kill(endpoint.process_id, signal.SIGSTOP)
     try:
         yield
@@ -92,7 +92,7 @@ def stopped(endpoint: Endpoint) -> Iterator[None]:
 
 
 def test_states_add_up_to_the_time_that_passes(workers: Pair) -> None:
-    """Between two scrapes, all states together have grown by the time between them."""
+    """Between two scrapes, the sum of all states grows by the elapsed time."""
     first_asked = time.monotonic()
     first = sum(states(workers.near).values())
     first_answered = time.monotonic()
@@ -109,7 +109,7 @@ def test_states_add_up_to_the_time_that_passes(workers: Pair) -> None:
 
 
 def test_a_worker_without_traffic_is_idle(workers: Pair) -> None:
-    """Where nothing is held up, waiting is idleness, and nearly all there is."""
+    """Without traffic, idle time grows and no backpressure is counted."""
     before = states(workers.far)
     grows_by(lambda: states(workers.far)["idle"], 0.5, "idle")
     after = states(workers.far)
@@ -117,7 +117,7 @@ def test_a_worker_without_traffic_is_idle(workers: Pair) -> None:
 
 
 def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
-    """Its worker is held back by its queue, the one before by that worker's credit; both name the task."""
+    """Its worker reports a full queue, and the previous worker reports missing credit; both name the task."""
     task = workers.far_task()
     far = workers.far.worker_id
     with client_of(workers.near.address, max_pending_messages=2000) as client:
@@ -142,7 +142,7 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
 
 
 def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
-    """A worker that is stopped holds up what is for its tasks: the connection takes nothing."""
+    """A stopped worker blocks messages to its tasks: its peer reports backpressure of the connection."""
     task = workers.far_task()
     blocking = f'tuplewire_blocking_seconds_total{{task="{task}",where="{workers.far.worker_id}"}}'
     with client_of(workers.near.address) as client:
@@ -157,7 +157,7 @@ def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
 
 
 def test_the_ledger_of_a_peer_adds_up(workers: Pair) -> None:
-    """Accepted is acknowledged, dropped and pending, for each peer, with messages under way and at rest."""
+    """For each peer, accepted = acknowledged + dropped + pending, also with messages in transit."""
     task = workers.far_task()
     before = balance(workers)
     with client_of(workers.near.address) as client, client_of(workers.far.address) as consumer:
@@ -172,7 +172,7 @@ def test_the_ledger_of_a_peer_adds_up(workers: Pair) -> None:
 
 
 def test_times_count_every_message(workers: Pair) -> None:
-    """What has waited shows in the queue's times and in those from end to end, each message once."""
+    """Queue times and end-to-end times include the wait, and count each message once."""
     task = workers.far_task()
 
     def count(endpoint: Endpoint, family: str) -> float:
@@ -210,7 +210,7 @@ def test_times_count_every_message(workers: Pair) -> None:
 
 
 def test_redelivered_messages_are_counted(workers: Pair) -> None:
-    """What a consumer has taken and not acknowledged goes to the next one, and counts."""
+    """Messages that a consumer did not acknowledge are redelivered to the next one, and counted."""
     task = workers.near_task()
     before = metric(workers.near, "tuplewire_redelivered_messages_total")
     with client_of(workers.near.address) as client:
@@ -222,7 +222,7 @@ def test_redelivered_messages_are_counted(workers: Pair) -> None:
 
 
 def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
-    """A second in which the loop does not turn is seen by all the probes that were due meanwhile."""
+    """All probes that were due while the event loop was stopped for a second report a delay."""
     probes = "tuplewire_event_loop_lag_seconds_count"
     slow = 'tuplewire_event_loop_lag_seconds_bucket{le="0.25"}'
 
@@ -232,13 +232,13 @@ def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
 
     before = late()
     with stopped(workers.near):
-        # Ten times a second each: the probes of the other worker tell how long this one stands still.
+        # Each worker runs ten probes per second: the other worker's probes measure the stopped time.
         grows_by(lambda: metric(workers.far, probes), 12, "more than a second")
     eventually(lambda: late() >= before + 8, BEFORE_GIVING_UP, "eight probes that were late")
 
 
 def test_settings_in_force_are_told(workers: Pair) -> None:
-    """One series says what is configured, without names, paths or secrets."""
+    """One series contains the configuration, without names, paths or secrets."""
     (config,) = (
         name for name in samples(workers.near.metrics_url) if name.startswith("tuplewire_config_info")
     )
@@ -247,7 +247,7 @@ def test_settings_in_force_are_told(workers: Pair) -> None:
 
 
 def test_ten_thousand_tasks_make_a_bounded_number_of_series(tmp_path: Path) -> None:
-    """Tasks beyond the bound are told together, the same ones at each scrape, and nothing is left out."""
+    """Tasks beyond the limit share one series, the same tasks at each scrape, and no task is omitted."""
     with one_worker("w", "--metrics-series=100", directory=tmp_path, tasks=range(10_000)) as worker:
         with client_of(worker.address) as client:
             client.send(numbered(5, range(3)))

@@ -1,4 +1,4 @@
-"""Streams of the ZeroMQ transport: slow readers, and connections that die."""
+"""Streams of the ZeroMQ transport: slow readers and lost connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLOSED_TIMES = 50
 
 @pytest.fixture
 def stand_in() -> Iterator[StandIn]:
-    """Give somebody who listens in place of a worker."""
+    """Yield a stand-in that listens in place of a worker."""
     made = StandIn()
     yield made
     made.close()
@@ -42,7 +42,7 @@ def stand_in() -> Iterator[StandIn]:
 
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
-    """Give what a stream is dialled with."""
+    """Yield the sockets that streams are opened with."""
     made = Sockets(ZmqSettings())
     yield made
     messaging_loop().run(made.suspend(), timeout=20)
@@ -52,7 +52,7 @@ def sockets() -> Iterator[Sockets]:
 
 
 def test_a_peer_that_does_not_read_holds_nobody_up(recorder: Recorder) -> None:
-    """What the server has for it waits; the others' messages and acknowledgements do not."""
+    """The peer's own messages wait; messages and acknowledgements of other clients do not."""
     with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send", NOTHING)
         eventually(lambda: len(bound_server._streams) == 1)
@@ -65,7 +65,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("hwm", [0, 1])
 def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
-    """With the smallest window a stream is slow, and with Storm's 0 the bytes alone are the bound."""
+    """The smallest window makes a stream slow; with Storm's 0, only the bytes are limited."""
     with bound(recorder, zmq__hwm=hwm) as (context, bound_server):
         client = context.connect(TOPOLOGY, HOST, bound_server.port)
         for number in range(500):
@@ -76,7 +76,7 @@ def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
 
 
 def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
-    """What the other side has no room for is not sent, and is sent once there is."""
+    """A message beyond the other side's window is not written until the window grows."""
     thread = messaging_loop()
     dial = dial_zmq(sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
 
@@ -103,11 +103,11 @@ def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
     writing.result(20)
 
 
-# --- connections that die ----------------------------------------------------------------------------
+# --- lost connections --------------------------------------------------------------------------------
 
 
 def test_a_stream_dies_with_its_connection(recorder: Recorder) -> None:
-    """Both sides hear of a cut at once, and the session goes on with another stream, without a hole."""
+    """Both sides detect a cut, and the session continues on a new stream without losing messages."""
     with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
         client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
         for cut in range(5):
@@ -125,7 +125,7 @@ def test_a_stream_dies_with_its_connection(recorder: Recorder) -> None:
 
 
 def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
-    """What had arrived is read, then reading and writing say that it is over, and end() says why."""
+    """Received data is read first; then reads and writes fail, and end() returns the reason."""
     thread = messaging_loop()
     dial = dial_zmq(sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
     stand_in.put(FrameKind.GRANT)
@@ -147,7 +147,7 @@ def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) ->
 
 
 def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> None:
-    """What it has written to a stream before its end is read on the other side, however soon it closes."""
+    """Messages that a server writes to a stream before it closes are read on the other side."""
 
     async def served(stream: ServerStream) -> None:
         while await stream.read() != b"end":
@@ -161,7 +161,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
             await stream.write(b"end")
             asked.set()
             with contextlib.suppress(StreamBroken):
-                for _ in range(LAST_MESSAGES):  # not read by a server that is about to end
+                for _ in range(LAST_MESSAGES):  # not read by a server that is about to close
                     await stream.write(b"more")
             with contextlib.suppress(StreamBroken):
                 while (message := await stream.read()) is not None:
@@ -179,7 +179,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
 
 
 def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:
-    """Every socket asks after two seconds of silence, and takes two more without an answer for the end."""
+    """Every socket sends a heartbeat after two seconds of silence, and disconnects after two more."""
     made = sockets.make(zmq.DEALER)
     options = (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL)
     told = [made.get(option) for option in options]
@@ -188,7 +188,7 @@ def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:
 
 
 def test_a_hung_peer_is_noticed(recorder: Recorder) -> None:
-    """Where nothing is passed on any more, both sides give the stream up; afterwards they go on."""
+    """On a link that drops all data, both sides close the stream; when it recovers, the session continues."""
     with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
         client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
         client.send(1, b"before")
@@ -203,7 +203,7 @@ def test_a_hung_peer_is_noticed(recorder: Recorder) -> None:
 
 
 def test_a_stopped_process_is_noticed() -> None:
-    """A server that is stopped is given up; once it goes on, so does the session."""
+    """A stopped server is disconnected; when it resumes, the session continues."""
     with Program(server) as program, transport() as context:
         client = context.connect(TOPOLOGY, HOST, program.ask("port"))
         client.send(1, b"before")
@@ -219,7 +219,7 @@ def test_a_stopped_process_is_noticed() -> None:
 
 
 def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
-    """Its stream ends; its messages that arrived are there."""
+    """A killed client's stream ends, and the messages that arrived before are complete."""
     with bound(recorder) as (context, bound_server), Program(sender, bound_server.port) as program:
         eventually(lambda: len(recorder.seen()) > 100, timeout=30)
         os.kill(program.process_id, signal.SIGKILL)
@@ -230,7 +230,7 @@ def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
 
 
 def test_two_hundred_clients(recorder: Recorder) -> None:
-    """Each has its own stream, order and balance."""
+    """Each client has its own stream, order and ledger."""
     with bound(recorder) as (context, bound_server):
         clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
         for number in range(5):

@@ -1,4 +1,4 @@
-"""What only the ZeroMQ transport has: its own framing, strangers on its port, sockets and settings."""
+"""Features of the ZeroMQ transport alone: framing, invalid data on its port, sockets and settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tuplewire_service.messaging.zmq import zmq_transport
 from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
-# --- strangers ---------------------------------------------------------------------------------------
+# --- invalid clients ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready
     ],
 )
 def test_garbage_is_answered_and_counted(recorder: Recorder, parts: list[bytes]) -> None:
-    """A stranger is told, once, and whoever behaves is served on."""
+    """Invalid frames get one answer and are counted once; valid clients are still served."""
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
         for _ in range(3):
             stranger.say(*parts)
@@ -64,7 +64,7 @@ def test_garbage_is_answered_and_counted(recorder: Recorder, parts: list[bytes])
     ],
 )
 def test_misuse_of_a_stream_ends_it(recorder: Recorder, misuse: list[tuple[FrameKind, bytes]]) -> None:
-    """A second opening, a server's frame, a message after the end, no hello: the stream is refused."""
+    """A second opening, a server's frame, data after the end, or no hello: the stream is refused."""
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send")
         for kind, body in misuse:
@@ -75,11 +75,9 @@ def test_misuse_of_a_stream_ends_it(recorder: Recorder, misuse: list[tuple[Frame
 
 
 def test_who_writes_more_than_is_allowed_is_cut_off(recorder: Recorder) -> None:
-    """The window bounds what a stranger can make the server hold."""
+    """The window limits the data that a client can make the server store."""
     with bound(recorder, zmq__hwm=10) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(
-            FrameKind.OPEN, b"Send", NOTHING
-        )  # so that the server cannot answer, and reads no further
+        stranger.put(FrameKind.OPEN, b"Send", NOTHING)  # so that the server cannot answer, and stops reading
         stranger.put(FrameKind.DATA, hello(topology=TOPOLOGY), NOTHING)
         for _ in range(100):
             stranger.put(FrameKind.DATA, b"x", NOTHING)
@@ -96,7 +94,7 @@ def test_who_writes_more_than_is_allowed_is_cut_off(recorder: Recorder) -> None:
     ids=["text", "handshake"],
 )
 def test_what_is_no_zeromq_is_counted(recorder: Recorder, said: bytes) -> None:
-    """Text that ZeroMQ takes for its oldest version, and a handshake that goes wrong; others go on."""
+    """Text, which ZeroMQ reads as its oldest version, and a failed handshake are counted and do no harm."""
     with bound(recorder) as (context, bound_server):
         with socket.create_connection(("127.0.0.1", bound_server.port), 20) as connection:
             connection.sendall(said)
@@ -105,7 +103,7 @@ def test_what_is_no_zeromq_is_counted(recorder: Recorder, said: bytes) -> None:
 
 
 def test_a_message_over_the_limit_ends_its_connection(recorder: Recorder) -> None:
-    """Nobody can make the server hold more than the largest request."""
+    """A client cannot make the server store more than the largest request."""
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send")
         eventually(lambda: len(bound_server._streams) == 1)
@@ -115,7 +113,7 @@ def test_a_message_over_the_limit_ends_its_connection(recorder: Recorder) -> Non
 
 
 def test_the_oldest_zeromq_is_refused() -> None:
-    """Version 1.0 of ZMTP knows no heartbeats: whoever speaks it is told so."""
+    """Version 1.0 of ZMTP has no heartbeats, so its clients get an error that names the required version."""
     with bound(Recorder()) as (_, bound_server):
         header, body = encode(FrameKind.OPEN, PLENTY, b"Send")
         said = b"\x01\x00" + bytes([1 + len(header), 1]) + header + bytes([1 + len(body), 0]) + body
@@ -127,7 +125,7 @@ def test_the_oldest_zeromq_is_refused() -> None:
 
 
 def test_random_frames_do_no_harm(recorder: Recorder) -> None:
-    """Whatever strangers send, the server goes on, and nothing of theirs stays behind."""
+    """After random frames, the server still works and retains no stream of the sender."""
     chance = random.Random(1)
     with bound(recorder) as (context, bound_server):
         for _ in range(50):
@@ -148,7 +146,7 @@ def test_random_frames_do_no_harm(recorder: Recorder) -> None:
 
 
 def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One stream too many is refused, and waits for its turn."""
+    """A stream beyond the limit is refused, and is accepted when another one closes."""
     monkeypatch.setattr(zmq_transport, "_MAX_STREAMS", 1)
     recorder = Recorder()
     with bound(recorder) as (context, bound_server):
@@ -165,7 +163,7 @@ def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process holds its port in local mode no longer; a living one does."""
+    """In local mode, a running process holds its port, and a killed one does not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     place = tmp_path / f"tuplewire-zmq-{os.getuid()}"
     conf = {"storm__cluster__mode": "local"}
@@ -186,7 +184,7 @@ def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path, monkeypatch
 
 
 def test_errors_of_the_configuration_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mode that Storm does not have, a number out of range, a path that no socket can have."""
+    """A mode unknown to Storm, a number out of range, and a path too long for a socket name their setting."""
     for key, value in (("storm.cluster.mode", "remote"), ("zmq.threads", 0), ("zmq.linger.millis", -1)):
         with pytest.raises(ConfigError, match=key):
             TransportFactory.make_context({TRANSPORT_KEY: "zmq", key: value})
@@ -231,7 +229,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_a_process_with_connections_may_fork(recorder: Recorder) -> None:
-    """The parent's session goes on after it; the child inherits nothing, and can have sessions of its own."""
+    """The parent's session continues; the child inherits no sockets and can open its own sessions."""
     with bound(recorder) as (_, bound_server):
         run = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", FORKING, str(bound_server.port)],
@@ -246,7 +244,7 @@ def test_a_process_with_connections_may_fork(recorder: Recorder) -> None:
 
 
 def test_large_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames near the limit go through, both over TCP and over Unix sockets."""
+    """Frames near the size limit arrive over TCP and over Unix sockets."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for conf in ({}, {"storm__cluster__mode": "local"}):
         recorder = Recorder()
@@ -259,7 +257,7 @@ def test_large_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_pyzmq_the_error_says_what_to_install() -> None:
-    """The transport is imported only when it is asked for, and then names its extra."""
+    """The transport is imported only if it is configured; without pyzmq, the error names the extra."""
     code = (
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'zmq' else find(name, *rest)\n"
