@@ -1,4 +1,4 @@
-"""Who is connected to a worker, and what flows through each of its tasks: as status and metrics have it."""
+"""A worker's clients and the messages of each task, in its status and metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def worker() -> Iterator[Endpoint]:
 
 
 def asked(worker: Endpoint, most: int = 1000) -> GetStatusResponse:
-    """Return the status with senders and consumers."""
+    """Return the status with at most `most` senders and `most` consumers."""
     with ControlClient(worker.address) as control:
         return control.status(most)
 
@@ -53,22 +53,22 @@ def printed(worker: Endpoint) -> str:
 
 
 def session(worker: Endpoint, name: str) -> SessionStatus | None:
-    """Return a sender's session."""
+    """Return a sender's session, or None."""
     return next((each for each in asked(worker).sessions if each.sender_id == name), None)
 
 
 def consumer(worker: Endpoint, name: str) -> ConsumerStatus | None:
-    """Return a consumer."""
+    """Return a consumer, or None."""
     return next((each for each in asked(worker).consumers if each.consumer_id == name), None)
 
 
 def task(worker: Endpoint, number: int) -> TaskStatus:
-    """Return a task."""
+    """Return the status of a task."""
     return next(each for each in asked(worker).tasks if each.task == number)
 
 
 def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
-    """Name, address, messages, bytes, window and what is outstanding; once it has said goodbye, nothing."""
+    """The status has a sender's name, address, counts and window until the sender disconnects."""
     with Client(worker.address, client_id="teller") as client:
         for number in range(5):
             client.send(1, b"12345678")
@@ -106,7 +106,7 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
 
 
 def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
-    """In, out and age, in status, its JSON and the metrics; the age ends with the last message."""
+    """Status, JSON and metrics have a task's counts and the age of its oldest message, 0 without one."""
 
     def measured(name: str) -> float:
         return samples(worker.metrics_url)[f'tuplewire_{name}{{task="3"}}']
@@ -133,7 +133,7 @@ def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
 
 
 def test_a_killed_sender_is_remembered(worker: Endpoint) -> None:
-    """It is told as gone, with what it has left, until it is forgotten."""
+    """A killed sender is shown as disconnected, with its outstanding messages, until its session expires."""
     with subprocess.Popen(
         [sys.executable, "-c", SENDS_AND_WAITS, worker.address],
         stdin=subprocess.PIPE,
@@ -151,7 +151,7 @@ def test_a_killed_sender_is_remembered(worker: Endpoint) -> None:
 
 
 def test_lists_are_capped_and_counted(worker: Endpoint) -> None:
-    """People get so many lines of a kind, and programs as many clients as they ask for."""
+    """The command prints a limited number of lines of each kind; programs choose the number of clients."""
     clients = [Client(worker.address, client_id=f"many-{number}") for number in range(3)]
     for client in clients:
         deliver(client, 9, b"x")
@@ -166,7 +166,7 @@ def test_lists_are_capped_and_counted(worker: Endpoint) -> None:
 
 
 def test_the_command_tells_them(worker: Endpoint) -> None:
-    """`tuplewire status --json` has senders and consumers, for scripts."""
+    """`tuplewire status --json` contains senders and consumers."""
     with Client(worker.unix_address, client_id="by-socket") as client:
         deliver(client, 11, b"x")
         told = json.loads(run_command("status", worker.address, "--json").stdout)
@@ -177,7 +177,7 @@ def test_the_command_tells_them(worker: Endpoint) -> None:
 
 
 def test_a_status_can_be_watched(worker: Endpoint) -> None:
-    """Again and again, with rates from the second time on; as JSON, one object a line."""
+    """`status --watch` prints repeatedly, with rates from the second time on, or one JSON object per line."""
     for flags, again in (
         ([], rb"13 +worker-0 +0 +0 +0 +0 +0 +no *\n"),
         (["--json"], rb'\{"worker_id": "worker-0"'),
@@ -212,7 +212,7 @@ receive = "*"
 
 
 def test_identities_see_their_own(tmp_path: Path) -> None:
-    """Who is told by the token that was shown; where there are rules, only an operator sees all."""
+    """Clients are identified by their token; with rules, only an operator sees the identities of others."""
     with guarded(tmp_path, RULES, "operator", "one", "two", topology="default") as (workers, mine):
         workers.assign({0: range(10)})
         address = workers.endpoints[0].address
@@ -237,7 +237,7 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ruled", [False, True])
 def test_identities_are_in_the_metrics(tmp_path: Path, *, ruled: bool) -> None:
-    """How many are connected and remembered, by token; where there are rules, without their names."""
+    """The metrics count connected and resumable sessions by token; with rules, they omit the names."""
     rules = RULES if ruled else ""
     with guarded(tmp_path, rules, "operator", "one", topology="default") as (workers, mine):
         workers.assign({0: range(10)})

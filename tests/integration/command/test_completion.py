@@ -1,4 +1,4 @@
-"""A shell completes the command: real shells, set up as the command's help says, at a press of Tab."""
+"""Completion with Tab in real shells, which are set up as the command's help describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPLETED = {
     "run wordc": "wordcount",
     "completion f": "fish",
 }
-"""What is typed behind the command, and what its last word becomes."""
+"""The words typed after the command, and the completion of the last word."""
 _PRESS_TAB = """
 eval "$(tuplewire completion bash)"
 COMP_WORDS=(tuplewire {words}); COMP_CWORD={last}; COMP_LINE="tuplewire {words}"; COMP_POINT=${{#COMP_LINE}}
@@ -28,13 +28,13 @@ _KEEP_LINE = "keep() { print -r -- $BUFFER > $HOME/line; BUFFER= }; zle -N keep;
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return that of a person who has configured nothing, and has the command."""
+    """Return the environment of a user without configuration, with the command on the PATH."""
     programs = Path(sys.executable).parent
     return {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "TERM": "xterm", "LANG": "C.UTF-8"}
 
 
 def script(home: Path, *command: str) -> str:
-    """Run a shell's script, and return what it prints."""
+    """Run a shell script, and return its output."""
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=100, env=environment(home)
     )
@@ -43,14 +43,14 @@ def script(home: Path, *command: str) -> str:
 
 
 def test_bash(tmp_path: Path) -> None:
-    """What bash offers after a Tab is what the command takes."""
+    """In bash, Tab completes the words of the command."""
     for words, found in COMPLETED.items():
         pressed = _PRESS_TAB.format(words=words, last=len(words.split()))
         assert script(tmp_path, "bash", "-c", pressed).split() == [found]
 
 
 def test_fish(tmp_path: Path) -> None:
-    """The same, with what each is for."""
+    """In fish, Tab completes the same words, with a description of each."""
     fish = require_tool("fish", "the Debian package fish")
     offers = "; ".join(f"complete --do-complete 'tuplewire {words}'" for words in COMPLETED)
     offered = script(tmp_path, fish, "-c", f"tuplewire completion fish | source; {offers}").splitlines()
@@ -59,7 +59,7 @@ def test_fish(tmp_path: Path) -> None:
 
 
 def test_zsh(tmp_path: Path) -> None:
-    """The same, on a terminal, of a zsh that has nothing but this line in its file."""
+    """In zsh on a terminal, Tab completes the same words, with only the completion's line in .zshrc."""
     zsh = require_tool("zsh", "the Debian package zsh")
     (tmp_path / ".zshrc").write_text(f'eval "$(tuplewire completion zsh)"\n{_KEEP_LINE}\n', encoding="utf-8")
     line = tmp_path / "line"

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a command: one line, the exit code of a shell, and nothing left that it started."""
+"""Ctrl-C at any moment of a command: one line, a shell's exit code, and no process remains."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tuplewire_service.testing import eventually
 MARK = "MARK_OF_A_TEST"
 SECONDS = 60.0
 LEFT_SCREEN = b"\x1b[?1049l"
-"""What takes a terminal back from the screen of a program."""
+"""The escape sequence with which a program restores the terminal's previous screen."""
 DELAYS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.4]
 new_interpreter = pytest.mark.usefixtures("no_fork_server")
-"""For tests in which the imports matter, or a mark in /proc/PID/environ."""
+"""For tests that depend on the imports, or on a mark in /proc/PID/environ."""
 
 
 def marked(mark: str, file: str = "cmdline") -> list[bytes]:
-    """Return a file of /proc for each living process that has a mark in its environment."""
+    """Return a file of /proc for each running process with a mark in its environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -42,7 +42,7 @@ def marked(mark: str, file: str = "cmdline") -> list[bytes]:
 
 
 def interrupted(arguments: list[str], when: Callable[[str], object]) -> tuple[int, str]:
-    """Run a command, interrupt it, and return its exit code and what it said; nothing of it is left."""
+    """Run a command, interrupt it, and return its exit code and errors; no process of it may remain."""
     mark = uuid4().hex
     with subprocess.Popen(
         [sys.executable, "-m", "tuplewire_service", *arguments],
@@ -65,17 +65,17 @@ OUR_LINES = {"tuplewire: interrupted\n", "tuplewire recv: interrupted\n"}
 @new_interpreter
 @pytest.mark.parametrize("delay", DELAYS)
 def test_while_it_starts(delay: float) -> None:
-    """Python itself ends by the signal before it reads our first line; from then on it is our line."""
+    """Before Tuplewire's first line of code, the signal ends Python; after it, the command prints a line."""
     code, errors = interrupted(["recv", "1", "--timeout", "30"], lambda _: time.sleep(delay))
     if code == 130:
         assert errors in OUR_LINES
     else:
-        assert code in {-signal.SIGINT, 1}  # before the first line of ours, or at the end of the last
+        assert code in {-signal.SIGINT, 1}  # before Tuplewire's first line, or at the end of its last
 
 
 @new_interpreter
 def test_while_it_is_imported() -> None:
-    """While it loads what it needs, long after our first line, it is our line."""
+    """An interrupt during the command's imports, after Tuplewire's first line, prints the command's line."""
     code, errors = interrupted(
         ["recv", "1", "--timeout", "30"],
         lambda mark: eventually(lambda: b"cygrpc" in b"".join(marked(mark, "maps")), 60),
@@ -103,7 +103,7 @@ sys.exit(entry.main())
 
 
 def test_where_python_cannot_raise_it() -> None:
-    """In a callback, of which an import has many, Ctrl-C is lost, and comes again at once."""
+    """Ctrl-C is lost in a callback, of which an import has many; the command then raises it again."""
     ended = subprocess.run(
         [sys.executable, "-c", _IN_A_CALLBACK], capture_output=True, text=True, check=False, timeout=SECONDS
     )
@@ -129,7 +129,7 @@ for _ in range(100):
 
 
 def test_while_a_call_is_made(silent: socket.socket) -> None:
-    """Within microseconds of its beginning, too: a channel that is closed waits for no call."""
+    """An interrupt just after the start of a call works: a closing channel does not wait for calls."""
     address = f"127.0.0.1:{silent.getsockname()[1]}"
     command = [sys.executable, "-c", _WHILE_A_CALL_IS_MADE, address]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
@@ -138,7 +138,7 @@ def test_while_a_call_is_made(silent: socket.socket) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """Listen, and answer nobody."""
+    """Yield a socket that listens and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
 
@@ -151,7 +151,7 @@ ASKING = [
 
 @pytest.mark.parametrize("command", ASKING)
 def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Path) -> None:
-    """A worker that hangs keeps nobody: the wait ends at once, and not with its timeout."""
+    """Ctrl-C ends the wait for a hung worker immediately, without waiting for the timeout."""
     address = f"127.0.0.1:{silent.getsockname()[1]}"
     file = tmp_path / "assignment.json"
     workers = [{"worker_id": "a", "address": "h:1", "tasks": [0]}]
@@ -179,7 +179,7 @@ def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Pat
     ids=" ".join,
 )
 def test_while_it_prints_again_and_again(words: list[str], worker: Running) -> None:
-    """What was printed is whole."""
+    """The output ends with a complete line."""
     with ControlClient(worker.address) as control:
         control.update_assignment(assignment_for(worker))
     command, *flags = words
@@ -198,7 +198,7 @@ def test_while_it_prints_again_and_again(words: list[str], worker: Running) -> N
 
 
 def test_while_it_reads_what_to_send(worker: Running) -> None:
-    """What it has read is with the worker."""
+    """Messages that were read before the interrupt are at the worker."""
     with ControlClient(worker.address) as control:
         control.update_assignment(assignment_for(worker))
         with subprocess.Popen(
@@ -217,7 +217,7 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
 
 
 def test_the_live_view_ends_by_ctrl_c(worker: Running) -> None:
-    """The terminal is as it was before, with one line on it."""
+    """The terminal is restored, with one line on it."""
     with ControlClient(worker.address) as control:
         control.update_assignment(assignment_for(worker))
     command = [sys.executable, "-m", "tuplewire", "top", worker.address, "--interval=0.1"]
@@ -234,8 +234,8 @@ def test_the_live_view_ends_by_ctrl_c(worker: Running) -> None:
 @new_interpreter
 @pytest.mark.parametrize("delay", [0.1, 0.3, 0.8])
 def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It ends as one that drains, or by the signal; its files go with it, perhaps but for a lock."""
-    folder = tmp_path_factory.mktemp("w")  # the path of a socket is short
+    """An interrupted worker drains, or ends by the signal, and removes its files except possibly a lock."""
+    folder = tmp_path_factory.mktemp("w")  # a socket needs a short path
     flags = [
         "--tasks=0-9",
         "--listen=127.0.0.1:0",
@@ -266,7 +266,7 @@ def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFa
     ],
 )
 def test_while_spark_starts_and_runs(job: str, moment: str, tmp_path: Path) -> None:
-    """The JVM ends with it: before it answers, while it starts, and in the middle of a job."""
+    """An interrupt also ends the JVM: before it answers, while it starts, and during a job."""
     book = tmp_path / "book.txt"
     book.write_bytes(b"to be or not to be\n" * 200_000)
 

@@ -1,4 +1,4 @@
-"""The live page of `tuplewire top --web`: on this machine alone, with the credentials of its user."""
+"""The live page of `tuplewire top --web`: on this machine only, with the credentials of its user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLOW_TASK = 3
 
 
 class Answer(NamedTuple):
-    """An answer of the viewer."""
+    """A response of the viewer."""
 
     status: int
     headers: dict[str, str]
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Ask the viewer."""
+    """Send a request to the viewer."""
     connection = http.client.HTTPConnection(urlsplit(link).netloc, timeout=30)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
@@ -51,7 +51,7 @@ def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
-    """Run a worker, with a program that sends to a consumer which never acknowledges anything."""
+    """Run a worker with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100"]
     with WorkerProcesses(1, "default", flags=flags, drain_seconds=1) as workers:
         workers.assign({0: range(10)})
@@ -80,13 +80,13 @@ def worker() -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def link(worker: Endpoint) -> Iterator[str]:
-    """Run a viewer of it, and return the link that it prints."""
+    """Run a viewer of the worker, and yield the link that it prints."""
     with web_viewer(worker.address) as found:
         yield found
 
 
 def test_the_page_can_do_nothing_else(link: str) -> None:
-    """It loads nothing from elsewhere, is in no frame, runs only its own script, and is under 100 KB."""
+    """The page loads nothing external, cannot be framed, runs only its own script, and is below 100 KB."""
     found = asked(link, "/")
     assert found.body == PAGE.read_text(encoding="utf-8")
     assert len(found.body) < 100_000
@@ -101,19 +101,19 @@ def test_the_page_can_do_nothing_else(link: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_changed(link: str, method: str) -> None:
-    """The page only reads: the server knows no other method."""
+    """The page is read-only: the server supports only GET."""
     assert asked(link, "/live.json", method).status == http.HTTPStatus.NOT_IMPLEMENTED
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer é"}])
 def test_only_the_link_opens_it(link: str, headers: dict[str, str]) -> None:
-    """Another program of this machine, or another web site in the user's browser, does not have the token."""
+    """Other programs on this machine and other sites in the user's browser do not have the token."""
     answer = asked(link, "/live.json", **headers)
     assert (answer.status, answer.body) == (401, "use the link that the command printed\n")
 
 
 def test_it_reads_what_a_status_has(link: str) -> None:
-    """It has blocking tasks, times, the ledger, tasks, senders and consumers, with rates."""
+    """The data has blocking tasks, times, the ledger, tasks, senders and consumers, with rates."""
     eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     told = eventually(
         lambda: (found := page_data(link))["workers"][0]["accepted_rate"] is not None and found, 60
@@ -134,7 +134,7 @@ def test_it_reads_what_a_status_has(link: str) -> None:
 
 
 def test_all_who_look_share_one_look() -> None:
-    """However many browsers are open, workers are asked once in each interval."""
+    """Each interval polls the workers once, regardless of the number of open browsers."""
     looks = 0
 
     def look() -> list[Look]:
@@ -154,14 +154,14 @@ def test_all_who_look_share_one_look() -> None:
 
 
 def test_a_port_in_use_is_named(link: str) -> None:
-    """The error names the option for another one."""
+    """The error names the option that changes the port."""
     port = urlsplit(link).port or 0
     with pytest.raises(BindError, match=f"127.0.0.1:{port} for the page: .*; choose another --port"):
         LivePage(list, port, 1.0)
 
 
 def test_the_page_is_no_table(worker: Endpoint) -> None:
-    """Options for tables are refused."""
+    """Options for tables are refused together with --web."""
     ended = run_command("top", worker.address, "--web", "--once")
     assert ended.returncode == 64
     assert "--web shows everything" in ended.stderr
@@ -178,7 +178,7 @@ send = "*"
 
 
 def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
-    """It asks each worker with its own certificate and token: rules decide which senders it sees."""
+    """The viewer polls each worker with the user's certificate and token; rules limit the visible senders."""
     authority = Authority()
     certificate = authority.issue("worker.example").write(tmp_path / "worker")
     rules = tmp_path / "permissions.toml"
@@ -210,7 +210,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
 
 
 def test_the_whole_cluster_is_told() -> None:
-    """It shows all workers of the assignment, whichever is asked, and also one that does not answer."""
+    """The page of any worker shows all workers of the assignment, including one that does not answer."""
     flags = ["--receive-queue-messages=100"]
     with WorkerProcesses(2, "default", flags=flags, drain_seconds=0.1) as workers:
         workers.assign({0: range(5), 1: range(5, 10)})
@@ -229,7 +229,7 @@ def test_the_whole_cluster_is_told() -> None:
 
 
 def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
-    """A browser gets those that matter most, and a count of all."""
+    """A browser gets the most relevant of 10,000 tasks, and the number of all."""
     with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
         workers.assign({0: range(10_000)})
         at = workers.endpoints[0]
@@ -253,7 +253,7 @@ def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
 
 
 def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
-    """The page names it, its row and the node are red, tabs and filter work, and nothing complains."""
+    """The page names the blocking task and shows it in red; tabs and filter work without browser errors."""
     eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     with browser(tmp_path) as tab:
         tab.open(link)

@@ -1,4 +1,4 @@
-"""A stranger with a slow pipeline finds the culprit by the live page."""
+"""A new user finds the slow bolt of a pipeline with the live page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.viewer import page_data, web_viewer
 from tuplewire_topology.clusters.cluster import DistributedCluster
 
 SECONDS = 60.0
-"""As long as a stranger may need."""
+"""Seconds that a new user may need."""
 BOX = "getComputedStyle(document.querySelector('#component-{} .box')).stroke"
 
 
@@ -27,7 +27,7 @@ def slow(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def urls(slow: Path) -> Iterator[list[str]]:
-    """Run the topology in two processes, and a viewer of each; return the links to the pages."""
+    """Run the topology in two processes with a viewer of each, and yield the links to the pages."""
     conf = {
         FILE_KEY: str(slow),
         "topology.workers": 2,
@@ -42,13 +42,13 @@ def urls(slow: Path) -> Iterator[list[str]]:
 
 
 def until(tab: Browser, expression: str, what: str) -> None:
-    """Wait until an expression holds in the page."""
+    """Wait until an expression is true in the page."""
     eventually(lambda: tab.value(expression), SECONDS, f"{what}; {tab.complaints}")
 
 
 @pytest.mark.slow
 def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: Path) -> None:
-    """It is named, with whom it holds up; its colour changes, and back; each worker shows the same."""
+    """The page names the slow bolt and the blocked component, and shows the bolt in red until it recovers."""
     for url in urls:
         shown = {each["component"] for each in page_data(url)["components"]}
         assert shown == {"lines", "split", "count", "store"}
@@ -59,7 +59,7 @@ def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: P
         widths = "last.edges.map(e => width(e.rate))"
         until(tab, f"last.edges.every(e => e.rate > 0) && new Set({widths}).size > 1", "tuples flow")
         drawn = "[...by('map').querySelectorAll('path')].map(each => +each.getAttribute('stroke-width'))"
-        assert tab.value(f"String({drawn}) === String({widths})")  # edges by rate
+        assert tab.value(f"String({drawn}) === String({widths})")  # widths of the edges by rate
         slow.touch()
         until(tab, "by('blocking').innerText.includes('bolt count is slow')", "the culprit is named")
         until(tab, "by('blocking').innerText.includes('holds up split')", "and whom it holds up")
@@ -74,7 +74,7 @@ def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_the_page_works_for_everybody(urls: list[str], tmp_path: Path) -> None:
-    """By keyboard, on a phone, in the dark, and with a name for everything that can be pressed."""
+    """The page works by keyboard, on a phone and in dark mode, and all controls have names."""
     with browser(tmp_path / "profile") as tab:
         tab.resize(390, 800)
         tab.open(urls[1])
@@ -90,7 +90,7 @@ def test_the_page_works_for_everybody(urls: list[str], tmp_path: Path) -> None:
         assert tab.value("document.activeElement.id") == "component-split"
         tab.value("window.seen = last; by('component-split').focus()")
         until(tab, "window.seen !== last", "it is drawn anew")
-        assert tab.value("document.activeElement.id") == "component-split"  # where it was
+        assert tab.value("document.activeElement.id") == "component-split"  # the focus is unchanged
         nameless = (
             "[...document.querySelectorAll('[role=button], [role=img], button, input')].filter(each => "
             "!each.ariaLabel && !each.textContent.trim() && !each.closest('label')).map(each => each.id)"

@@ -1,4 +1,4 @@
-"""`tuplewire offsets` against real workers."""
+"""`tuplewire offsets` with real workers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ offsets = partial(run_command, "offsets")
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:
-    """Return what it has printed, by task."""
+    """Return the printed columns by task."""
     assert done.returncode == 0, done.stderr
     cells = [line.split() for line in done.stdout.splitlines()[2:]]
     return {int(task): others for task, *others in cells}
 
 
 def test_offsets_are_shown_and_moved() -> None:
-    """Of both workers; a sequence over the last one counts as that, and a consumer's task is left alone."""
+    """Offsets of both workers are shown and moved, to the last at most; a task with a consumer is refused."""
     with pair_of_workers() as workers:
         near, far = workers.near_task(), workers.far_task()
         with client_of(workers.near.address) as client:
@@ -43,7 +43,7 @@ def test_offsets_are_shown_and_moved() -> None:
 
 
 def test_wrong_arguments() -> None:
-    """All tasks at once are not given up, and a sequence is a number."""
+    """--acknowledge-to requires --tasks, and accepts a number or `latest`."""
     for arguments in (["--acknowledge-to=latest"], ["--tasks=1", "--acknowledge-to=soon"]):
         done = offsets("127.0.0.1:1", *arguments)
         assert done.returncode == 64

@@ -1,4 +1,4 @@
-"""`tuplewire send` and `tuplewire recv`, as a person at a terminal and a script in a pipe use them."""
+"""`tuplewire send` and `tuplewire recv`, used at a terminal and in a script's pipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def worker() -> Iterator[OwnWorker]:
 
 
 def command(worker: OwnWorker, *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the command beside a worker."""
+    """Run the command with a worker's address in the environment."""
     return subprocess.run(
         [sys.executable, "-m", "tuplewire", *words],
         input=given,
@@ -42,7 +42,7 @@ def command(worker: OwnWorker, *words: str, given: bytes = b"") -> subprocess.Co
 
 
 def test_messages_of_the_command_line(worker: OwnWorker) -> None:
-    """Words are messages; who takes them sees them once, in order."""
+    """Each word is a message, received once and in order."""
     sent = command(worker, "send", "1", "hello", "wörld")
     assert (sent.returncode, sent.stderr) == (0, b"2 sent and acknowledged\n")
     took = command(worker, "recv", "1", "--count", "2")
@@ -51,14 +51,14 @@ def test_messages_of_the_command_line(worker: OwnWorker) -> None:
 
 
 def test_a_count_leaves_the_others(worker: OwnWorker) -> None:
-    """What is beyond the count goes to the next consumer, and is not marked as seen."""
+    """Messages beyond the count are not acknowledged, and go to the next consumer."""
     command(worker, "send", "2", given=b"a\nb\n\nd\n")
     assert command(worker, "recv", "2", "--count", "1").stdout == b"a\n"
     assert command(worker, "recv", "2", "--count", "3").stdout == b"b\n\nd\n"
 
 
 def test_json_lines(worker: OwnWorker) -> None:
-    """A line names its task, and carries text, or bytes as base64."""
+    """A JSON line names its task, and contains text, or bytes as base64."""
     lines = b'{"task": 3, "message": "text"}\n{"task": 4, "base64": "/w=="}\n{"message": "no task"}\n'
     sent = command(worker, "send", "--format", "json", given=lines)
     assert sent.returncode == 64
@@ -71,7 +71,7 @@ def test_json_lines(worker: OwnWorker) -> None:
 
 
 def test_json_lines_carry_a_key_and_headers(worker: OwnWorker) -> None:
-    """What `recv` writes is what `send` reads, text or not; a line of each kind comes back as it was."""
+    """`send` reads the lines that `recv` writes, text or not; keys and headers stay the same."""
     lines = [
         {"task": 9, "message": "text", "key": "k", "headers": [["a", "1"], ["a", "zoë"]]},
         {"task": 9, "base64": "/w==", "key": {"base64": "/w=="}, "headers": [["b", {"base64": "/g=="}]]},
@@ -104,13 +104,13 @@ def test_json_lines_carry_a_key_and_headers(worker: OwnWorker) -> None:
     ],
 )
 def test_what_is_no_message_is_refused(line: str) -> None:
-    """With its number, and the form that is wanted."""
+    """An invalid line is refused with its number and the expected form."""
     with pytest.raises(ConfigError, match=r"message 1 is not of the form .*headers"):
         list(read_messages([line.encode()], MessageFormat.JSON, None))
 
 
 def test_a_file_or_standard_output(worker: OwnWorker, tmp_path: Path) -> None:
-    """What is received goes where it is told to; `-` is standard output, as without."""
+    """Messages are written to the given file; `-` is standard output, as without an argument."""
     command(worker, "send", "10", "a", "b")
     assert command(worker, "recv", "10", "-", "--count", "1").stdout == b"a\n"
     assert command(worker, "recv", "10", str(tmp_path / "b"), "--count", "1").stdout == b""
@@ -121,7 +121,7 @@ def test_a_file_or_standard_output(worker: OwnWorker, tmp_path: Path) -> None:
 
 
 def test_any_bytes_with_a_prefix(worker: OwnWorker) -> None:
-    """A pipe from recv to send passes on what no line can hold."""
+    """With the format `prefixed`, a pipe from recv to send forwards any bytes."""
     stream = b"\0\0\0\2\n\0" + b"\0\0\0\0" + b"\0\0\0\1\xff"
     assert command(worker, "send", "6", "-", "--format", "prefixed", given=stream).returncode == 0
     took = command(worker, "recv", "6", "--format", "prefixed", "--count", "3")
@@ -133,7 +133,7 @@ def test_any_bytes_with_a_prefix(worker: OwnWorker) -> None:
 
 @pytest.mark.parametrize(("timeout", "lines"), [("0.5", 1), ("2", 2)])
 def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
-    """A wrong address is told with its reason after a second; a command that waits longer says so."""
+    """A wrong address is an error with its reason; a command that waits over a second first prints a line."""
     ran = run_command("recv", "1", "--address", "127.0.0.1:1", "--timeout", timeout)
     assert ran.returncode == 1
     said = ran.stderr.splitlines()
@@ -144,7 +144,7 @@ def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
 
 
 def test_ctrl_c_ends_a_reader_with_a_line(worker: OwnWorker) -> None:
-    """Whoever waits for messages ends it by Ctrl-C; what was not printed stays."""
+    """Ctrl-C ends a waiting reader; messages that were not printed stay at the worker."""
     command(worker, "send", "7", "first")
     with subprocess.Popen(
         [sys.executable, "-m", "tuplewire", "recv", "7", "--address", worker.address],
@@ -159,7 +159,7 @@ def test_ctrl_c_ends_a_reader_with_a_line(worker: OwnWorker) -> None:
 
 
 def test_messages_end_by_count_quiet_and_time(worker: OwnWorker) -> None:
-    """The same in a program: an iteration that ends, and acknowledges just what was seen."""
+    """In a program, an iteration ends by count, quiet time or duration, and acknowledges read messages."""
     with worker.client() as client:
         deliver(client, tuplewire.TaskMessageBatch.from_columns(8, [b"%d" % n for n in range(10)]))
         with client.recv([8]) as subscription:

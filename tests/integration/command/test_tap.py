@@ -1,4 +1,4 @@
-"""A tap at real workers: what it shows and leaves out, who may have one, and that it holds nothing up."""
+"""Taps at real workers: the messages shown and omitted, permissions, and no effect on delivery."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TOPOLOGY = "test"
 
 
 def opened(tapped: Iterator[pb.TapResponse]) -> Iterator[pb.TapResponse]:
-    """Wait until a tap is in place."""
+    """Wait until a tap is open."""
     first = next(tapped)
     assert (list(first.messages), first.passed) == ([], 0)
     return tapped
 
 
 def seen(tapped: Iterator[pb.TapResponse], passed: int) -> tuple[list[pb.TappedMessage], int]:
-    """Return what a tap shows until so many messages have passed, and how many it leaves out."""
+    """Return the messages that a tap shows until `passed` messages have passed, and the number omitted."""
     found: list[pb.TappedMessage] = []
     for response in tapped:
         found += response.messages
@@ -49,12 +49,12 @@ def seen(tapped: Iterator[pb.TapResponse], passed: int) -> tuple[list[pb.TappedM
 
 
 def taps(endpoint: Endpoint) -> float:
-    """Return how many taps are open."""
+    """Return the number of open taps."""
     return metric(endpoint, "tuplewire_taps")
 
 
 def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
-    """In order, with key and headers, where they come from and go to; the consumer misses nothing."""
+    """A tap shows messages in order, with key, headers, origin and target; the consumer receives all."""
     task = pair.far_task()
     trace = [("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")]
     with (
@@ -70,7 +70,7 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
         before = metric(pair.near, "tuplewire_tapped_messages_total")
         sender.send(numbered(task, range(50), source=7))
         sender.send([TaskMessage(task, b"last one", key=b"k", headers=trace)])
-        sender.send(numbered(pair.near_task(), range(10)))  # another task's
+        sender.send(numbered(pair.near_task(), range(10)))  # to another task
         sender.flush(_SECONDS)
         with consumer.recv([task], timeout=_SECONDS) as subscription:
             assert numbers(collect(subscription, 51)[:50], source=7) == list(range(50))
@@ -95,7 +95,7 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
 
 
 def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
-    """A sample is exact; whatever is over the rate is left out of the tap, and not of the queue."""
+    """A sample is exact; messages above the rate are omitted from the tap, but not from the queue."""
     task = pair.near_task()
     with (
         ControlClient(pair.near.address) as control,
@@ -120,7 +120,7 @@ def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
 
 
 def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
-    """Messages arrive, and the worker keeps a bounded number of copies."""
+    """With an unread tap, messages still arrive, and the worker stores a bounded number of copies."""
     task = pair.near_task()
     with (
         ControlClient(pair.near.address) as control,
@@ -134,14 +134,14 @@ def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
             collect(subscription, 20)
         client.flush(_SECONDS)
         shown = left_out = 0
-        while shown + left_out < 800:  # what waits for a reader comes in several responses
+        while shown + left_out < 800:  # waiting messages are read in several responses
             response = next(tapped)
             shown, left_out = shown + len(response.messages), response.left_out
         assert left_out > 0
 
 
 def test_too_many_taps_are_refused(pair: Pair) -> None:
-    """Each costs what it copies; the next one is told so, and may come once another has ended."""
+    """Taps are limited because each one copies messages; another is accepted after one has closed."""
     with ControlClient(pair.far.address) as control, ExitStack() as open_taps:
         for _ in range(MOST_TAPS):
             opened(open_taps.enter_context(closing(control.tap())))
@@ -154,7 +154,7 @@ def test_too_many_taps_are_refused(pair: Pair) -> None:
 
 
 def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[bytes]:
-    """Begin the command, and wait until its tap is in place."""
+    """Start the command, and wait until its tap is open."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tuplewire", "tap", endpoint.address, *words],
         stdout=subprocess.PIPE,
@@ -178,7 +178,7 @@ def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[bytes]:
     ],
 )
 def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes, said: str) -> None:
-    """A payload is decoded as asked; no control character of it, of its headers or its key gets through."""
+    """A payload is decoded as configured; control characters in it, its headers or its key are escaped."""
     task = pair.near_task()
     with tap_command(pair.near, "--task", str(task), "--decode", decoding, "--count", "1") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
@@ -195,7 +195,7 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
 
 
 def test_a_sample_on_the_command_line(pair: Pair) -> None:
-    """Of a hundred messages about ten are shown, in order, and all have passed."""
+    """About ten of a hundred messages are shown, in order, and all are counted as passed."""
     task = pair.near_task()
     words = ("--task", str(task), "--sample", "0.1", "--rate", "1000", "--count", "9")
     with tap_command(pair.near, *words) as process:
@@ -210,7 +210,7 @@ def test_a_sample_on_the_command_line(pair: Pair) -> None:
 
 
 def test_json_lines_and_ctrl_c(pair: Pair) -> None:
-    """A program reads objects with the bytes as they are; Ctrl-C ends it, and the counts are told."""
+    """A program reads objects with the exact bytes; Ctrl-C ends the command, which prints the counts."""
     task = pair.near_task()
     with tap_command(pair.near, "--task", str(task), "--json") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
@@ -225,7 +225,7 @@ def test_json_lines_and_ctrl_c(pair: Pair) -> None:
 
 
 def test_a_drain_ends_a_tap(tmp_path: Path) -> None:
-    """A worker does not wait for whoever looks; it says why the tap ends, and its log has both ends."""
+    """A drain does not wait for a tap, which ends with the reason; the log contains its start and end."""
     with running(tmp_path, "--tasks=0-9") as worker, ControlClient(worker.address) as control:
         with closing(control.tap([3], sample=0.5)) as tapped:
             opened(tapped)
@@ -253,7 +253,7 @@ control = ["assign", "drain"]
 
 
 def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
-    """Who may do everything else sees no message; who may tap sees those of its tasks, while it may."""
+    """A tap requires its own permission, and ends when the rules no longer allow one of its tasks."""
     with guarded(tmp_path, RULES, "operator", "looker") as (workers, credentials):
         operator, looker = credentials.values()
         workers.assign({0: range(20)}, _SECONDS)
@@ -284,6 +284,6 @@ def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_tap_changes_no_balance(pair: Pair) -> None:
-    """Copies are in no ledger."""
+    """Ledgers do not count the copies for taps."""
     pair.check_balance()
     assert status(pair.near).ledger.dropped["shutdown"] == 0

@@ -1,4 +1,4 @@
-"""`tuplewire top`: a whole cluster from any one worker, for people at a terminal and for scripts."""
+"""`tuplewire top`: the whole cluster from any of its workers, for terminals and scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW_TASK = 12
 
 
 class Cluster(NamedTuple):
-    """Two workers; tasks 0 to 9 are at the first, 10 to 19 at the other."""
+    """Two workers. The first owns tasks 0 to 9, the second owns tasks 10 to 19."""
 
     near: Endpoint
     far: Endpoint
@@ -34,7 +34,7 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Run it with a program that sends to a consumer which never acknowledges anything."""
+    """Run the cluster with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100", "--drain-seconds=1"]
     with WorkerProcesses(2, "default", flags=flags) as workers:
         workers.assign({0: range(10), 1: range(10, 20)})
@@ -62,7 +62,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def looked(address: str) -> dict[str, Any]:
-    """Return what --once --json prints."""
+    """Return the output of `tuplewire top --once --json`."""
     ended = run_command("top", address, "--once", "--json", "--interval=0.3")
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, Any] = json.loads(ended.stdout)
@@ -70,12 +70,12 @@ def looked(address: str) -> dict[str, Any]:
 
 
 def culprit(address: str) -> str:
-    """Return who blocks most, in words."""
+    """Return the sentence on the task that blocks most, or an empty string."""
     return next(iter(looked(address)["blocking"]), "")
 
 
 def test_the_culprit_is_named_from_either_worker(cluster: Cluster) -> None:
-    """Each knows the other by the assignment; the sentence says who, where, for whom, and why."""
+    """Both workers name the blocking task, its worker, the blocked senders and the reason."""
     for worker in cluster:
         said = eventually(lambda worker=worker: culprit(worker.address), 60, "somebody blocks")  # type: ignore[misc]
         assert said.startswith(f"task {SLOW_TASK} at worker-1 holds up senders at worker-0")
@@ -83,7 +83,7 @@ def test_the_culprit_is_named_from_either_worker(cluster: Cluster) -> None:
 
 
 def test_scripts_get_everything(cluster: Cluster) -> None:
-    """Workers, tasks, peers, senders and consumers, with rates."""
+    """The JSON output has workers, tasks, peers, senders and consumers, with rates."""
     eventually(lambda: culprit(cluster.near.address), 60, "somebody blocks")
     told = looked(cluster.near.address)
     assert [each["worker"] for each in told["workers"]] == ["worker-0", "worker-1"]
@@ -106,7 +106,7 @@ def test_scripts_get_everything(cluster: Cluster) -> None:
 
 
 def test_once_prints_tables(cluster: Cluster) -> None:
-    """For a pipe, as plain text; a filter leaves the rows that have the text."""
+    """In a pipe, `--once` prints plain text; a filter keeps the rows that contain it."""
     text = run_command("top", cluster.near.address, "--once", "--interval=0.2", "--filter=sleeps").stdout
     assert "\ntasks\n" in text
     assert re.search(rf"^{SLOW_TASK} +worker-1 .* sleeps *$", text, re.MULTILINE)
@@ -114,7 +114,7 @@ def test_once_prints_tables(cluster: Cluster) -> None:
 
 
 def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
-    """And the others are told all the same; one that cannot be reached from the beginning is an error."""
+    """A stopped worker is reported next to the running ones; an unreachable first worker is an error."""
     with WorkerProcesses(2, "default", drain_seconds=0.1) as workers:
         workers.assign({0: [1], 1: [2]})
         near, far = workers.endpoints
@@ -140,14 +140,14 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
 
 
 def test_without_a_terminal_it_says_what_to_do() -> None:
-    """The live view is for terminals."""
+    """The live view requires a terminal, and the error names the alternatives."""
     ended = run_command("top", "127.0.0.1:1")
     assert (ended.returncode, "--once, --json or --web" in ended.stderr) == (64, True)
     assert run_command("top", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
 
 
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
-    """It draws what fits, as a filter leaves it; Ctrl-C ends it, and the terminal is as it was."""
+    """The live view draws the filtered rows that fit; Ctrl-C ends it and restores the terminal."""
     command = [*COMMAND, "top", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
         eventually(lambda: shown.seen().count(b"holds up senders") > 1, 60, "the culprit is drawn again")

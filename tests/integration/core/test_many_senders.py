@@ -97,7 +97,7 @@ async def _consume(worker: Endpoint) -> Sequences:
             received += len(batch)
             if received >= total:
                 batches.acknowledge()
-                # Before the client closes: in a busy process, acknowledgements may take longer than close().
+                # Wait here: in a busy process, acknowledgements may take longer than close() waits.
                 all_settled = partial(settled, worker, accepted=total, acknowledged=total)
                 await asyncio.to_thread(eventually, all_settled, 40, "all settled")
                 return sequences

@@ -61,7 +61,7 @@ def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
 
 
 def test_what_waits_where_its_entry_worker_died_is_marked(tmp_path: Path) -> None:
-    """The owner marks the messages: an unknown new owner may already have delivered resent copies."""
+    """The owner marks the messages, because a new owner that it does not know may have delivered copies."""
     with ExitStack() as stack:
         entry = stack.enter_context(one_worker("entry", directory=tmp_path))
         owner = stack.enter_context(one_worker("owner", directory=tmp_path))

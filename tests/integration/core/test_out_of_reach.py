@@ -151,7 +151,7 @@ def test_waits_may_last_for_ever(pair: Pair) -> None:
 
 
 def test_a_wrong_topology_is_told_at_once(pair: Pair) -> None:
-    """flush() fails without waiting for its timeout, or send() fails if the worker has already answered."""
+    """WrongTopologyError is raised immediately by flush(), or by send() if the worker has answered before."""
     client = Client(pair.near.address, topology="another", flush_seconds=math.inf)
 
     def send_and_flush() -> None:

@@ -124,7 +124,7 @@ def _answering(answer: Answer) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Iterator[int]]]:
-    """Run one worker for all these answers, which it must survive, and count assignment versions for it."""
+    """Run one worker for all these answers, which it must survive; yield it with a counter of versions."""
     directory = tmp_path_factory.mktemp("near")
     with WorkerProcesses(
         1, "test", directory=directory, flags=["--worker-id=near", "--drain-seconds=1"]
@@ -200,7 +200,7 @@ def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(t
             eventually(lambda: ledger(a).acknowledged == 100)
 
 
-@pytest.mark.usefixtures("no_fork_server")  # because of sitecustomize.py
+@pytest.mark.usefixtures("no_fork_server")  # a new interpreter runs sitecustomize.py
 def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path) -> None:
     """A peer accepts a restarted worker and its messages, even if its incarnation is lower than before."""
     shift = tmp_path / "clock"

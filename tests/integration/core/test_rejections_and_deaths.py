@@ -43,7 +43,7 @@ def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: Any) -> Non
 
 
 def test_where_others_wait_no_death_loses_it(mortal: RestartableWorker, tmp_path: Path) -> None:
-    """With reject_order="wait", the sender resends the message and later ones; only the count is lost."""
+    """With reject_order="wait", a sender in mode `processed` resends the messages; only the count is lost."""
     with client_of(mortal.endpoint.address, ack_mode="processed") as sender:
         sender.send(numbered(TASK, range(3)))
         reject_first(mortal.endpoint, LONG, reject_order="wait")

@@ -206,7 +206,7 @@ def test_assignment_file_is_followed(tmp_path: Path) -> None:
 
 
 def test_command_shows_status_and_assigns(worker: Running) -> None:
-    """The commands assign, status and drain have the same effect as the control service."""
+    """The commands assign, status and drain call the control service and print its answers."""
     assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
     file = worker.directory / "assignment.json"
     file.write_text(as_json(assignment))

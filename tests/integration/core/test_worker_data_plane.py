@@ -221,7 +221,7 @@ def test_resets_between_client_and_worker(pair: Pair, tmp_path: Path, *, unix: b
 def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
     """The connection between workers is reset under load: all messages arrive once, and ledgers balance.
 
-    Messages read while a reconnects may be marked although they are not copies, because a could have failed.
+    Messages read while the worker a reconnects may be marked although they are not copies: a could be dead.
     """
     with two_workers(tmp_path, transport) as (a, b, proxy):
         with fed(a, b, 1) as (feeder, reader):
@@ -306,7 +306,7 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
         ):
             reader.has(60)
             assert numbers(reader.got) == list(range(100, 160))
-            # Also the last ten, if they were written before the failure was detected.
+            # The last ten may also be marked, if they were written before the failure was detected.
             assert numbers(reader.redelivered)[:50] == list(range(100, 150))
             sender.flush(10)
             assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)

@@ -117,7 +117,7 @@ def test_a_worker_without_traffic_is_idle(workers: Pair) -> None:
 
 
 def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
-    """Its worker reports a full queue, and the previous worker reports missing credit; both name the task."""
+    """A slow consumer's worker reports a full queue, its peer reports missing credit; both name the task."""
     task = workers.far_task()
     far = workers.far.worker_id
     with client_of(workers.near.address, max_pending_messages=2000) as client:
@@ -222,7 +222,7 @@ def test_redelivered_messages_are_counted(workers: Pair) -> None:
 
 
 def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
-    """All probes that were due while the event loop was stopped for a second report a delay."""
+    """Probes that were due while the event loop was stopped report a delay."""
     probes = "tuplewire_event_loop_lag_seconds_count"
     slow = 'tuplewire_event_loop_lag_seconds_bucket{le="0.25"}'
 

@@ -52,7 +52,7 @@ def sockets() -> Iterator[Sockets]:
 
 
 def test_a_peer_that_does_not_read_holds_nobody_up(recorder: Recorder) -> None:
-    """The peer's own messages wait; messages and acknowledgements of other clients do not."""
+    """A peer that does not read delays its own messages, but not the messages of other clients."""
     with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
         stranger.put(FrameKind.OPEN, b"Send", NOTHING)
         eventually(lambda: len(bound_server._streams) == 1)
@@ -230,7 +230,7 @@ def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
 
 
 def test_two_hundred_clients(recorder: Recorder) -> None:
-    """Each client has its own stream, order and ledger."""
+    """Each of 200 clients has its own stream, order and ledger."""
     with bound(recorder) as (context, bound_server):
         clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
         for number in range(5):

@@ -184,7 +184,7 @@ def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path, monkeypatch
 
 
 def test_errors_of_the_configuration_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mode unknown to Storm, a number out of range, and a path too long for a socket name their setting."""
+    """Errors for an unknown mode, a number out of range and a path too long for a socket name the setting."""
     for key, value in (("storm.cluster.mode", "remote"), ("zmq.threads", 0), ("zmq.linger.millis", -1)):
         with pytest.raises(ConfigError, match=key):
             TransportFactory.make_context({TRANSPORT_KEY: "zmq", key: value})

@@ -1,4 +1,4 @@
-"""The programs of the bench start: nothing else runs them in the tests."""
+"""The benchmark programs start; no other test runs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "ArgumentParser(" 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_has_help(program: str) -> None:
-    """`--help` works from the Makefile's folder, with what is installed alone."""
+    """`--help` works in the project's root with the installed packages alone."""
     ended = subprocess.run(
         [sys.executable, f"tests/tools/bench/{program}", "--help"],
         cwd=BENCH.parents[2],

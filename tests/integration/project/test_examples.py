@@ -1,4 +1,4 @@
-"""The examples that need no Spark: each runs as it stands, and prints what it is to print."""
+"""The examples that do not need Spark: each one runs unchanged, and prints the expected output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 100.0
 
 
 def test_every_example_is_run() -> None:
-    """Each program of the folder is in the table that the tests go by, and is short enough to copy."""
+    """Each example is in the table that the tests use, and is short enough to copy."""
     assert {path.name for path in EXAMPLES.glob("*.py")} == PRINTS.keys()
     lines = {path.name: path.read_text(encoding="utf-8").count("\n") for path in EXAMPLES.glob("*.py")}
     assert {name: count for name, count in lines.items() if not 30 <= count <= 90} == {}
@@ -24,7 +24,7 @@ def test_every_example_is_run() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRINTS if not on_spark(name)])
 def test_example(name: str, tmp_path: Path) -> None:
-    """A fresh process runs it to its end, without a warning."""
+    """A new process runs the example to its end, without a warning."""
     foreign = list(EXAMPLES.glob(f"{Path(name).stem}.js"))
     ran = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / name],

@@ -1,4 +1,4 @@
-"""The notebooks: every cell runs, in order, in a fresh kernel, and the pictures come out."""
+"""The notebooks: every cell runs, in order, in a new kernel, and the expected pictures are shown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PICTURES = {"first_messages": 2, "training_on_spark": 3}
 
 
 def outputs(notebook: Any) -> list[Any]:
-    """Return what all cells of a notebook have left."""
+    """Return the outputs of all cells of a notebook."""
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
 def pictures(notebook: Any) -> int:
-    """Return how many pictures a notebook has."""
+    """Return the number of pictures in a notebook."""
     return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
 
 
@@ -42,9 +42,9 @@ def test_every_notebook_is_run() -> None:
         ),
     ],
 )
-@pytest.mark.filterwarnings("default")  # Jupyter's own
+@pytest.mark.filterwarnings("default")  # for Jupyter's own warnings
 def test_notebook(name: str, tmp_path: Path) -> None:
-    """It runs without an error, and shows the pictures that the one in the repository shows."""
+    """A notebook runs without an error, and shows as many pictures as the stored notebook."""
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     assert pictures(notebook) == PICTURES[name]
     for cell in notebook.cells:

@@ -1,4 +1,4 @@
-"""The pages: what they tell to paste works as it stands, in order, in a fresh directory."""
+"""The pages: their programs work unchanged, in order, in a new directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAVE_OUT = "without its empty line"
 
 
 def test_every_page_with_programs_is_pasted() -> None:
-    """A block in `python` or `sh` is one that a test runs; what none runs is `py` or `shell`."""
+    """Blocks in `python` or `sh` are run by a test; blocks without a test are in `py` or `shell`."""
     folders = ("*.md", "*/*.md", "docs/*/*.md")
     files = (path for pattern in folders for path in ROOT.glob(pattern) if not path.is_symlink())
     pages = {str(path.relative_to(ROOT)) for path in files}
@@ -27,9 +27,9 @@ def test_every_page_with_programs_is_pasted() -> None:
 
 @pytest.mark.parametrize("page", [page for each in (*PASTED, PASTED_ON_SPARK) for page in each.pages])
 def test_a_prompt_takes_it(page: str) -> None:
-    """Line by line, as Python's own prompt did up to 3.12: an empty line ends what is indented.
+    """Blocks can be pasted into Python's prompt, where, up to 3.12, an empty line ends an indented block.
 
-    A page with programs of another form says where they are to be pasted.
+    A page with programs in another form states where to paste them.
     """
     said = (ROOT / page).read_text(encoding="utf-8")
     if FOR_A_FILE in " ".join(said.split()):
@@ -48,5 +48,5 @@ def test_a_prompt_takes_it(page: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: each.pages[0])
 def test_pasted(pasted: Pasted, tmp_path: Path) -> None:
-    """Every block of a page, one after the other."""
+    """Every block of a page runs, one after another."""
     check(pasted, paste(pasted.pages, tmp_path, _SECONDS))

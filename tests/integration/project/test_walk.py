@@ -1,4 +1,4 @@
-"""The walk of one message in docs/architecture.md: every function on it is called when one goes that way."""
+"""The path of one message in docs/architecture.md: a message on that path calls every listed function."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(json.dumps(sorted(called)))
 
 
 def test_every_function_of_the_walk_is_called() -> None:
-    """A message from one worker's program to another worker's consumer takes each step of the page."""
+    """A message from one worker's program to another worker's consumer calls each function of the page."""
     steps = re.findall(r"^\| \d+ \| `([\w.]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert steps
     ran = subprocess.run(
