@@ -1,4 +1,4 @@
-"""The handle of a client for Spark functions, where a Spark task ends as it should not."""
+"""ClientHandle in Spark functions, including tasks that end without flushing their messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tuplewire.spark.client_handle import ClientHandle, ForgottenFlushError, clo
 
 @pytest.fixture(autouse=True)
 def _no_task_left() -> Iterator[None]:
-    """Leave no Spark task and no connection behind."""
+    """End the Spark task and close all clients after each test."""
     yield
     end_attempt()
     close_clients()
 
 
 def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
-    """What a block has sent is at the worker when it is over, and the next block uses the same session."""
+    """Leaving a block flushes its messages; the next block uses the same session."""
     task = workers.near_task()
     handle = pickle.loads(pickle.dumps(ClientHandle(workers.near.address, topology=TOPOLOGY)))  # noqa: S301
     for count in (10, 20):
@@ -40,7 +40,7 @@ def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
 
 
 def test_after_an_error_the_next_block_starts_clean(workers: Pair) -> None:
-    """A refused message fails its own block and no other."""
+    """A refused message fails only its own block."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     with pytest.raises(RefusedMessagesError), handle as client:
@@ -53,7 +53,7 @@ def test_after_an_error_the_next_block_starts_clean(workers: Pair) -> None:
 
 
 def test_a_block_that_was_never_left(workers: Pair) -> None:
-    """The task that has sent and not waited fails at its end, and its client is of no use any more."""
+    """A task that ends without flushing its messages fails, and its client can no longer be used."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     begin_attempt(attempt=7)
@@ -70,7 +70,7 @@ def test_a_block_that_was_never_left(workers: Pair) -> None:
 
 
 def test_a_flush_of_ones_own_is_not_forgotten(workers: Pair) -> None:
-    """Whoever has waited for everything may leave the block open, and whoever only receives, too."""
+    """A task may end without leaving the block if it has flushed all its messages."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     begin_attempt(attempt=7)
@@ -80,7 +80,7 @@ def test_a_flush_of_ones_own_is_not_forgotten(workers: Pair) -> None:
 
 
 def test_a_driver_that_forgets(workers: Pair) -> None:
-    """Where there is no task, the next block says it, once."""
+    """Outside of Spark tasks, the next block raises the error for unflushed messages once."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     client = handle.__enter__()
@@ -103,14 +103,14 @@ client.send(TaskMessageBatch.from_columns(int(sys.argv[2]), [b"1"]))
 
 
 def test_a_driver_that_forgets_and_ends(workers: Pair) -> None:
-    """A program says at its end what it has not waited for."""
+    """A program reports unflushed messages on standard error when it exits."""
     program = [sys.executable, "-c", FORGETS, workers.near.address, str(workers.near_task())]
     ran = subprocess.run(program, check=True, timeout=100, capture_output=True, text=True)
     assert ran.stderr.startswith("tuplewire: a function has sent messages and ended without leaving"), ran
 
 
 def test_blocks_of_two_threads(workers: Pair) -> None:
-    """Two queries of a driver may use one handle; the block of one does not end with the other's."""
+    """Two threads may use one handle: leaving the block of one thread does not end the block of the other."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     entered, left = threading.Event(), threading.Event()
@@ -132,7 +132,7 @@ def test_blocks_of_two_threads(workers: Pair) -> None:
 
 
 def test_nothing_is_sent_outside_the_block(workers: Pair) -> None:
-    """The client of a block that is over refuses everything."""
+    """The client of a finished block refuses all calls."""
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     with handle as client:
         pass
@@ -143,7 +143,7 @@ def test_nothing_is_sent_outside_the_block(workers: Pair) -> None:
 
 
 def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is not there fails the block; a wrong setting already the handle."""
+    """An unreachable worker fails the block; a wrong setting fails the creation of the handle."""
     with (
         pytest.raises(FlushTimeoutError, match=r"127\.0\.0\.1:1 is not connected"),
         ClientHandle("127.0.0.1:1", timeout=0.3) as client,
@@ -178,7 +178,7 @@ os._exit(0)
 
 
 def test_forked_process_has_a_connection_of_its_own(workers: Pair) -> None:
-    """A handle that was used before a fork is good on both sides of it."""
+    """A handle that was used before a fork works in both processes."""
     task = workers.near_task()
     program = [sys.executable, "-c", FORKS, workers.near.address, str(task)]
     subprocess.run(program, check=True, timeout=100)

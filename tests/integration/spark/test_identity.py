@@ -1,4 +1,4 @@
-"""Who answers is checked: messages go to the worker that an assignment means, and never in a circle."""
+"""Checks of a worker's identity: messages reach only the worker named in the assignment, without cycles."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _readyz(worker: Endpoint) -> str:
 
 
 def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
-    """A hello that names another worker ends with WRONG_WORKER; one that names this one or none does not."""
+    """A hello that names another worker fails with WRONG_WORKER; this worker's id and no id are accepted."""
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker:
         answer = talk(worker, SEND, [hello(receiver_id="v")])
         assert (answer.error, "this is worker 'w', the sender means 'v'" in answer.details) == (
@@ -64,7 +64,7 @@ def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
 
 
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
-    """Consumers, sinks and those of other topologies hear that it is another worker, and may try again."""
+    """The worker id is checked before the topology, for consumers, senders and sinks; they may retry."""
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker, WorkerClient(worker.address) as control:
         assert [
             talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
@@ -80,7 +80,7 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
 
 
 def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
-    """What it sends and what it wants stay where they are while another worker is at the address."""
+    """A client with a worker_id waits, and buffers its messages, while another worker has the address."""
     port = free_port()
     with ExitStack() as stack:
         with one_worker("w9", directory=tmp_path, port=port, tasks=[1]) as stranger:
@@ -98,7 +98,7 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
-    """Its sink and its source name the worker; where another one has its address, they try again."""
+    """Spark's sink and source name the assigned worker, and retry while another worker has its address."""
     port = free_port()
     groups = [TaskGroup.of(1, [b"%d" % number for number in range(5)])]
     with ExitStack() as stack:
@@ -139,7 +139,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
 
 
 def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:
-    """Status and readiness name the id that the assignment has; programs wait until it means this worker."""
+    """Status and readiness name the assigned id; clients wait until the assignment has this worker's id."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     file = assignment_file(tmp_path, 1, {("w1", address): [0]})
@@ -163,7 +163,7 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
 
 
 def test_a_worker_that_loses_its_name_takes_no_messages_until_it_has_it_again(tmp_path: Path) -> None:
-    """A session that was open before waits, and goes on where it was."""
+    """An open session waits while the worker is not in the assignment, and then resumes."""
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker, client_of(worker.address) as client:
         deliver(client, numbered(0, range(10)))
         assign(worker, 2, {("v", "127.0.0.1:1"): []})
@@ -178,7 +178,7 @@ def test_a_worker_that_loses_its_name_takes_no_messages_until_it_has_it_again(tm
 
 
 def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Path, transport: str) -> None:
-    """What is for w2 stays with w1 while w9 is at its address; w2 gets all of it, once and in order."""
+    """w1 buffers the messages for w2 while w9 is at w2's address; w2 then receives each once, in order."""
     flag = f"--transport={transport}"
     with ExitStack() as stack:
         near = stack.enter_context(one_worker("w1", flag, directory=tmp_path))
@@ -207,7 +207,7 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
 
 
 def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Path, transport: str) -> None:
-    """Each says that the other has the task: its messages are refused by name and counted, others go on."""
+    """If two workers assign a task to each other, only its messages are refused, with TOO_MANY_HOPS."""
     flag = f"--transport={transport}"
     with (
         one_worker("a", flag, directory=tmp_path) as a,
@@ -234,7 +234,7 @@ def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Pat
 
 
 def test_unread_messages_may_move_any_number_of_times(tmp_path: Path) -> None:
-    """A task that nobody reads moves to and fro more often than messages may be passed on in a circle."""
+    """The hop limit does not apply to queued messages: a task without a consumer may move repeatedly."""
     moves = MAX_UNQUEUED_HOPS + 6
     with (
         one_worker("a", directory=tmp_path) as a,

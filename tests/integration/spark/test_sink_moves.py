@@ -1,4 +1,4 @@
-"""Spark's streaming sink while its tasks move between real workers, without a JVM: every row once."""
+"""Spark's streaming sink writes each row once while its tasks move between real workers, without a JVM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tuplewire.subscription import Subscription
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
-    """Run three workers, the task at the first; they drain for as long as a test lasts."""
+    """Run three workers that drain for at most 60 seconds; the first one owns the task."""
     with ExitStack() as stack:
         running = Workers(tmp_path, stack, drain_seconds=60)
         running.put("a")
@@ -37,20 +37,20 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 @pytest.fixture(autouse=True)
 def _no_task_left() -> Iterator[None]:
-    """Leave no Spark task behind."""
+    """End the Spark task after each test."""
     yield
     end_attempt()
 
 
 class Driver:
-    """A run of a query: it makes a writer for each epoch, as Spark does."""
+    """A run of a query: makes a writer for each epoch, as Spark does."""
 
     def __init__(self, workers: Workers, at: str = "c") -> None:
         self._options = {"address": workers.running[at].address, "topology": TOPOLOGY, "timeout": "20"}
         self._run = uuid.uuid4().hex
 
     def begin(self) -> TuplewireStreamWriter:
-        """Plan an epoch."""
+        """Return the writer of an epoch."""
         return TuplewireStreamWriter(sink_options(self._options))
 
     def attempt(
@@ -61,7 +61,7 @@ class Driver:
         partition: int = 0,
         tasks: tuple[int, ...] = (TASK,),
     ) -> Part:
-        """Compute a partition: each number to each task."""
+        """Compute a partition that sends each number to each task."""
         begin_attempt(partition, epoch=epoch, run=self._run)
         rows = [(task, str(number)) for number in payloads for task in tasks]
         columns = {
@@ -79,7 +79,7 @@ class Driver:
 
 
 def take(worker: Endpoint, count: int, task: int = TASK) -> list[int]:
-    """Consume so many messages, and see that there are no more."""
+    """Consume `count` messages, and check that the queue is then empty."""
     with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
         got = numbers(collect(batches, count))
     assert queued(worker, task) == 0
@@ -87,7 +87,7 @@ def take(worker: Endpoint, count: int, task: int = TASK) -> list[int]:
 
 
 def some(batches: Subscription, least: int) -> list[int]:
-    """Take at least so many messages, and acknowledge all that came."""
+    """Consume at least `least` messages, and acknowledge all messages received."""
     got: list[int] = []
     while len(got) < least:
         got += numbers(messages_of(next(batches)))
@@ -96,7 +96,7 @@ def some(batches: Subscription, least: int) -> list[int]:
 
 
 def test_a_task_moves_between_staging_and_publishing(workers: Workers) -> None:
-    """What is staged follows its task when it is published; so does an epoch whose attempts saw the move."""
+    """A commit sends staged rows to the task's new owner, even if some attempts ran after the move."""
     driver = Driver(workers)
     writer = driver.begin()
     parts = [driver.attempt(writer, 0, range(50))]
@@ -109,7 +109,7 @@ def test_a_task_moves_between_staging_and_publishing(workers: Workers) -> None:
 
 
 def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
-    """A driver dies when it has published some tasks; they move, and the next driver adds only the others."""
+    """After a partial publication and moves, the next driver publishes only the tasks that are missing."""
     other = ELSEWHERE["b"]
     driver = Driver(workers)
     driver.epoch(0, range(10), (TASK, other))
@@ -129,13 +129,13 @@ def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
 
 
 def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers) -> None:
-    """What a worker has published is known to the others when it has drained, and to those after them."""
+    """A worker's published epochs stay known after it is replaced: a repeated epoch adds no messages."""
     driver = Driver(workers)
     driver.epoch(0, range(10))
     driver.epoch(1, range(10, 20))
     for name, following in [("a", "b"), ("b", "c"), ("c", "a")]:
         workers.put(following)
-        workers.drain(name, 2)  # what another worker has accepted waits for its consumer
+        workers.drain(name, 2)  # messages that another worker has accepted wait for their consumer
         workers.start(name)
         workers.put(following)
     driver = Driver(workers, "a")
@@ -145,7 +145,7 @@ def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers
 
 
 def test_a_worker_that_still_drains_is_asked(workers: Workers) -> None:
-    """It has left the assignment and waits for a consumer; the next driver learns of it from the others."""
+    """The next driver also queries a worker that is still draining, although it has left the assignment."""
     far = ELSEWHERE["a"]
     driver = Driver(workers)
     driver.epoch(0, range(10), (TASK, far))
@@ -164,7 +164,7 @@ def test_a_worker_that_still_drains_is_asked(workers: Workers) -> None:
 
 
 def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
-    """An epoch of ten queues full, of which the driver dies: the choice stays, in order, wherever it goes."""
+    """An epoch stays complete and in order while its task moves and a second driver publishes it again."""
     with ExitStack() as stack:
         workers = Workers(tmp_path, stack, drain_seconds=60, flags=["--receive-queue-messages=100"])
         workers.put("a")
@@ -194,7 +194,7 @@ def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
 
 
 def test_moves_back_to_back_under_a_sink(workers: Workers) -> None:
-    """Epoch after epoch is published while moves overlap: every row once, those of an epoch in order."""
+    """Epochs are published while moves overlap: each row arrives once, and in order within its epoch."""
 
     def move() -> None:
         for number, owner in enumerate("bcacbabcbacabc"):
@@ -212,7 +212,7 @@ def test_moves_back_to_back_under_a_sink(workers: Workers) -> None:
 
 
 def test_a_former_run_publishes_nothing_more(workers: Workers) -> None:
-    """A publish of a dead driver that comes late finds nothing, once another has taken over."""
+    """A late publication by a previous run fails after a new run has published the epoch."""
     former, driver = Driver(workers), Driver(workers)
     late = former.begin()
     part = former.attempt(late, 0, range(10))
@@ -224,7 +224,7 @@ def test_a_former_run_publishes_nothing_more(workers: Workers) -> None:
 
 
 def test_workers_are_replaced_under_a_running_sink(workers: Workers) -> None:
-    """A rolling restart, each worker while an epoch is staged at it: nothing fails, every row once."""
+    """During a rolling restart with staged epochs, nothing fails, and each row is delivered once."""
     driver, sent = Driver(workers, "b"), 0
     for epoch, (name, following) in enumerate([("a", "b"), ("b", "c"), ("c", "a")] * 2):
         writer = driver.begin()

@@ -1,4 +1,4 @@
-"""A stream's reader against real workers, called as Spark 4.0 and 4.1 call one, without a JVM."""
+"""The stream reader against real workers, called as by Spark 4.0 and 4.1, without a JVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuplewire.spark.reader import TuplewireStreamReader
 
 
 class Maker:
-    """Makes the reader of a task's messages; travels with it."""
+    """Makes the reader of a task's messages; can be pickled."""
 
     def __init__(self, address: str, task: int) -> None:
         self.options = {"address": address, "topology": TOPOLOGY, "tasks": str(task), "timeout": "20"}
@@ -30,17 +30,17 @@ class Maker:
 
 @contextmanager
 def query(workers: Pair, task: int) -> Iterator[EarlierStreamReader]:
-    """Make a reader as each start of a query does, and stop it."""
+    """Make a reader, as each start of a query does, and stop it at the end."""
     reader = EarlierStreamReader(Maker(workers.near.address, task))
     yield reader
     reader.stop()
 
 
 def planned(reader: EarlierStreamReader, start: Any, end: Any) -> list[int]:
-    """Plan a micro-batch and read it as Spark's tasks do: by a reader that nobody has asked anything."""
+    """Plan a micro-batch and read it with a new, unpickled reader, as Spark's tasks do."""
     partitions = reader.partitions(start, end)
     other = EarlierStreamReader(reader._make)
-    copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - our own
+    copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - pickled by this test
     return payloads(copy, partitions)
 
 
@@ -51,7 +51,7 @@ def send(workers: Pair, task: int, numbers: range) -> None:
 
 
 def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
-    """Spark does not say where a micro-batch begins: not at the start, not later, and not after a restart."""
+    """A reader resumes at the end of the last batch, although Spark does not pass the start offset."""
     task = workers.far_task()
     send(workers, task, range(10))
     with query(workers, task) as reader:
@@ -62,7 +62,7 @@ def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
         send(workers, task, range(10, 20))
         second = reader.latestOffset()
         assert acknowledged(workers.far, task) == 10
-    with query(workers, task) as reader:  # which had logged the second, and not run it
+    with query(workers, task) as reader:  # the earlier run logged the second batch, but did not run it
         assert planned(reader, second, second) == []
         assert planned(reader, first, second) == list(range(10, 20))
         third = reader.latestOffset()
@@ -72,7 +72,7 @@ def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
 
 
 def test_available_now_asks_before_it_tells(workers: Pair) -> None:
-    """With availableNow Spark asks for the end before it says where the last run has ended."""
+    """With availableNow, Spark requests the end offset before it passes the end of the last run."""
     task = workers.near_task()
     send(workers, task, range(10))
     with query(workers, task) as reader:
@@ -92,7 +92,7 @@ def test_available_now_asks_before_it_tells(workers: Pair) -> None:
 
 
 def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
-    """What somebody else has taken meanwhile is no part of the first micro-batch, and missed."""
+    """If another client consumes messages between two runs, the next run reports them as lost."""
     task = workers.near_task()
     send(workers, task, range(10))
     with query(workers, task) as reader:
@@ -112,7 +112,7 @@ def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
 
 
 def test_errors_wait_for_sparks_first_question(workers: Pair) -> None:
-    """To make it does not raise: Spark would hide that behind an error of its own."""
+    """The constructor does not raise, because Spark would hide the error behind its own."""
     maker = Maker(workers.near.address, workers.near_task())
     maker.options["colour"] = "red"
     reader = EarlierStreamReader(maker)

@@ -1,4 +1,4 @@
-"""Spark's readers while the tasks that they read move between real workers, without a JVM."""
+"""Spark's readers while their tasks move between real workers, without a JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
-    """Run three workers, the task at the first."""
+    """Run three workers, with the task at the first."""
     with ExitStack() as stack:
         running = Workers(tmp_path, stack)
         running.put("a")
@@ -38,14 +38,14 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 def given(workers: Workers, name: str = "c", **more: str) -> Any:
-    """Return options."""
+    """Return the options of a source."""
     address = workers.running[name].address
     where = {"address": address, "topology": TOPOLOGY, "tasks": str(TASK), "timeout": "20"}
     return source_options({**where, **more})
 
 
 class Query:
-    """A query as Spark runs it: offset after offset, each in its log before it is read."""
+    """A query as Spark runs it: each offset is logged before its micro-batch is read."""
 
     def __init__(self, options: Any) -> None:
         self.reader = TuplewireStreamReader(options)
@@ -53,7 +53,7 @@ class Query:
         self.got: list[int] = []
 
     def plan(self, most: int | None = None) -> dict[str, Any]:
-        """Return where the next micro-batch ends."""
+        """Return the end offset of the next micro-batch."""
         limit = ReadAllAvailable() if most is None else ReadMaxRows(most)
         return self.reader.latestOffset(self.at, limit)
 
@@ -64,13 +64,13 @@ class Query:
         self.at = end
 
     def step(self) -> None:
-        """Do one micro-batch."""
+        """Run one micro-batch."""
         end = self.plan()
         if end != self.at:
             self.read(end)
 
     def read_all(self, count: int) -> None:
-        """Go on until so many messages have come, each once."""
+        """Run micro-batches until `count` messages have arrived, each once."""
 
         def has_all() -> bool:
             self.step()
@@ -96,7 +96,7 @@ def send(workers: Workers, numbers: range, name: str = "b") -> None:
 
 
 def read_under_load(workers: Workers, count: int, move: Callable[[], None]) -> None:
-    """Read what two programs send, so many messages each, while the task moves: each once, in order."""
+    """Read `count` messages from each of two clients while the task moves: each once, in order per client."""
 
     def produce(name: str, offset: int) -> None:
         with client_of(workers.running[name].address) as client:
@@ -119,7 +119,7 @@ def read_under_load(workers: Workers, count: int, move: Callable[[], None]) -> N
 
 
 def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
-    """Neither what was read and not acknowledged comes again, nor is anything missing."""
+    """After a move between micro-batches, no message is missing or redelivered."""
     with query(workers) as running:
         send(workers, range(50), "a")
         send(workers, range(50, 100), "b")
@@ -139,7 +139,7 @@ def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
 
 
 def test_two_programs_of_a_worker_keep_their_order(workers: Workers) -> None:
-    """A queue moves as it is: half of it is read at the next owner, and the other half at the one after."""
+    """The messages of two clients stay in order when their queue moves, and moves again half read."""
     address = workers.running["a"].address
     with client_of(address) as one, client_of(address) as other:
         for first in range(0, 100, 20):
@@ -156,7 +156,7 @@ def test_two_programs_of_a_worker_keep_their_order(workers: Workers) -> None:
 def test_moves_of_which_the_asked_worker_has_not_heard(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has left the queue is not taken for lost: the reader waits until it is told where the task is."""
+    """Messages that left a queue are not reported as lost: the reader waits until it learns the new owner."""
     looked = threading.Event()
     has_moved = RangeReader._has_moved
 
@@ -181,7 +181,7 @@ def test_moves_of_which_the_asked_worker_has_not_heard(
 
 
 def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
-    """The micro-batch has exactly the messages that were planned, also when it is read again."""
+    """A planned micro-batch has exactly the planned messages, also when it is read again."""
     with query(workers) as running:
         send(workers, range(60), "a")
         send(workers, range(60, 100), "c")
@@ -191,7 +191,7 @@ def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
         for _ in range(2):
             got = payloads(running.reader, running.reader.partitions(running.at, end))
             assert sorted(got) == list(range(80))
-        with query(workers, "b") as again:  # the driver is another one
+        with query(workers, "b") as again:  # another driver
             again.at = running.at
             workers.put("a")
             again.read(end)
@@ -200,7 +200,7 @@ def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
 
 
 def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
-    """A reader that has got a part of it goes on at the new owner; the former owner does not wait for it."""
+    """A reader continues at the new owner within a micro-batch; the previous owner does not wait for it."""
     count = 600
     with client_of(workers.running["a"].address) as client:
         deliver(
@@ -226,12 +226,12 @@ def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
 
 
 def test_a_task_comes_back_while_its_last_move_is_under_way(workers: Workers) -> None:
-    """A planned micro-batch comes back as a whole, though two ways led to where it was planned."""
+    """A micro-batch that arrived over two routes is complete after its task moves back."""
     with query(workers) as running:
         send(workers, range(10), "a")
         workers.put("b", told=["a"])
         eventually(lambda: queued(workers.running["b"], TASK) == 10, 20)
-        send(workers, range(10, 20), "a")  # straight to the new owner, behind the others
+        send(workers, range(10, 20), "a")  # sent directly to the new owner, behind the other messages
         workers.put("b")
         eventually(lambda: queued(workers.running["b"], TASK) == 20, 20)
         end = running.plan()
@@ -241,12 +241,12 @@ def test_a_task_comes_back_while_its_last_move_is_under_way(workers: Workers) ->
 
 
 def test_a_backlog_moves_though_the_new_owner_gives_less_credit(tmp_path: Path) -> None:
-    """What is in the queue has had its credit: all of it is handed over, and nobody need consume."""
+    """All queued messages are handed off without a consumer, even if the new owner grants less credit."""
     with ExitStack() as stack:
         workers = Workers(tmp_path, stack, flags=["--receive-queue-messages=64"])
         workers.put("a")
         sent = 0
-        for sessions in range(3, 11):  # each new sender gets a smaller share, and the others keep theirs
+        for sessions in range(3, 11):  # each new sender gets a smaller share; existing shares do not change
             client = stack.enter_context(client_of(workers.running["a"].address))
             deliver(client, numbered(TASK, range(sent, sent + 64 // sessions)))
             sent += 64 // sessions
@@ -260,7 +260,7 @@ def test_a_backlog_moves_though_the_new_owner_gives_less_credit(tmp_path: Path) 
 
 
 def test_a_batch_read_follows_its_tasks(workers: Workers) -> None:
-    """A DataFrame that was planned has the same rows after a move."""
+    """A planned DataFrame has the same rows after a move."""
     send(workers, range(100), "a")
     reader = TuplewireBatchReader(given(workers))
     partitions = reader.partitions()
@@ -271,7 +271,7 @@ def test_a_batch_read_follows_its_tasks(workers: Workers) -> None:
 
 
 def test_workers_are_replaced_one_by_one(workers: Workers) -> None:
-    """A rolling restart under a query, also of the worker that it was told: every message once."""
+    """A query reads each message once during a rolling restart, also of the worker in its options."""
     with query(workers, "a") as running:
         sent = 0
         for name, other in [("a", "b"), ("b", "c"), ("c", "a")] * 2:
@@ -284,7 +284,7 @@ def test_workers_are_replaced_one_by_one(workers: Workers) -> None:
 
 
 def test_a_query_that_was_away_while_all_workers_were_replaced(workers: Workers) -> None:
-    """Those that come later have heard that those before them ended in good order."""
+    """A query resumes without loss after all workers were replaced, because each shut down cleanly."""
     with query(workers) as running:
         send(workers, range(100), "a")
         running.read(running.plan(60))
@@ -296,7 +296,7 @@ def test_a_query_that_was_away_while_all_workers_were_replaced(workers: Workers)
 
 
 def test_a_planned_micro_batch_outlives_its_workers(workers: Workers) -> None:
-    """It is read where its messages are, though every worker was replaced since."""
+    """A planned micro-batch can still be read after every worker was replaced."""
     with query(workers) as running:
         send(workers, range(50), "a")
         send(workers, range(50, 100), "b")
@@ -311,7 +311,7 @@ def test_a_planned_micro_batch_outlives_its_workers(workers: Workers) -> None:
 
 
 def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
-    """The query says how many; what was planned and has died is named one by one, or passed over."""
+    """After a worker dies, the query reports the lost messages, or skips them with failOnDataLoss=false."""
     with query(workers, timeout="5") as running:
         send(workers, range(100), "a")
         end = running.plan(60)
@@ -338,7 +338,7 @@ def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
 
 
 def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
-    """A worker that ends with messages that it could hand to nobody says how many; the query does, too."""
+    """If no worker takes over a drained worker's messages, the query reports their number as lost."""
     with query(workers) as running:
         send(workers, range(100), "a")
         running.read(running.plan(60))
@@ -353,7 +353,7 @@ def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
 
 
 def test_moves_under_load(workers: Workers) -> None:
-    """The task moves ten times while two programs send and the query reads: each message once, in order."""
+    """Each message arrives once and in order while the task moves ten times under load."""
     done = threading.Event()
 
     def move() -> None:
@@ -367,9 +367,9 @@ def test_moves_under_load(workers: Workers) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_moves_back_to_back_under_load(workers: Workers, seed: int) -> None:
-    """Forty moves, each at once after the one before, some of which some workers miss: the same holds.
+    """Each message arrives once and in order during forty immediate moves, some of which some workers miss.
 
-    A micro-batch that waited for its timeout would fail.
+    A micro-batch that waits for its timeout would fail the test.
     """
     chance, names = random.Random(seed), list(workers.running)
 

@@ -1,4 +1,4 @@
-"""Spark's source, sink and handle with certificates and tokens: those of the environment will do."""
+"""Spark's source, sink and handle with certificates and tokens from the environment or from options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKER = "worker.example"
 
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Endpoint]]:
-    """Run two workers, the tasks 1 and 2 of which only this environment's files open."""
+    """Run two workers, with tasks 1 and 2, that require the certificate and token of this environment."""
     authority = Authority()
     files = authority.issue(WORKER).write(tmp_path / "worker")
     token = secret_file(tmp_path / "token", "etl " + "0" * 20)
@@ -44,9 +44,9 @@ def test_environment_opens_every_surface(
     monkeypatch: pytest.MonkeyPatch,
     by_options: bool,  # noqa: FBT001
 ) -> None:
-    """A handle sends, a query's source reads and commits, and a query's sink publishes, at both workers.
+    """The environment's credentials work for a handle, a query's source and a query's sink, at both workers.
 
-    So do options of the format, where the environment has nothing.
+    Options of the format work the same way if the environment has no credentials.
     """
     near = workers[0]
     with ClientHandle(near.address, topology=TOPOLOGY) as client:
@@ -61,7 +61,7 @@ def test_environment_opens_every_surface(
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
     assert payloads(reader, reader.partitions(start, end)) == list(range(10))
-    reader.latestOffset(end, ReadAllAvailable())  # Spark asks once the batch is in its commit log
+    reader.latestOffset(end, ReadAllAvailable())  # Spark calls this once the batch is in its commit log
     reader.stop()
 
     sinks = sink_options(options), sink_options({**options, "deliveryGuarantee": "atLeastOnce"})
@@ -80,7 +80,7 @@ def test_environment_opens_every_surface(
 
 
 def test_without_them_nothing_opens(workers: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query without the files fails by name, and reads nothing."""
+    """A query without credentials fails with an error that names the missing setting, and reads nothing."""
     for name in variables_of(Credentials.from_environment()):
         monkeypatch.delenv(name)
     options = {"address": workers[0].unix_address, "topology": TOPOLOGY, "timeout": "1", "tasks": "1"}

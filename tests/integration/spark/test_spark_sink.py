@@ -45,24 +45,24 @@ STAGED = 'tuplewire_staged_bytes{place="memory"}'
 
 @pytest.fixture(autouse=True)
 def _no_task_left() -> Iterator[None]:
-    """Leave no Spark task behind."""
+    """End the Spark task after each test."""
     yield
     end_attempt()
 
 
 def options(workers: Pair, **more: str) -> dict[str, str]:
-    """Return options that reach a worker."""
+    """Return sink options with the address of a worker."""
     return {"address": workers.near.address, "topology": TOPOLOGY, "timeout": "20", **more}
 
 
 def take(worker: Endpoint, task: int, count: int) -> list[int]:
-    """Consume so many messages; their numbers."""
+    """Consume `count` messages, and return their numbers."""
     with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
         return numbers(collect(batches, count))
 
 
 def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
-    """Two attempts of a partition write at once; Spark chooses one of them, and only that one is seen."""
+    """Two attempts write the same partition concurrently; only the one that Spark chooses is published."""
     task = workers.far_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     parts: list[Part] = []
@@ -82,7 +82,7 @@ def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
 
 
 def test_exact_write_that_fails_sends_nothing(workers: Pair) -> None:
-    """What the attempts of a failed job have computed is seen by nobody."""
+    """If a job fails, the rows of its attempts are not sent."""
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee="exactlyOnce")))
     begin_attempt(0, 20)
@@ -94,9 +94,9 @@ def test_exact_write_that_fails_sends_nothing(workers: Pair) -> None:
 
 
 def test_newer_attempt_fences_the_older(workers: Pair) -> None:
-    """An attempt that still runs when the next one begins is stopped; its rows may come twice until then.
+    """A new attempt stops an older one that is still running; rows sent until then may be duplicated.
 
-    Rows leave as they are computed, where none of them can fail the write.
+    With badRows=drop, rows are sent as they are computed, because none of them can fail the write.
     """
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, badRows="drop")))
@@ -120,9 +120,9 @@ def test_newer_attempt_fences_the_older(workers: Pair) -> None:
 def test_a_bad_row_fails_the_write(
     guarantee: str, memory: int, workers: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Even the last row: nothing of its attempt is sent before, in whatever place the others wait for it.
+    """Even a bad last row fails the write before any row of its attempt is sent, from memory or from disk.
 
-    Spark is not to try again: the attempt ends as if all was well, and the driver raises the error.
+    Spark must not retry: the attempt ends without an error, and the driver raises it.
     """
     monkeypatch.setattr(held_back, "_MEMORY_BYTES", memory)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
@@ -152,7 +152,7 @@ def test_a_bad_row_fails_the_write(
 
 
 def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From memory and from a file: all of them, in order, with their keys."""
+    """Rows that were held back in memory or in a file arrive in order, with their keys."""
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     for number, memory in enumerate((1, 8_000_000)):
@@ -170,7 +170,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
 
 
 def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what waits there, and what to set."""
+    """If Spark's local directory cannot be written, the error names the setting to change."""
     monkeypatch.setattr(held_back, "_MEMORY_BYTES", 1)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
     begin_attempt(0, 48)
@@ -181,7 +181,7 @@ def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: 
 
 
 def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
-    """A driver that comes back publishes its last micro-batch again; only what was missing of it is added."""
+    """A restarted driver publishes its last micro-batch again, and only the missing messages are added."""
     near, far = workers.near_task(), workers.far_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
 
@@ -192,7 +192,7 @@ def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
         return part
 
     part = computed(7)
-    # It has died when one worker had its part.
+    # The driver died when only one worker had its part.
     at_near = {at: staged for at, staged in part.staged.items() if at[0] == workers.near.address}
     writer.commit([replace(part, staged=at_near)], 7)
     assert (queued(workers.near, near), queued(workers.far, far)) == (5, 0)
@@ -209,7 +209,7 @@ def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
 
 @contextmanager
 def small(*flags: str) -> Iterator[tuple[Endpoint, dict[str, str]]]:
-    """Run a worker with one task and little room; the options of a sink."""
+    """Run a worker with one task and small queues; yield it and the options of a sink."""
     flags = ("--drain-seconds=1", "--receive-queue-bytes=1MiB", "--max-message-bytes=1MiB", *flags)
     with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
         local.assign({0: [SMALL_TASK]})
@@ -218,7 +218,7 @@ def small(*flags: str) -> Iterator[tuple[Endpoint, dict[str, str]]]:
 
 
 def large(count: int) -> pa.RecordBatch:
-    """Return so many rows of 10 kB."""
+    """Return `count` rows of 10 kB."""
     payloads = pa.array([b"%-10000d" % number for number in range(count)])
     return pa.RecordBatch.from_pydict(
         {"task": pa.array([SMALL_TASK] * count, pa.int32()), "message": payloads}
@@ -228,9 +228,9 @@ def large(count: int) -> pa.RecordBatch:
 def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three queues full, beyond the memory for staging: the commit ends, and says for whom the rest waits.
+    """The commit of a micro-batch three times the queue size ends, and logs the tasks that it waits for.
 
-    The worker has it, through another commit of the same, and gives it out as its consumer makes room.
+    The worker stores the rest, even if the commit is repeated, and delivers it as the consumer frees space.
     """
     monkeypatch.setattr(publisher, "_WAIT_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts):
@@ -256,7 +256,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
 
 @pytest.mark.parametrize("guarantee", ["atLeastOnce", "exactlyOnce"])
 def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
-    """Not as large as a client allows by default; one byte more is a bad row, key included."""
+    """Rows may be as large as the worker allows, including the key; one byte more makes a bad row."""
     flags = ("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB", "--drain-seconds=1")
     with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
         local.assign({0: [SMALL_TASK]})
@@ -279,7 +279,7 @@ def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
 
 
 def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) -> None:
-    """While another sink's epoch is in the way it waits, and says so; what can never fit is an error."""
+    """An attempt logs that it waits for staging space; an attempt that can never fit raises an error."""
     flags = ("--staging-memory-bytes=2MiB", "--staging-disk-bytes=1MiB")
     with small(*flags) as (worker, opts), ThreadPoolExecutor(1) as thread:
         other = TuplewireBatchWriter(sink_options({**opts, "deliveryGuarantee": "exactlyOnce"}))
@@ -305,7 +305,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
-    """They go in several pieces, and all arrive."""
+    """Rows for more tasks than a frame has groups are sent in several pieces, and all arrive."""
     with WorkerProcesses(1, TOPOLOGY, drain_seconds=0.5) as workers:
         workers.assign({0: range(2500)})
         writer = TuplewireStreamWriter(
@@ -320,7 +320,7 @@ def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_named() -> None:
-    """The attempt fails with what to change, and not with the driver's commit."""
+    """An unwritable staging directory fails the attempt, not the commit, with the setting to change."""
     with small("--staging-memory-bytes=1KiB", "--staging-directory=/nowhere") as (_, opts):
         begin_attempt(0, 63)
         with pytest.raises(ResourceLimitError, match="set its staging-directory"):
@@ -328,7 +328,7 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
 
 
 def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
-    """A worker that knows nothing of what was staged says so; nothing is taken for published."""
+    """A worker that does not have the staged rows reports an error, and nothing counts as published."""
     task = workers.near_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     begin_attempt(0, 64, 9)
@@ -344,7 +344,7 @@ def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
 
 
 def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:
-    """What it has staged goes with it."""
+    """The staged rows of a failed attempt are removed."""
     task = workers.near_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
 
@@ -361,7 +361,7 @@ def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:
 
 
 def mixed(task: int) -> pa.RecordBatch:
-    """Return a good row, four that cannot be sent, and another good one."""
+    """Return a batch with a good row, four bad rows and another good row."""
     payloads = ["good", None, "x" * 2_000_000, "task", "null", "good, too"]
     tasks = pa.array([task, task, task, -1, None, task], pa.int32())
     return pa.RecordBatch.from_pydict({"task": tasks, "message": pa.array(payloads)})
@@ -369,7 +369,7 @@ def mixed(task: int) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
 def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.LogCaptureFixture) -> None:
-    """They are counted, named with what is wrong, and the others are sent."""
+    """Bad rows are counted, and dropped or sent to a task with the reason; the good rows are sent."""
     with small() as (worker, opts):
         opts["deliveryGuarantee"] = guarantee
         begin_attempt(0, 80)
@@ -400,7 +400,7 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
 
 
 def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture) -> None:
-    """At least once: seen before the commit, and a full queue is waited for as long as the worker answers."""
+    """With atLeastOnce, rows are sent before the commit; a full queue blocks regardless of the timeout."""
     with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
         writer = TuplewireStreamWriter(sink_options({**opts, "deliveryGuarantee": "atLeastOnce"}))
 
@@ -418,7 +418,7 @@ def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture
 
 
 def test_a_write_says_soon_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:
-    """And what it takes where a query of the same program is to make room; whatever its timeout is."""
+    """A blocked write soon logs that it waits and that Spark needs a free core, regardless of its timeout."""
     with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
         writer = TuplewireBatchWriter(sink_options({**opts, "timeout": "60"}))
 
@@ -456,7 +456,7 @@ ONE = {"lengths": b"\1\0\0\0", "data": b"x"}
     ],
 )
 def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], error: type[Exception]) -> None:
-    """A request that does not hold together is refused by name, and changes nothing."""
+    """An invalid request is refused with its own error, and changes nothing."""
     request = control_pb2.StageRequest(topology=TOPOLOGY, sink="wrong", epoch=1, attempt="a")
     for name, value in changes.items():
         setattr(request, name, value)

@@ -47,7 +47,7 @@ def workers() -> Iterator[Pair]:
 
 
 def given(endpoint: Endpoint, tasks: str, **more: str) -> Any:
-    """Return options for these tasks."""
+    """Return the options of a source that reads these tasks."""
     return source_options(
         {"address": endpoint.address, "topology": TOPOLOGY, "tasks": tasks, "timeout": "20", **more}
     )
@@ -55,25 +55,25 @@ def given(endpoint: Endpoint, tasks: str, **more: str) -> Any:
 
 @contextmanager
 def stream_reader(endpoint: Endpoint, tasks: str, **more: str) -> Iterator[TuplewireStreamReader]:
-    """Make a reader as a query does, and stop it."""
+    """Make a reader, as a query does, and stop it at the end."""
     reader = TuplewireStreamReader(given(endpoint, tasks, **more))
     yield reader
     reader.stop()
 
 
 def large(task: int, numbers: range) -> TaskMessageBatch:
-    """Return numbered messages of 12 KB, of which a few dozen fill a frame."""
+    """Return numbered messages of 12 KB; a few dozen of them fill a frame."""
     return TaskMessageBatch.from_columns(task, [b"%-12000d" % number for number in numbers])
 
 
 def planned(reader: TuplewireStreamReader) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return where a new query starts, and where its first micro-batch with all that there is ends."""
+    """Return the start of a new query, and the end of its first micro-batch, with all available messages."""
     start = reader.initialOffset()
     return start, reader.latestOffset(start, ReadAllAvailable())
 
 
 def test_committed_only_once_spark_is_done(workers: Pair) -> None:
-    """A range is served as often as it is asked for, until Spark asks for what comes after it."""
+    """A range can be read repeatedly, and is acknowledged when Spark requests the next one."""
     task = workers.far_task()
     with client_of(workers.near.address) as client:
         client.send(numbered(task, range(100)))
@@ -91,14 +91,14 @@ def test_committed_only_once_spark_is_done(workers: Pair) -> None:
 
 
 def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
-    """A consumer between reading and committing changes nothing."""
+    """A consumer that connects between reading and committing changes nothing."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
         start, end = planned(reader)
         assert payloads(reader, reader.partitions(start, end)) == list(range(900))
         with client.recv([task], timeout=20) as batches:
-            next(batches)  # and does not acknowledge it
+            next(batches)  # not acknowledged
         deliver(client, numbered(task, range(900, 910)))
         reader.commit(end)
         assert acknowledged(workers.near, task) == 900
@@ -108,7 +108,7 @@ def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
 
 
 def test_begins_behind_what_is_there(workers: Pair) -> None:
-    """With startingOffsets=latest a new query gives up what is there, and reads what comes; task by task."""
+    """With startingOffsets=latest for a task, a new query discards that task's queued messages."""
     first, second = workers.far_task(), workers.near_task()
     starts = json.dumps({str(second): "latest"})
     tasks = f"{first},{second}"
@@ -126,7 +126,7 @@ def test_begins_behind_what_is_there(workers: Pair) -> None:
 
 
 def test_few_messages_wait_for_more(workers: Pair) -> None:
-    """Until there are minMessagesPerTrigger, or for maxTriggerDelay, or until room is short."""
+    """Few messages wait for minMessagesPerTrigger, for maxTriggerDelay, or until the queue is nearly full."""
     task = workers.far_task()
     with client_of(workers.near.address) as client:
         deliver(client, numbered(task, range(9)))
@@ -155,7 +155,7 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
 
 @pytest.mark.parametrize("between", ["attempt", "consumer"])
 def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
-    """Another attempt of a read takes nothing from it, and a consumer nothing for good: both read it all."""
+    """A read continues after another attempt or a consumer has read the same messages."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
@@ -167,7 +167,7 @@ def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
             assert payloads(reader, [partition]) == list(range(900))
         else:
             with client.recv([task], timeout=20) as batches:
-                next(batches)  # and does not acknowledge it
+                next(batches)  # not acknowledged
         got += first
         assert [each for batch in got for each in batch.column("sequence").to_pylist()] == list(range(1, 901))
         assert acknowledged(workers.near, task) == 0
@@ -175,7 +175,7 @@ def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
 
 
 def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
-    """Connections that are cut, and a worker that is out of reach for less than the timeout, lose nothing."""
+    """A read survives cut connections, and fails if the worker is unreachable for longer than the timeout."""
     task = workers.near_task()
     with (
         FaultProxy(workers.near.address) as proxy,
@@ -193,7 +193,7 @@ def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
         partition = RangePartition(dataclasses.replace(wanted, end=through))
         for number, batch in enumerate(reader.read(partition)):
             got += batch.column("sequence").to_pylist()
-            # After a cut, batches that had arrived come first, and then there is another connection.
+            # After a cut, batches that have already arrived are returned before a new connection is made.
             if number == 0 or (number >= 3 and cuts < 2):
                 cuts += proxy.cut()
         assert cuts == 2
@@ -207,7 +207,7 @@ def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
 
 
 def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
-    """A task that a program consumes is not read; the error says who has it."""
+    """A task that a client consumes is not read; the error names the client."""
     task = workers.near_task()
     with client_of(workers.near.address, client_id="mine") as client:
         deliver(client, numbered(task, range(3)))
@@ -220,7 +220,7 @@ def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
 
 
 def test_backpressure_reaches_the_senders(workers: Pair) -> None:
-    """A sender waits while the queue is full of what is not committed, also when nothing else comes."""
+    """A sender waits while uncommitted messages fill the queue; a commit unblocks it without new messages."""
     task = workers.near_task()
     with (
         client_of(workers.near.address, max_pending_messages=100) as client,
@@ -234,7 +234,7 @@ def test_backpressure_reaches_the_senders(workers: Pair) -> None:
         assert payloads(reader, reader.partitions(start, end)) == list(range(QUEUE))
         with pytest.raises(BufferFullError):
             client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.2)
-        assert reader.latestOffset(end, ReadAllAvailable())  # Spark asks again, also when nothing comes
+        assert reader.latestOffset(end, ReadAllAvailable())  # Spark does this again, without new messages
         client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=20)
         client.flush()
         last = reader.latestOffset(end, ReadAllAvailable())
@@ -243,7 +243,7 @@ def test_backpressure_reaches_the_senders(workers: Pair) -> None:
 
 
 def test_two_queries_on_one_task_notice(workers: Pair) -> None:
-    """A query whose task somebody else has acknowledged fails, or goes on where it is told to."""
+    """If another query acknowledged its messages, a query fails, or continues with failOnDataLoss=false."""
     task = workers.near_task()
     with (
         client_of(workers.near.address) as client,
@@ -267,9 +267,9 @@ def test_two_queries_on_one_task_notice(workers: Pair) -> None:
 
 
 def test_tasks_may_change(workers: Pair) -> None:
-    """A reader with other tasks goes on from where one has stood; a micro-batch of before is read as it was.
+    """A reader with changed tasks continues at the earlier offsets; a planned micro-batch is read unchanged.
 
-    A task that is dropped with messages in it is named, until it is read, or that is allowed.
+    A removed task with pending messages is an error until they are read, unless data loss is allowed.
     """
     stays, goes, comes = workers.near_task(), workers.far_task(), workers.far_task()
     with client_of(workers.near.address) as client:
@@ -299,7 +299,7 @@ def test_tasks_may_change(workers: Pair) -> None:
 
 
 def test_a_dead_worker_takes_its_uncommitted_messages(tmp_path: Path) -> None:
-    """After a worker's death a query fails, or goes on with what the new one holds."""
+    """After its worker dies, a query fails, or continues with the new worker's messages."""
     task = 5
     with restartable(tmp_path, [task]) as worker:
         where = worker.reached.address
@@ -324,23 +324,23 @@ def test_a_dead_worker_takes_its_uncommitted_messages(tmp_path: Path) -> None:
                 later = brave.latestOffset(end, ReadAllAvailable())
                 while later == end:
                     later = brave.latestOffset(end, ReadAllAvailable())
-                # The sender had not heard that they were processed.
+                # The sender had not been notified that they were processed.
                 assert payloads(brave, brave.partitions(end, later)) == list(range(10))
                 brave.commit(later)
             client.flush(20)
 
 
 def test_partition_of_nothing(workers: Pair) -> None:
-    """Spark plans one empty partition for a read of nothing."""
+    """A read of the empty partition that Spark plans for no messages returns nothing."""
     reader = TuplewireBatchReader(given(workers.near, str(workers.near_task())))
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
 
 
 def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
-    """Ranges of tasks: a task that joins a running query is read from its first message on, also elsewhere.
+    """A task in a range that is assigned later is read from its first message on, also at another worker.
 
-    One that is not assigned any more ends the query, unless failOnDataLoss says that it may go.
+    A task that is no longer assigned fails the query, unless failOnDataLoss=false.
     """
     flags = ("--drain-seconds=1",)
     with (

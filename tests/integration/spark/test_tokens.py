@@ -1,4 +1,4 @@
-"""Tokens: programs show one, on TCP and on the Unix socket; they are exchanged, and never told to anybody."""
+"""Tokens: required over TCP and the Unix socket, rotated while in use, and never exposed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLD, NEW, WRONG = "old-" + "0" * 20, "new-" + "1" * 20, "wrong-" + "2" * 20
 
 
 class Guarded(NamedTuple):
-    """A worker with task 1 that asks for a token, its token file, and its log."""
+    """A worker with task 1 that requires a token, its token file and its log."""
 
     endpoint: Endpoint
     tokens: Path
@@ -37,7 +37,7 @@ class Guarded(NamedTuple):
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Run it."""
+    """Run the worker."""
     folder = tmp_path_factory.mktemp("tokens")
     tokens = secret_file(folder / "token", f"etl {OLD}\n")
     flags = [f"--token-file={tokens}", "--log-level=debug"]
@@ -59,12 +59,12 @@ def _sends(address: str, credentials: Credentials | None) -> None:
 
 @pytest.fixture(params=["tcp", "unix"])
 def address(request: pytest.FixtureRequest, worker: Guarded) -> str:
-    """Return each address of the worker."""
+    """Return an address of the worker: TCP, then the Unix socket."""
     return worker.endpoint.address if request.param == "tcp" else worker.endpoint.unix_address
 
 
 def test_right_token_opens(address: str, tmp_path: Path) -> None:
-    """A program that shows a token of the worker sends and asks, on either address."""
+    """A client with a valid token can send and query the status, on either address."""
     credentials = _credentials(tmp_path, OLD)
     _sends(address, credentials)
     with ControlClient(address, credentials=credentials) as control:
@@ -75,7 +75,7 @@ def test_right_token_opens(address: str, tmp_path: Path) -> None:
 def test_wrong_token_and_none_are_refused(
     worker: Guarded, address: str, tmp_path: Path, token: str | None
 ) -> None:
-    """Sending, receiving and control are refused by name, and each is counted."""
+    """Without a valid token, sending, receiving and control are refused and counted."""
     credentials = Credentials() if token is None else _credentials(tmp_path, token)
     reason = "no_token" if token is None else "wrong_token"
     before = denied(worker.endpoint, reason)
@@ -93,14 +93,14 @@ def test_wrong_token_and_none_are_refused(
 
 
 def test_probes_need_no_token(worker: Guarded) -> None:
-    """Kubernetes asks for health without one, over gRPC and HTTP."""
+    """Health probes over gRPC and HTTP need no token."""
     with ControlClient(worker.endpoint.address, credentials=Credentials()) as control:
         control.wait_ready(_SECONDS)
     assert get(worker.endpoint.metrics_url.replace("/metrics", "/readyz"))[0] == 200
 
 
 async def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_path: Path) -> None:
-    """Every form of the client has credentials."""
+    """The asyncio client and the Spark handle use credentials; a pickled handle contains no token."""
     credentials = _credentials(tmp_path, OLD)
 
     address = worker.endpoint.unix_address
@@ -113,7 +113,7 @@ async def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_
 
 
 def test_commands_take_a_token(worker: Guarded, tmp_path: Path) -> None:
-    """`tuplewire status` shows what its flag names; without it says what is missing."""
+    """`tuplewire status` uses the token file of its flag; without one, the error names the variable."""
     refused = run_command("status", worker.endpoint.address)
     assert refused.returncode == 1
     assert "TUPLEWIRE_TOKEN_FILE" in refused.stderr
@@ -122,7 +122,7 @@ def test_commands_take_a_token(worker: Guarded, tmp_path: Path) -> None:
 
 
 def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
-    """Both tokens hold while both are in the file; a session goes on, and a program reads its file anew."""
+    """Both tokens are valid while both are in the file; sessions continue, and clients reread their files."""
     credentials = _credentials(tmp_path, OLD)
     mine = Path(str(credentials.token_file))
     with Client(worker.endpoint.address, topology=TOPOLOGY, credentials=credentials) as client:
@@ -140,7 +140,7 @@ def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
 
 
 def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> None:
-    """A worker that drains goes on watching its token file."""
+    """A draining worker still watches its token file, and closes the streams of a removed token."""
     tokens = secret_file(tmp_path / "token", f"etl {OLD}\netl {NEW}\n")
     credentials = []
     for name, token in (("old", OLD), ("new", NEW)):
@@ -177,7 +177,7 @@ def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> No
 
 
 def test_session_waits_for_its_file(worker: Guarded, tmp_path: Path) -> None:
-    """A client that was let in before keeps its messages until its file has the worker's new token, too."""
+    """A session retains its messages until the client's token file has the worker's new token."""
     credentials = _credentials(tmp_path, OLD)
     with (
         FaultProxy(worker.endpoint.address) as proxy,
@@ -197,7 +197,7 @@ def test_session_waits_for_its_file(worker: Guarded, tmp_path: Path) -> None:
 
 
 def test_file_that_is_broken_keeps_the_tokens(worker: Guarded, tmp_path: Path) -> None:
-    """Nobody is locked out, nor let in, by a file that has no token for a while."""
+    """A token file without tokens changes nothing: no client is locked out or admitted."""
     worker.tokens.write_text("", encoding="utf-8")
     eventually(lambda: "files.unusable" in worker.log.read_text(encoding="utf-8"), _SECONDS)
     _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
@@ -205,7 +205,7 @@ def test_file_that_is_broken_keeps_the_tokens(worker: Guarded, tmp_path: Path) -
 
 
 def test_tokens_are_told_to_nobody(worker: Guarded, tmp_path: Path) -> None:
-    """They are in no log, no error, no metric, no status, and not in --print-config."""
+    """Tokens appear in no log, error, metric or status, and not in the output of --print-config."""
     told = []
     for token in (OLD, WRONG):
         try:
@@ -225,7 +225,7 @@ def test_tokens_are_told_to_nobody(worker: Guarded, tmp_path: Path) -> None:
 
 
 def test_readable_by_all_is_warned_of(tmp_path: Path) -> None:
-    """A token file that every user may read is taken, with a word in the log."""
+    """A token file that every user can read is accepted, with a warning in the log."""
     tokens = secret_file(tmp_path / "token", OLD)
     tokens.chmod(0o644)
     with WorkerProcesses(1, TOPOLOGY, flags=[f"--token-file={tokens}"], directory=tmp_path) as workers:
@@ -233,7 +233,7 @@ def test_readable_by_all_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
-    """Without TLS, workers get in by their token file, and by nothing less."""
+    """Without TLS, workers authenticate to each other with the token in their token file."""
     tokens = secret_file(tmp_path / "token", OLD)
     credentials = Credentials(token_file=str(tokens))
     flags = [f"--token-file={tokens}"]
