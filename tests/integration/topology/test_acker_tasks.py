@@ -1,4 +1,4 @@
-"""A topology in several workers that knows what has become of its tuples, and when it is over."""
+"""A topology in several workers with acker tasks: tuple outcomes, timeouts, errors and termination."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tuplewire_topology.serial.serializer import TupleSerializer
 SECONDS = 60.0
 COUNT = 3000
 HERE, THERE = (1, 3, 5), (2, 4, 6)
-"""The shares of two workers: half tasks 1 and 2, numbers 3, sum 4, and an acker for each, 5 and 6."""
+"""The tasks of the two workers: half has tasks 1 and 2, numbers 3, sum 4, and the ackers 5 and 6."""
 
 LINKS = ("local", "grpc", "zmq", "clients")
 
 
 class Fates:
-    """What a spout was told, and what a bolt has seen: copies of it are this."""
+    """The outcomes that a spout received and the numbers that a bolt saw; copies are this object."""
 
     def __init__(self) -> None:
         self.acked: list[int] = []
@@ -54,7 +54,7 @@ class Fates:
 
 
 class Numbers(Spout):
-    """Emits numbers, and one that has failed once more."""
+    """Emits numbers, and emits a failed number again."""
 
     outputs = ("number",)
 
@@ -79,7 +79,7 @@ class Numbers(Spout):
 
 
 class Twice(BasicBolt):
-    """Emits a number two times."""
+    """Emits each number two times."""
 
     outputs = ("number",)
 
@@ -89,7 +89,7 @@ class Twice(BasicBolt):
 
 
 class Look(BasicBolt):
-    """Takes note of every number; a function says what happens by it."""
+    """Records every number, and calls an optional function with it."""
 
     def __init__(self, fates: Fates, then: Callable[[int], None] | None = None) -> None:
         self.fates = fates
@@ -103,7 +103,7 @@ class Look(BasicBolt):
 
 
 def topology_of(fates: Fates, look: BasicBolt | Bolt, count: int = COUNT) -> Topology:
-    """Return numbers, two tasks that emit each twice, and one that sees them all; with an acker for each."""
+    """Return a topology: numbers, two tasks that emit each twice, a bolt for all of them, and two ackers."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(fates, count))
     builder.set_bolt("half", Twice(), 2).shuffle_grouping("numbers")
@@ -113,14 +113,14 @@ def topology_of(fates: Fates, look: BasicBolt | Bolt, count: int = COUNT) -> Top
 
 @contextmanager
 def worker_links(transport: str, topology: Topology, shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
-    """Return a link to each of two workers of this process, with a transport between them."""
+    """Yield a link to each worker of this process; a transport connects the workers."""
     with hosted(topology, *shares, transport=transport) as workers:
         yield [each.link for each in workers]
 
 
 @contextmanager
 def client_links(shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
-    """Return links that are clients of worker processes, a process for each."""
+    """Yield links that are clients of worker processes, one process per share."""
     with WorkerProcesses(len(shares), "t") as processes:
         processes.assign(dict(enumerate(shares)))
         yield [Link(Client(each.unix_address, topology="t")) for each in processes.endpoints]
@@ -130,7 +130,7 @@ def client_links(shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
 def several(
     topology: Topology, link: str, conf: Mapping[str, Any] | None = None, **more: Any
 ) -> Iterator[list[ExecutorWorker]]:
-    """Run a topology in two workers that know of each other by their links alone."""
+    """Run a topology in two workers that reach each other only through their links."""
     shares = (HERE, THERE)
     with ExitStack() as stack:
         links = stack.enter_context(
@@ -149,7 +149,7 @@ def several(
 
 
 def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
-    """Ask each worker again and again until they are over; TimeoutError, and what one has failed by."""
+    """Poll the workers until the topology has finished; raise the failure of a worker, or TimeoutError."""
     termination = Termination(len(workers))
     deadline = time.monotonic() + SECONDS
     while not termination.over:
@@ -165,7 +165,7 @@ def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
 
 @pytest.mark.parametrize("link", LINKS)
 def test_a_spout_hears_what_becomes_of_its_tuples(link: str) -> None:
-    """Every number is processed in both workers, its spout is told once, and then it is over, not before."""
+    """Both workers process every number, its spout is notified once, and then the topology finishes."""
     fates = Fates()
     with several(topology_of(fates, Look(fates)), link) as workers:
         ask_until_over(workers)
@@ -178,7 +178,7 @@ def test_a_spout_hears_what_becomes_of_its_tuples(link: str) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_acker_tasks_in_one_process(workers: int) -> None:
-    """A topology that has acker tasks is followed by them in a LocalCluster, too."""
+    """In a LocalCluster, a topology's acker tasks also track its tuples."""
     fates = Fates()
     with LocalCluster() as cluster:
         running = cluster.submit("t", {"topology.workers": workers}, topology_of(fates, Look(fates)))
@@ -188,7 +188,7 @@ def test_acker_tasks_in_one_process(workers: int) -> None:
 
 
 def test_max_spout_pending_between_processes() -> None:
-    """A spout has no more on the way than it may, though what it waits for is in another process."""
+    """A spout's pending tuples stay within the limit, even if their acks come from another process."""
     fates, held = Fates(), threading.Event()
 
     def hold(_: int) -> None:
@@ -206,7 +206,7 @@ def test_max_spout_pending_between_processes() -> None:
 
 
 def test_what_takes_too_long_has_failed() -> None:
-    """A tuple that a bolt forgets fails once its time is over, and late acks of it count for nothing."""
+    """A tuple that is not acked fails after the timeout, and later acks of it are ignored."""
     fates, timer = Fates(), SimulatedTimer()
     forgotten: list[tuple[Bolt, Tuple]] = []
 
@@ -225,14 +225,14 @@ def test_what_takes_too_long_has_failed() -> None:
         for seconds in (29, 1, 15):
             assert not any(worker.report().at_rest for worker in workers[:1])
             timer.advance(seconds)
-            eventually(lambda: not spout._rotation_due, SECONDS)  # two at once count as one
+            eventually(lambda: not spout._rotation_due, SECONDS)  # two due rotations count as one
         eventually(lambda: len(fates.failed) == 10, SECONDS)
         ask_until_over(workers)
     assert sorted(fates.acked) == list(range(10))
 
 
 def test_nobody_follows_without_ackers() -> None:
-    """Without acker tasks a tuple counts as processed once it is emitted, and the end is found."""
+    """Without acker tasks, a tuple counts as processed when it is emitted, and the topology finishes."""
     fates = Fates()
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(fates))
@@ -245,7 +245,7 @@ def test_nobody_follows_without_ackers() -> None:
 
 
 def test_an_error_reaches_whoever_asks() -> None:
-    """A bolt's error ends its worker, and the report has the place in the user's code."""
+    """A bolt's error ends its worker, and the report contains the location in the user's code."""
 
     def broken(number: int) -> None:
         if number == 700:
@@ -263,7 +263,7 @@ def test_an_error_reaches_whoever_asks() -> None:
 
 
 def test_messages_without_destination_do_not_hold_up_the_end() -> None:
-    """What the link gives up counts as taken: the topology is over although it never arrives."""
+    """Messages that the link drops count as taken, so that the topology finishes without their delivery."""
     fates = Fates()
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(fates))
@@ -280,7 +280,7 @@ def test_messages_without_destination_do_not_hold_up_the_end() -> None:
 
 
 def test_foreign_message_ids_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """A tuple whose message id no executor has given is logged as malformed, and ends nothing."""
+    """A tuple with a message id that no executor assigned is logged as malformed, and stops nothing."""
     fates = Fates()
     topology = topology_of(fates, Look(fates))
     foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))

@@ -1,4 +1,4 @@
-"""Topologies in processes of their own: launched, watched, and ended in good order."""
+"""DistributedCluster: workers in separate processes, from launch to clean shutdown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONF: dict[str, Any] = {
 
 @contextmanager
 def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[DistributedTopology]:
-    """Run a topology in processes; they must all be gone with the block."""
+    """Run a topology in processes, and check that all of them have exited after the block."""
     with DistributedCluster() as cluster:
         topology_running = cluster.submit("words", CONF | conf, topology, collect=["count"])
         yield topology_running
@@ -52,18 +52,18 @@ def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[D
 
 
 def process_ids(topology: DistributedTopology) -> list[int]:
-    """Return the ids of the workers' processes, as they were started last."""
+    """Return the process ids of the workers' latest processes."""
     return [worker._supervisor.child.process_id for worker in topology._workers]
 
 
 def counts_of(captured: Captured) -> dict[str, int]:
-    """Return the counts that were emitted."""
+    """Return the emitted counts."""
     return {word: count for word, count, _ in captured.tuples("count")}
 
 
 @pytest.mark.parametrize("mode", ["local", "distributed"])
 def test_the_mode_decides_where_workers_run(mode: str) -> None:
-    """One setting says whether workers share this process or have their own; the results are equal."""
+    """A setting selects workers in this process or in separate processes; the results are equal."""
     conf = {**CONF, "storm.cluster.mode": mode}
     with cluster_of(conf) as cluster:
         captured = cluster.submit("words", conf, words.topology(), collect=["count"]).finish(SECONDS)
@@ -75,7 +75,7 @@ def test_the_mode_decides_where_workers_run(mode: str) -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
-    """A spout hears of all its tuples across processes; every process ends with 0."""
+    """A spout receives the acks of all its tuples across processes, and every process exits with 0."""
     with running(**{"storm.messaging.transport": transport}) as topology:
         assert counts_of(topology.finish(SECONDS)) == EXPECTED
         (spout,) = (each for each in topology.status().executors if each.component == "lines")
@@ -86,7 +86,7 @@ def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
 
 
 def test_an_error_comes_with_its_traceback() -> None:
-    """What a bolt raises in a process is raised here, with the place in the user's code; all end."""
+    """An error in a bolt's process is raised in this process, with its location in the user's code."""
     with (
         running(topology_of([*LINES, words.POISON])) as topology,
         pytest.raises(ProcessFailedError, match=r"'split': ValueError: a word that nobody bears") as raised,
@@ -97,7 +97,7 @@ def test_an_error_comes_with_its_traceback() -> None:
 
 
 def test_a_result_that_cannot_leave_its_process() -> None:
-    """A value that no message can carry is an error that names the component, and no wait."""
+    """A collected value that cannot be serialized raises an error that names the component."""
     with (
         running(topology_of([words.STRANGE])) as topology,
         pytest.raises(ProcessFailedError, match="a tuple of 'count', which is collected, cannot leave"),
@@ -106,7 +106,7 @@ def test_a_result_that_cannot_leave_its_process() -> None:
 
 
 def test_results_come_in_parts() -> None:
-    """Results that are larger than one part arrive in whole."""
+    """Results larger than one part arrive complete."""
     long = [f"{number:>04}{'x' * 300_000}" for number in range(12)]
     with running(topology_of(long)) as topology:
         captured = topology.finish(SECONDS)
@@ -114,7 +114,7 @@ def test_results_come_in_parts() -> None:
 
 
 def test_a_process_that_dies_fails_the_topology() -> None:
-    """Without restarts a killed process is an error that names it, and has its last words."""
+    """Without restarts, a killed process raises an error with its name and its last log lines."""
     with running(topology_of(LINES * 1000)) as topology:
         os.kill(process_ids(topology)[1], signal.SIGKILL)
         with pytest.raises(LaunchError, match=r"words-worker-1 ended with code -9\nthe last lines of"):
@@ -122,7 +122,7 @@ def test_a_process_that_dies_fails_the_topology() -> None:
 
 
 def test_a_process_that_fails_is_started_again(tmp_path: Path) -> None:
-    """With restarts a killed process comes back on its port, and every line is processed in the end."""
+    """With restarts, a killed process is started again on its port, and every line is processed."""
     lines = [*LINES, words.DEADLY]
     conf = {
         "supervisor.worker.restarts": 2,
@@ -138,7 +138,7 @@ def test_a_process_that_fails_is_started_again(tmp_path: Path) -> None:
 
 
 def test_restarts_have_a_limit() -> None:
-    """A process that fails again and again is given up after so many starts, with what it failed by."""
+    """After the maximum number of restarts, the topology fails with the error of the process."""
     with (
         running(topology_of([words.POISON]), **{"supervisor.worker.restarts": 1}) as topology,
         pytest.raises(ProcessFailedError, match="a word that nobody bears"),
@@ -148,7 +148,7 @@ def test_restarts_have_a_limit() -> None:
 
 
 def test_ports_and_logs(tmp_path: Path) -> None:
-    """Workers bind the ports that are named, in turn, and write a log each, where the setting says."""
+    """Workers bind the configured ports in order, and each writes a log to the configured directory."""
     ports = free_ports(2)
     conf = {"supervisor.slots.ports": ports, "storm.log.dir": str(tmp_path)}
     with running(**conf) as topology:
@@ -159,13 +159,13 @@ def test_ports_and_logs(tmp_path: Path) -> None:
 
 
 def test_too_few_ports() -> None:
-    """Fewer ports than workers is an error that says so, before anything is left running."""
+    """Fewer ports than workers raise an error, and leave no process running."""
     with pytest.raises(ConfigError, match=r"supervisor\.slots\.ports names 1 port"):
         DistributedCluster().submit("words", {**CONF, "supervisor.slots.ports": [0]}, words.topology())
 
 
 def test_local_transport_between_processes() -> None:
-    """A transport that reaches nobody outside a process is refused, and not waited for."""
+    """A transport that only connects workers within one process is refused immediately."""
     conf = {**CONF, "storm.messaging.transport": "local"}
     with pytest.raises(ConfigError, match="connects workers of one process only"):
         DistributedCluster().submit("words", conf, words.topology())
@@ -180,14 +180,14 @@ def test_local_transport_between_processes() -> None:
     ],
 )
 def test_wrong_settings_start_no_process(conf: dict[str, Any], problem: str) -> None:
-    """A wrong setting of sessions or transports is an error of submit, and not of a process."""
+    """submit() raises an error for a wrong session or transport setting, before any process starts."""
     with pytest.raises(ConfigError, match=problem):
         DistributedCluster().submit("words", {**CONF, **conf}, words.topology())
 
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_sessions_between_processes_have_the_topologys_settings(transport: str) -> None:
-    """A tuple that is larger than the default allows goes from process to process where a setting says so."""
+    """Sessions between processes use the topology's settings: a higher limit allows larger tuples."""
     long = [f"{number}{'x' * (3 << 20)}" for number in range(4)]
     limits = {
         "storm.messaging.transport": transport,
@@ -203,7 +203,7 @@ def test_sessions_between_processes_have_the_topologys_settings(transport: str) 
 
 
 def test_options_and_environment_of_a_worker() -> None:
-    """A worker's interpreter gets the options of the settings, with its names in place, and variables."""
+    """A worker's interpreter gets the configured options, with placeholders replaced, and the variables."""
     conf: dict[str, Any] = {
         "worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%",
         "topology.workers": 1,
@@ -218,7 +218,7 @@ def test_options_and_environment_of_a_worker() -> None:
 
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
-    """When the one that started them is killed, the processes end by themselves."""
+    """If their parent process is killed, the worker processes exit."""
     program = (
         "import sys\n"
         "from tuplewire_topology.clusters.cluster import DistributedCluster\n"
@@ -260,7 +260,7 @@ with DistributedCluster() as cluster:
 
 
 def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a program with an interpreter that every user may run; skips the test where there is none."""
+    """Run a program with an interpreter that every user may run; skip the test if there is none."""
     system = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     for interpreter in (sys.executable, system):
         with suppress(OSError):
@@ -268,7 +268,7 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
             break
     else:
         missing(f"no interpreter here may be run by another user; Debian's package python3 has {system}")
-    # What this interpreter has beside its standard library: what is compiled of that fits no other build.
+    # This interpreter's packages, without its standard library: its compiled modules fit no other build.
     standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     packages = [
         path
@@ -287,37 +287,37 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
 
 
 def require_root() -> None:
-    """Leave the test out where it cannot be made."""
+    """Skip the test unless it runs as root."""
     if os.geteuid() != 0:
         missing("only root may start processes of other users; run the tests as root")
 
 
 def test_workers_run_as_another_user() -> None:
-    """Where it is permitted, the processes are the other user's, and the topology reaches them."""
+    """With permission, the worker processes run as another user, and the topology reaches them."""
     require_root()
     ended = run_by_anybody(AS_NOBODY.replace("USER", "'nobody'"), None)
     assert ended.stdout == f"{{{pwd.getpwnam('nobody').pw_uid}}} True\n", ended.stderr
 
 
 def test_another_user_where_that_is_not_permitted() -> None:
-    """Whoever is not root is told so, and what to do."""
+    """Without root privileges, running as another user raises an error with advice."""
     require_root()
     ended = run_by_anybody(AS_NOBODY.replace("USER", "'root'"), "nobody")
     assert "cannot run as root: only root may start processes of other users" in ended.stderr
 
 
 def test_unknown_user() -> None:
-    """A user that does not exist is named."""
+    """An unknown user raises an error with the user's name."""
     conf = {**CONF, "supervisor.run.worker.as.user": True, "topology.submitter.user": "no-such-user"}
     with pytest.raises(ConfigError, match="no-such-user"):
         DistributedCluster().submit("words", conf, "helpers.words:topology")
 
 
-# --- how the topology reaches a process ----------------------------------------------------------------
+# --- passing the topology to a process ----------------------------------------------------------------
 
 
 def test_a_saved_topology_is_private(tmp_path: Path) -> None:
-    """What is run when it is read can be read by its user alone, and is refused where others could write."""
+    """Only the owner can read a saved topology, and a file that others can write is refused."""
     path = tmp_path / "topology.pickle"
     assert save_topology(words.topology(), path) == str(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -338,13 +338,13 @@ def test_a_saved_topology_is_private(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_references(reference: str, problem: str) -> None:
-    """A name that leads to no topology is an error that says where it ended."""
+    """A reference that names no topology raises an error with the step that failed."""
     with pytest.raises(ConfigError, match=problem):
         load_topology(reference)
 
 
 def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
-    """A spout that holds what cannot be written is an error that says what to do."""
+    """A spout with an attribute that cannot be pickled raises an error with advice."""
     topology = words.topology()
     topology.components["lines"].template.lock = threading.Lock()
     with pytest.raises(TopologyError, match=r"make in open\(\) or prepare\(\)"):
@@ -401,7 +401,7 @@ with DistributedCluster() as cluster:
     [([], "[('BE!',), ('TO!',)]"), (["cloudpickle", "pyspark"], "pip install 'tuplewire[notebook]'")],
 )
 def test_a_notebooks_components(missing: list[str], printed: str) -> None:
-    """What a program without a file defines runs in other processes; without cloudpickle it is told."""
+    """Components of a program without a file run in other processes, or an error recommends cloudpickle."""
     ran = subprocess.run(
         [sys.executable, "-", *missing],
         input=NOTEBOOK,
@@ -413,11 +413,11 @@ def test_a_notebooks_components(missing: list[str], printed: str) -> None:
     assert printed in ran.stdout
 
 
-# --- what others see ------------------------------------------------------------------------------------
+# --- monitoring ----------------------------------------------------------------------------------------
 
 
 def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:
-    """Who asks the cluster hears which executor hangs in the user's code, and that it does so no longer."""
+    """The cluster's heartbeats name an executor that hangs in the user's code, until it continues."""
     gate = tmp_path / "gate"
     conf = {
         "mine.gate": str(gate),

@@ -1,4 +1,4 @@
-"""Metrics of executors: what Prometheus reads, and what a probe hears of an executor that is stuck."""
+"""Executor metrics: the Prometheus page, and the readiness probe of a stuck executor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = 30.0
 
 
 class Sort(BasicBolt):
-    """Emits odd and even numbers on streams of their own, and fails negative ones."""
+    """Emits odd and even numbers on separate streams, and fails negative numbers."""
 
     outputs = (Stream("number", name="odd"), Stream("number", name="even"))
 
@@ -44,14 +44,14 @@ class Sort(BasicBolt):
 
 
 class End(BasicBolt):
-    """Takes what comes."""
+    """Ignores its input."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         """Do nothing."""
 
 
 def sorting(feeder: FeederSpout) -> Topology:
-    """Return numbers that are sorted by "sort"; "all" gets all, and in both its tasks, "odd" the odd ones."""
+    """Return a topology: "sort" splits the numbers, both tasks of "all" get all, and "odd" the odd ones."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", feeder)
     builder.set_bolt("sort", Sort(), 2).shuffle_grouping("numbers")
@@ -61,7 +61,7 @@ def sorting(feeder: FeederSpout) -> Topology:
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """Return what a scrape reads, by name with labels."""
+    """Return the scraped samples, by name and label values."""
     return {
         f"{sample.name.removeprefix('tuplewire_')} {' '.join(sample.labels.values())}": sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
@@ -84,7 +84,7 @@ def sorted_numbers() -> Iterator[CollectorRegistry]:
 
 
 def test_counts_by_stream(sorted_numbers: CollectorRegistry) -> None:
-    """Emitted, transferred, executed, acked and failed are told by component and stream, as by Storm."""
+    """Emitted, transferred, executed, acked and failed tuples are counted by component and stream."""
     read = samples(sorted_numbers)
     counts = {name: value for name, value in read.items() if "_tuples_total " in name and "queue" not in name}
     assert counts == {
@@ -109,7 +109,7 @@ def test_counts_by_stream(sorted_numbers: CollectorRegistry) -> None:
 
 
 def test_latencies(sorted_numbers: CollectorRegistry) -> None:
-    """Times are there with their numbers: execute for every tuple, complete for those processed."""
+    """Latencies have sums and counts: execute for every tuple, complete for processed tuples only."""
     read = samples(sorted_numbers)
     assert read["execute_latency_seconds_count sort"] == 10
     assert read["complete_latency_seconds_count numbers"] == 7
@@ -122,7 +122,7 @@ def test_latencies(sorted_numbers: CollectorRegistry) -> None:
 
 
 def test_queues(sorted_numbers: CollectorRegistry) -> None:
-    """Every executor's queue has what Storm tells of it."""
+    """Every executor's receive queue has the metrics that Storm has."""
     read = samples(sorted_numbers)
     arrived = sum(
         value for name, value in read.items() if name.startswith("receive_queue_arrived_tuples_total sort")
@@ -136,7 +136,7 @@ def test_queues(sorted_numbers: CollectorRegistry) -> None:
 
 
 def test_promtool_finds_nothing(sorted_numbers: CollectorRegistry) -> None:
-    """Prometheus's own checker has nothing to say about names, types and help texts."""
+    """Prometheus's promtool accepts the names, types and help texts."""
     promtool = require_tool("promtool", "Debian's package prometheus")
     run = subprocess.run(
         [promtool, "check", "metrics"],
@@ -148,7 +148,7 @@ def test_promtool_finds_nothing(sorted_numbers: CollectorRegistry) -> None:
 
 
 def test_series_do_not_grow() -> None:
-    """However many tuples there are, the series are as many as before."""
+    """The number of series does not depend on the number of tuples."""
     feeder = FeederSpout(["number"])
     registry = CollectorRegistry()
     with LocalCluster() as cluster:
@@ -156,7 +156,7 @@ def test_series_do_not_grow() -> None:
         registry.register(ProgramCollector(running.metrics))
         names = []
         for _ in range(2):
-            # One tuple of each column is timed, and those below 0 fail: they do not come first.
+            # One tuple of each column is timed, and negative numbers fail: they must not be first.
             for number in range(99, -4, -1):
                 feeder.feed([number], message_id=number)
             running.wait()
@@ -165,7 +165,7 @@ def test_series_do_not_grow() -> None:
 
 
 def test_a_full_queue_is_seen() -> None:
-    """A bolt that does not come along shows: its queue is full, and its spout waits."""
+    """The metrics of a slow bolt show a full queue and the waiting time of its tuples."""
     go = threading.Event()
     feeder = FeederSpout(["number"])
 
@@ -191,7 +191,7 @@ def test_a_full_queue_is_seen() -> None:
 
 
 def test_a_stuck_executor_is_seen_from_outside() -> None:
-    """Readiness and metrics name an executor that is stuck, and nothing is wrong any more when it moves."""
+    """Readiness and metrics name a stuck executor until it continues."""
     go = threading.Event()
     feeder = FeederSpout(["number"])
 

@@ -1,4 +1,4 @@
-"""Load-aware shuffle while a topology runs: a slow task gets little, wherever it is."""
+"""Load-aware shuffle in a running topology: a slow task on any worker gets few tuples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST = 12_000
 
 
 class Steady(Spout):
-    """Emits so many tuples a second, without an end."""
+    """Emits a constant number of tuples per second, indefinitely."""
 
     outputs = ("number",)
 
@@ -47,7 +47,7 @@ class Steady(Spout):
 
 
 class Work(BasicBolt):
-    """Takes 0.5 ms for a tuple, one task of it 6 ms."""
+    """Takes 0.5 ms for a tuple, but 6 ms in one of its tasks."""
 
     def __init__(self, slow: int) -> None:
         self.slow = slow
@@ -61,7 +61,7 @@ class Work(BasicBolt):
 
 @pytest.mark.parametrize(("workers", "slow"), [(1, 0), (2, 0), (2, 1)], ids=["alone", "far", "near"])
 def test_a_slow_task_gets_little(workers: int, slow: int) -> None:
-    """With queues that are never full, senders still learn that a tuple waits long at the slow task."""
+    """Senders learn that tuples wait longer at the slow task, although no queue is full."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Steady())
     builder.set_bolt("work", Work(slow), 4).load_aware_shuffle_grouping("numbers")
@@ -73,7 +73,7 @@ def test_a_slow_task_gets_little(workers: int, slow: int) -> None:
         before: Counter[int] = Counter()
 
         def share() -> float | None:
-            """Return the slow task's share of what has arrived since the last time, if that is enough."""
+            """Return the slow task's share of the tuples since the last call, or None if they are few."""
             executors = [each for each in running.status().executors if each.component == "work"]
             arrived = Counter({each.tasks[0]: each.queue.arrived for each in executors})
             latest = arrived - before

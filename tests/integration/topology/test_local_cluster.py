@@ -1,4 +1,4 @@
-"""LocalCluster: how a user runs and tests a topology, over every transport of this process."""
+"""LocalCluster, as users run and test topologies, over every transport within one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "first-topology.md"
 
 
 class Split(BasicBolt):
-    """Emits the words of a line; a line "broken" is an error, and "failed" fails."""
+    """Emits the words of a line; the line "broken" raises an error, and "failed" fails."""
 
     outputs = ("word",)
 
@@ -53,7 +53,7 @@ class Count(BasicBolt):
 
 
 def word_count(feeder: FeederSpout) -> Topology:
-    """Return lines that are fed, split and counted; counts come every ten seconds."""
+    """Return a topology that splits and counts fed lines, and emits the counts every ten seconds."""
     builder = TopologyBuilder()
     builder.set_spout("lines", feeder)
     builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
@@ -64,7 +64,7 @@ def word_count(feeder: FeederSpout) -> Topology:
 
 @pytest.fixture
 def feeder() -> FeederSpout:
-    """Return a spout to feed."""
+    """Return a spout that a test feeds with lines."""
     return FeederSpout(["line"])
 
 
@@ -78,7 +78,7 @@ def feeder() -> FeederSpout:
     ids=["one worker", "local", "grpc"],
 )
 def test_the_example_of_the_docs(conf: dict[str, Any]) -> None:
-    """The word count of the page is a program in under 40 lines of code, and counts as a Counter does."""
+    """The word count of the tutorial has under 40 lines of code, and counts the same as a Counter."""
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
     assert len([line for line in code[1].splitlines() if line.strip()]) < 40
@@ -93,7 +93,7 @@ def test_the_example_of_the_docs(conf: dict[str, Any]) -> None:
 def test_fed_tuples_are_followed_across_workers(
     feeder: FeederSpout, transport: str, mode: str | None
 ) -> None:
-    """The spout hears what has become of each tuple, though its bolts are in other workers."""
+    """The spout gets the outcome of each tuple, although its bolts are in other workers."""
     conf: dict[str, Any] = {"topology.workers": 5, "storm.messaging.transport": transport}
     if mode is not None:
         conf["storm.cluster.mode"] = mode
@@ -111,7 +111,7 @@ def test_fed_tuples_are_followed_across_workers(
 
 
 def test_time_passes_when_told(feeder: FeederSpout) -> None:
-    """With simulated time, ticks come after what was fed, once for each period and at no other time."""
+    """With simulated time, ticks follow fed tuples, once per period and only when time is advanced."""
     with LocalCluster(simulated_time=True) as cluster:
         running = cluster.submit("t", {"topology.workers": 2}, word_count(feeder))
         feeder.feed(["a b a"])
@@ -128,21 +128,21 @@ def test_time_passes_when_told(feeder: FeederSpout) -> None:
 
 
 def test_complete_topology() -> None:
-    """A test of a topology is a line: given tuples in, everything that came out."""
+    """complete_topology() feeds given tuples to a topology, and returns all emitted tuples."""
     captured = complete_topology(word_count(FeederSpout(["line"])), {"lines": [["a b"], ["c"]]})
     assert sorted(captured.tuples("split")) == [("a",), ("b",), ("c",)]
     assert captured.tuples("lines") == [("a b",), ("c",)]
 
 
 def test_complete_topology_wants_a_spout() -> None:
-    """Tuples are given to a spout, not to a bolt."""
+    """Tuples can be given only to a spout, not to a bolt."""
     with pytest.raises(TopologyError, match="'split' is a bolt; only a spout's tuples can be given"):
         complete_topology(word_count(FeederSpout(["line"])), {"split": [["a"]]})
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_an_error_ends_the_topology(feeder: FeederSpout, workers: int) -> None:
-    """What a bolt raises ends the wait, in whichever worker it is, and the status shows it."""
+    """An error of a bolt in any worker ends the wait, and the status shows it."""
     with LocalCluster() as cluster:
         running = cluster.submit("t", {"topology.workers": workers}, word_count(feeder))
         assert cluster.status()["t"].state == "ACTIVE"
@@ -154,7 +154,7 @@ def test_an_error_ends_the_topology(feeder: FeederSpout, workers: int) -> None:
 
 
 def test_kill_finishes_what_is_on_the_way(feeder: FeederSpout) -> None:
-    """A killed topology ends once what its spouts have emitted is processed, and leaves no thread."""
+    """A killed topology ends after its emitted tuples are processed, and leaves no thread."""
     with LocalCluster() as cluster:
         running = cluster.submit("t", {"topology.workers": 3}, word_count(feeder))
         for _ in range(500):
@@ -169,7 +169,7 @@ def test_kill_finishes_what_is_on_the_way(feeder: FeederSpout) -> None:
 
 
 def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
-    """Two run beside each other under names of their own."""
+    """Two topologies run at the same time under different names; a name cannot be used again."""
     other = FeederSpout(["line"])
     with LocalCluster() as cluster:
         one = cluster.submit("one", {"topology.workers": 2}, word_count(feeder))
@@ -197,7 +197,7 @@ def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
     ],
 )
 def test_wrong_settings(feeder: FeederSpout, conf: dict[str, Any], problem: str) -> None:
-    """A setting that is wrong is an error of submit, which names it; nothing runs then."""
+    """submit() raises an error that names the wrong setting, and starts nothing."""
     with LocalCluster() as cluster:
         with pytest.raises(ConfigError, match=problem):
             cluster.submit("t", conf, word_count(feeder))
@@ -205,7 +205,7 @@ def test_wrong_settings(feeder: FeederSpout, conf: dict[str, Any], problem: str)
 
 
 def test_real_time_passes_by_itself(feeder: FeederSpout) -> None:
-    """Time cannot be advanced where it is real."""
+    """Real time cannot be advanced."""
     with LocalCluster() as cluster:
         cluster.submit("t", {}, word_count(feeder))
         with pytest.raises(ConfigError, match="simulated_time=True"):
@@ -213,11 +213,11 @@ def test_real_time_passes_by_itself(feeder: FeederSpout) -> None:
 
 
 def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
-    """A setting that is wrong in one component is an error of submit, after which no thread is left."""
+    """submit() raises an error for a wrong setting of a component, and leaves no thread."""
     builder = TopologyBuilder()
     builder.set_bolt("a", Split()).shuffle_grouping("z")
     builder.set_spout("z", feeder).add_configuration("topology.max.spout.pending", "many")
-    messaging_loop()  # its thread is the process's, and stays
+    messaging_loop()  # starts the shared thread of the process, which remains
     before = set(threading.enumerate())
     with LocalCluster() as cluster:
         with pytest.raises(
@@ -227,6 +227,6 @@ def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
 
         def left() -> list[threading.Thread]:
             started = set(threading.enumerate()) - before
-            return [each for each in started if not each.name.startswith("asyncio")]  # the loop's own pool
+            return [each for each in started if not each.name.startswith("asyncio")]  # the loop's thread pool
 
         eventually(lambda: not left(), what="its threads have ended")

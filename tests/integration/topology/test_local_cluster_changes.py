@@ -1,4 +1,4 @@
-"""LocalCluster while its workers change: one is killed, tasks move, and what was received is looked at."""
+"""LocalCluster with changes at run time: killed workers, moved tasks and captured tuples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 
 
 class Shared:
-    """What the copies of a spout or bolt have in common: a copy of this is this."""
+    """State that all copies of a spout or bolt share: a copy of this object is the object itself."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -56,7 +56,7 @@ class Shared:
 
 
 class Numbers(Spout):
-    """Each task emits 0, 1, 2, ... until a test says how far; what fails it emits again."""
+    """Each task emits 0, 1, 2, ... up to a limit that a test sets, and emits failed numbers again."""
 
     outputs = ("source", "number")
 
@@ -94,7 +94,7 @@ class Numbers(Spout):
 
 
 class Pass(BasicBolt):
-    """Passes on what it gets."""
+    """Emits each tuple unchanged."""
 
     outputs = ("source", "number")
 
@@ -115,7 +115,7 @@ class Pass(BasicBolt):
 
 
 def numbers(shared: Shared, spouts: int = 1) -> Topology:
-    """Return bolts "a" (1, 2), "b" (3, 4) behind each other, and a spout "s" from task 5 on."""
+    """Return bolt "a" (tasks 1 and 2), bolt "b" (tasks 3 and 4) after it, and spout "s" from task 5 on."""
     builder = TopologyBuilder()
     builder.set_spout("s", Numbers(shared), spouts)
     builder.set_bolt("a", Pass(shared, "a"), 2).fields_grouping("s", "number")
@@ -124,7 +124,7 @@ def numbers(shared: Shared, spouts: int = 1) -> Topology:
 
 
 def conf(transport: str, **more: Any) -> dict[str, Any]:
-    """Return settings of three workers."""
+    """Return settings for three workers."""
     return {
         "topology.workers": 3,
         "storm.messaging.transport": transport,
@@ -134,7 +134,7 @@ def conf(transport: str, **more: Any) -> dict[str, Any]:
 
 
 def while_numbers_flow(shared: Shared, task: int, change: Callable[[], None]) -> None:
-    """Make a change once a task's numbers are under way, and let them come to an end some time after it."""
+    """Make a change while a task emits numbers, and wait until the task has emitted more numbers."""
     seen = shared.numbers[task]
     eventually(lambda: shared.numbers[task] > seen + 500, SECONDS)
     change()
@@ -144,7 +144,7 @@ def while_numbers_flow(shared: Shared, task: int, change: Callable[[], None]) ->
 
 @TRANSPORTS
 def test_tasks_move_while_tuples_flow(transport: str) -> None:
-    """Every tuple arrives once, in order for each source and task, however its bolts move about."""
+    """Each tuple arrives once, and in order per source and task, while its bolts move."""
     shared = Shared()
     with LocalCluster() as cluster:
         running = cluster.submit("t", conf(transport), numbers(shared, spouts=2))
@@ -162,7 +162,7 @@ def test_tasks_move_while_tuples_flow(transport: str) -> None:
 
 
 def check_order(received: list[Tuple], shared: Shared) -> None:
-    """Fail unless each spout's numbers came once, and in order for each emitter and receiver."""
+    """Fail unless each spout's numbers arrived once, and in order per emitter and receiver."""
     by_source: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     for message in received:
         by_source[message["source"], message.source_task, place(message["number"])].append(message["number"])
@@ -174,14 +174,14 @@ def check_order(received: list[Tuple], shared: Shared) -> None:
 
 
 def place(number: int) -> int:
-    """Return which of two tasks gets a number by its fields grouping, 0 or 1."""
+    """Return the index of the task, 0 or 1, that fields grouping chooses for a number."""
     (task,) = Fields(range(2)).route([number])
     return task
 
 
 @TRANSPORTS
 def test_a_killed_workers_tuples_fail_and_come_again(transport: str) -> None:
-    """What is lost with workers that are killed fails, is emitted again, and all is acked in the end."""
+    """Tuples lost with killed workers fail, are emitted again, and are all acked in the end."""
     shared = Shared()
     with LocalCluster() as cluster:
         running = cluster.submit("t", conf(transport), numbers(shared))
@@ -199,7 +199,7 @@ def test_a_killed_workers_tuples_fail_and_come_again(transport: str) -> None:
 
 @TRANSPORTS
 def test_a_killed_worker_is_not_told(transport: str) -> None:
-    """Its bolts are not cleaned up, and run anew afterwards; no other is touched."""
+    """The bolts of a killed worker are not cleaned up, and start again; other bolts are not affected."""
     shared = Shared()
     with LocalCluster() as cluster:
         running = cluster.submit("t", conf(transport), numbers(shared))
@@ -217,7 +217,7 @@ def test_a_killed_worker_is_not_told(transport: str) -> None:
 
 
 class Hold(Bolt):
-    """Acks what it gets when a tick comes."""
+    """Acks its received tuples at each tick."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
         super().prepare(conf, context, collector)
@@ -233,7 +233,7 @@ class Hold(Bolt):
 
 
 def held(feeder: FeederSpout) -> Topology:
-    """Return a spout, and a bolt of two tasks that keep its numbers; each number has its task."""
+    """Return a spout and a bolt of two tasks that store the numbers; fields grouping chooses the task."""
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     bolt = builder.set_bolt("hold", Hold(), 2).fields_grouping("s", "number")
@@ -242,7 +242,7 @@ def held(feeder: FeederSpout) -> Topology:
 
 
 def test_what_a_bolt_keeps_is_lost_with_it() -> None:
-    """Of tuples that two bolts keep, those of the one that dies fail at once, the others are acked later."""
+    """The unacked tuples of a killed bolt fail immediately; another bolt acks its tuples later."""
     feeder = FeederSpout(["number"])
     with LocalCluster(simulated_time=True) as cluster:
         running = cluster.submit("t", {"topology.workers": 3}, held(feeder))
@@ -261,7 +261,7 @@ def test_what_a_bolt_keeps_is_lost_with_it() -> None:
 
 
 def test_what_a_bolt_keeps_does_not_move() -> None:
-    """A bolt that moves leaves what it has not acked behind: that fails, and nothing else."""
+    """A bolt that moves leaves its unacked tuples behind, and only these tuples fail."""
     feeder = FeederSpout(["number"])
     with LocalCluster(simulated_time=True) as cluster:
         running = cluster.submit("t", {"topology.workers": 3}, held(feeder))
@@ -276,7 +276,7 @@ def test_what_a_bolt_keeps_does_not_move() -> None:
 
 
 def test_a_killed_worker_with_its_spout() -> None:
-    """A spout that dies begins anew; nothing waits for what it had on the way."""
+    """A killed spout starts again, and nothing waits for its earlier tuples."""
     shared = Shared()
     with LocalCluster() as cluster:
         running = cluster.submit("t", conf("local"), numbers(shared))
@@ -288,7 +288,7 @@ def test_a_killed_worker_with_its_spout() -> None:
 
 
 def test_a_moved_bolt_gets_its_ticks() -> None:
-    """Ticks follow a bolt to its new worker, and come to none twice."""
+    """Ticks follow a bolt to its new worker, without duplicates."""
     feeder = FeederSpout(["number"])
     ticks: list[int] = []
 
@@ -312,7 +312,7 @@ def test_a_moved_bolt_gets_its_ticks() -> None:
 
 
 def test_received() -> None:
-    """What a bolt was given is there to look at, with who emitted it."""
+    """The tuples that a bolt received can be inspected, with their source component."""
     feeder = FeederSpout(["number"])
     with LocalCluster() as cluster:
         running = cluster.submit("t", {}, held(feeder))
@@ -325,7 +325,7 @@ def test_received() -> None:
 
 
 def test_unknown_workers_and_tasks() -> None:
-    """A worker or task that is not there is an error that says what there is."""
+    """An unknown worker or task raises an error with the valid range."""
     with LocalCluster() as cluster:
         running = cluster.submit("t", {"topology.workers": 2}, numbers(Shared()))
         with pytest.raises(TopologyError, match="no worker 2: topology 't' has 2, from 0"):
@@ -337,7 +337,7 @@ def test_unknown_workers_and_tasks() -> None:
 
 
 def test_a_change_that_cannot_begin_changes_nothing() -> None:
-    """While a bolt does not return, a move is given up in time; everything goes on where it was."""
+    """A move times out while a bolt does not return, and changes nothing."""
     go = threading.Event()
     feeder = FeederSpout(["number"])
 
@@ -361,7 +361,7 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
 
 
 def test_the_example_of_the_docs() -> None:
-    """The page's test of a killed worker and a moved task is under ten lines, and passes."""
+    """The documented test of a killed worker and a moved task has under ten lines, and passes."""
     pages = [DOCS / "tutorial" / "first-topology.md", DOCS / "how-to" / "topology.md"]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     whole, *blocks = re.findall(r"```py\w*\n(.*?)```", text, re.DOTALL)
@@ -375,7 +375,7 @@ def test_the_example_of_the_docs() -> None:
 
 
 def test_only_what_is_collected_is_kept() -> None:
-    """Where components are named to be collected, nothing else grows with the topology."""
+    """If components to collect are named, only their tuples are stored."""
     feeder = FeederSpout(["source", "number"])
     shared = Shared()
     builder = TopologyBuilder()
@@ -390,7 +390,7 @@ def test_only_what_is_collected_is_kept() -> None:
 
 
 def test_ackers_move_too() -> None:
-    """An acker task moves as any other; what it followed fails by its time, and comes again."""
+    """An acker task can move; the tuples that it tracked fail by timeout, and are emitted again."""
     shared = Shared()
     topology = with_ackers(numbers(shared), 1)
     with LocalCluster() as cluster:

@@ -1,4 +1,4 @@
-"""What a topology in processes has because its workers are workers like any other."""
+"""Features of all workers in a topology's worker processes: metrics, status, moves, TLS and tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 120.0
 
 @contextmanager
 def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[DistributedTopology]:
-    """Run a topology in two processes, which end with 0."""
+    """Run a topology in two processes, and check that they exit with 0."""
     with DistributedCluster() as cluster:
         topology_running = cluster.submit(
             "words", {"topology.workers": 2, **conf}, topology, collect=["count"]
@@ -39,17 +39,17 @@ def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[D
 
 
 def counts_of(topology: DistributedTopology) -> dict[str, int]:
-    """Return the counts that are emitted at the end."""
+    """Return the counts emitted at the end."""
     return {word: count for word, count, _ in topology.finish(SECONDS).tuples("count")}
 
 
 def test_a_bolt_that_hangs_makes_its_spout_wait(tmp_path: Path) -> None:
-    """While a bolt of another worker hangs, senders wait for it and say so; then all goes on, exactly."""
+    """A hanging bolt blocks its senders, and the metrics show it; the counts are exact after it continues."""
     gate = tmp_path / "gate"
-    lines = [*LINES, words.SLOW]  # the last one is emitted first
+    lines = [*LINES, words.SLOW]  # the last line is emitted first
     conf = {
         "mine.gate": str(gate),
-        "topology.workers": 3,  # the spout has one of its own
+        "topology.workers": 3,  # the spout has its own worker
         "topology.acker.executors": 0,
         "topology.executor.receive.buffer.size": 64,
         "tuplewire.worker.receive_queue_messages": 64,
@@ -70,7 +70,7 @@ def test_a_bolt_that_hangs_makes_its_spout_wait(tmp_path: Path) -> None:
 
 
 def test_metrics_and_status_of_a_worker() -> None:
-    """Each worker tells what it received, from whom, what became of it, and what its executors do."""
+    """Each worker's metrics and status show received messages by source, their outcome and the executors."""
     with running() as topology:
         assert counts_of(topology) == EXPECTED
         first, second = (samples(url) for url in topology.metrics_urls)
@@ -99,7 +99,7 @@ def test_metrics_and_status_of_a_worker() -> None:
 
 
 def test_an_executor_moves_between_processes() -> None:
-    """A moved bolt runs in the other process, and nothing is lost or doubled."""
+    """A moved bolt runs in the other process, and no tuple is lost or duplicated."""
     with running() as topology:
         task = topology.topology.tasks_of("split")[0]
         other = 1 - topology.worker_of(task)
@@ -113,7 +113,7 @@ def test_an_executor_moves_between_processes() -> None:
 
 
 def send_one_message(address: str, task: int, credentials: Credentials) -> None:
-    """Send and flush; a refusal may come before the message."""
+    """Send a message and flush; a refusal may be raised before the message is sent."""
     client = Client(address, topology="words", credentials=credentials)
     try:
         client.send(task, b"no tuple")
@@ -123,7 +123,7 @@ def send_one_message(address: str, task: int, credentials: Credentials) -> None:
 
 
 def test_certificates_and_tokens(tmp_path: Path) -> None:
-    """Workers with certificates run a topology; whoever shows neither certificate nor token stays outside."""
+    """Workers with TLS and tokens run a topology, and refuse clients without a certificate or a token."""
     authority = Authority()
     worker = files_of(authority.issue("worker.example"), tmp_path / "worker")
     tokens = secret_file(tmp_path / "tokens", "etl open-sesame-open-sesame\n")
@@ -160,7 +160,7 @@ def test_certificates_and_tokens(tmp_path: Path) -> None:
 
 
 def test_no_open_door() -> None:
-    """Workers that other machines reach in plaintext are refused, as any worker is."""
+    """Workers refuse to listen in plaintext on an address that other machines can reach."""
     conf = {"tuplewire.worker.listen": "0.0.0.0:0"}
     with pytest.raises(LaunchError, match=r"(?s)ended with code 64.*there is no TLS"):
         DistributedCluster().submit("words", conf, words.topology())

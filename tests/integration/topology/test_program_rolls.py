@@ -1,4 +1,4 @@
-"""Workers that run a topology, as in the chart: mutual TLS, an assignment in a file, replaced one by one."""
+"""Workers that run a topology as in the Helm chart: mutual TLS, an assignment file, rolling restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONF = {"topology.acker.executors": 1, "topology.max.spout.pending": 50, "topolo
 
 
 class Site:
-    """What a chart's StatefulSet stands for: a process for each pod, and the files that all of them mount."""
+    """Stands for the chart's StatefulSet: a process for each pod, and the files that all pods mount."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Site:
         (folder / "assignment.json").write_text(json.dumps(assignment))
 
     def _settings(self, rules: Path) -> str:
-        """Return the settings of the chart, with what a pod has where we have it."""
+        """Return the chart's settings, with paths of this test instead of paths in a pod."""
         manifests = (ROOT / "deploy" / "manifests.yaml").read_text(encoding="utf-8")
         text = manifests.partition("  worker.toml: |\n")[2].partition("\n---\n")[0]
         own = tomllib.loads(textwrap.dedent(text))
@@ -76,7 +76,7 @@ class Site:
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items())
 
     def start(self, name: str, *, told: bool = False) -> subprocess.Popen[bytes]:
-        """Start a worker by the arguments of the StatefulSet. told: by a membership what its tasks are."""
+        """Start a worker with the StatefulSet's arguments; if `told`, a membership assigns its tasks."""
         self.lives += 1
         port, admin = self.ports[name]
         words = [sys.executable, "-m", "tuplewire_service", "worker", f"--config={self.folder}/worker.toml"]
@@ -100,7 +100,7 @@ class Site:
             )
 
     def membership(self) -> subprocess.Popen[bytes]:
-        """Start what assigns, with a program's certificate and the token that may."""
+        """Start a membership with a client's certificate and a token that is allowed to assign tasks."""
         program = files_of(self.authority.issue("driver.example"), self.folder / "driver", "worker.tuplewire")
         token = secret_file(self.folder / "driver-token", f"programs/driver {'0' * 20}")
         words = [sys.executable, "-m", "tuplewire_service", "membership", f"--tasks={_several(self.tasks)}"]
@@ -120,31 +120,31 @@ class Site:
         return [each["task"] for each in state["executors"]]
 
     def held(self, names: Sequence[str]) -> list[int]:
-        """Return the tasks that some workers run together, in order."""
+        """Return the sorted tasks of several workers."""
         return sorted(task for name in names for task in self.tasks_of(name))
 
     def is_ready(self, name: str) -> bool:
-        """Whether its readiness probe succeeds."""
+        """Return True if the worker's readiness probe succeeds."""
         try:
             return get(f"http://127.0.0.1:{self.ports[name][1]}/readyz")[0] == 200
         except OSError:
             return False
 
     def executed(self) -> int:
-        """Return how many numbers were written down."""
+        """Return the count of recorded numbers."""
         return len(self.seen())
 
     def emitted(self) -> int:
-        """Return how many numbers there are, once the spout has said so; 0 before."""
+        """Return the count of emitted numbers once the spout has recorded it; 0 before."""
         done = self.folder / numbered_spout.DONE
         return int(done.read_text() or 0) if done.exists() else 0
 
     def has_written(self, more: int) -> bool:
-        """Whether more numbers than that were written down."""
+        """Return True if more than `more` numbers were recorded."""
         return self.executed() > more
 
     def seen(self) -> list[int]:
-        """Return the numbers that were written down, each as often as it was."""
+        """Return all recorded numbers, including duplicates."""
         return [int(line) for file in self.folder.glob("seen-*") for line in file.read_text().splitlines()]
 
 
@@ -154,17 +154,17 @@ def _several(tasks: Sequence[int]) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Any:
-    """Return the place."""
+    """Return the site."""
     return Site(tmp_path)
 
 
 def test_a_cluster_rolls_without_loss(site: Site) -> None:
-    """Each worker is drained and started again, the spout's too: every number arrives."""
+    """Each worker, including the spout's, is drained and restarted, and every number arrives."""
     running = {name: site.start(name) for name in NAMES}
     try:
         eventually(lambda: all(map(site.is_ready, NAMES)), SECONDS)
         eventually(lambda: site.executed() > 100, SECONDS)
-        for name in reversed(NAMES):  # as a StatefulSet does it
+        for name in reversed(NAMES):  # in the order of a StatefulSet
             running[name].terminate()
             assert running[name].wait(SECONDS) == 0
             running[name] = site.start(name)
@@ -192,7 +192,7 @@ def test_a_cluster_rolls_without_loss(site: Site) -> None:
 
 @pytest.mark.long
 def test_a_cluster_is_scaled_by_its_membership(site: Site) -> None:
-    """A worker that is taken away drains, and its tasks run elsewhere; one that comes gets some again."""
+    """When a worker is removed, its tasks move to other workers; when it returns, it gets tasks again."""
     running = {name: site.start(name, told=True) for name in NAMES}
     leader = site.membership()
     try:

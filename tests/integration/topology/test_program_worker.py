@@ -1,4 +1,4 @@
-"""`tuplewire worker --program` as a process: a worker like any other, that also runs spouts and bolts."""
+"""`tuplewire worker --program` as a process: a standard worker that also runs spouts and bolts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "
 
 
 def write_assignment(directory: Path, version: int, workers: dict[str, tuple[int, Sequence[int]]]) -> None:
-    """Write who has which tasks, by id: port and tasks."""
+    """Write an assignment; `workers` has the port and the tasks of each worker id."""
     assignment = {
         "version": version,
         "topology": "words",
@@ -44,7 +44,7 @@ def write_assignment(directory: Path, version: int, workers: dict[str, tuple[int
 
 
 class Process:
-    """A worker with a program, and an admin port."""
+    """A worker process with a program and an admin port."""
 
     def __init__(
         self, directory: Path, worker_id: str, port: int, admin: int, *flags: str, conf: Conf
@@ -74,23 +74,23 @@ class Process:
             )
 
     def get(self, path: str) -> tuple[int, str]:
-        """Return the status and the text of a page; 0 when nobody answers."""
+        """Return the status and the text of a page; the status is 0 if the worker does not answer."""
         try:
             return get(f"http://{self.admin}{path}")
         except OSError:
             return 0, ""
 
     def events(self, event: str) -> list[str]:
-        """Return the lines of the log with an event."""
+        """Return the log lines of an event."""
         return [line for line in self.log.read_text().splitlines() if re.search(rf" {event}\b", line)]
 
     def state(self) -> dict[str, Any]:
-        """Return what the state file says."""
+        """Return the content of the state file."""
         state: dict[str, Any] = json.loads(self.state_file.read_text())
         return state
 
     def stop(self) -> int:
-        """Tell it to end, and return its exit code."""
+        """Terminate the process, and return its exit code."""
         self.process.terminate()
         return self.process.wait(SECONDS)
 
@@ -99,7 +99,7 @@ class Process:
 def running(
     directory: Path, ports: dict[str, tuple[int, int]], *flags: str, conf: Conf = NO_CONF
 ) -> Iterator[dict[str, Process]]:
-    """Run a process for each worker, given its port and that of its admin server; end what is left."""
+    """Run a process for each worker, given its port and its admin port; kill the processes at the end."""
     processes = {name: Process(directory, name, *each, *flags, conf=conf) for name, each in ports.items()}
     try:
         yield processes
@@ -110,7 +110,7 @@ def running(
 
 
 def test_a_process_shows_itself(tmp_path: Path) -> None:
-    """It is not ready while the other is missing, then is; metrics and state file have its executors."""
+    """A worker is ready once the other one is connected; metrics and state file list its executors."""
     a, b, admin_a, admin_b = free_ports(4)
     write_assignment(tmp_path, 1, {"a": (a, [1, 3, 5]), "b": (b, [2, 4])})
     with running(tmp_path, {"a": (a, admin_a)}) as processes:
@@ -132,7 +132,7 @@ def test_a_process_shows_itself(tmp_path: Path) -> None:
 
 
 def test_a_process_follows_its_assignment(tmp_path: Path) -> None:
-    """When another worker moves, it connects there; when its own tasks change, it runs the new ones."""
+    """A worker reconnects when another worker moves, and runs its new tasks when they change."""
     a, b, c, admin_a, admin_b = free_ports(5)
     write_assignment(tmp_path, 1, {"a": (a, [1, 3, 5]), "b": (b, [2, 4])})
     with running(tmp_path, {"a": (a, admin_a)}) as processes:
@@ -156,7 +156,7 @@ def test_a_process_follows_its_assignment(tmp_path: Path) -> None:
 
 
 def test_an_error_ends_the_process(tmp_path: Path) -> None:
-    """What a bolt raises ends its process with 1, and is in the log with the place in the user's code."""
+    """A bolt's error ends its process with exit code 1; the log has the location in the user's code."""
     port, admin = free_ports(2)
     (tmp_path / "poison.py").write_text(
         "from helpers.words import POISON, topology_of\n\n\ndef program():\n    return topology_of([POISON])"
@@ -172,7 +172,7 @@ def test_an_error_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_a_tuple_that_is_given_up_is_a_dead_letter(tmp_path: Path) -> None:
-    """After its tries it is in the worker's dead-letter task, and can be replayed; the process goes on."""
+    """A tuple that fails too often becomes a dead letter that can be replayed; the process continues."""
     port, admin = free_ports(2)
     (tmp_path / "poison.py").write_text(
         "from helpers.words import POISON, topology_of\n\n\ndef program():\n    return topology_of([POISON])"
@@ -200,7 +200,7 @@ def test_a_tuple_that_is_given_up_is_a_dead_letter(tmp_path: Path) -> None:
 
 
 def test_a_plaintext_port_for_others_is_refused(tmp_path: Path) -> None:
-    """A worker with a program opens no door that another worker would not open."""
+    """A worker with a program refuses to listen in plaintext for other machines, as any worker does."""
     port, admin = free_ports(2)
     write_assignment(tmp_path, 1, {"a": (port, [1, 2, 3, 4, 5])})
     with running(tmp_path, {"a": (port, admin)}, f"--listen=0.0.0.0:{port}") as processes:
@@ -209,7 +209,7 @@ def test_a_plaintext_port_for_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_spouts_are_switched_by_a_command(tmp_path: Path) -> None:
-    """`deactivate` at any worker stops the spouts of all; tuples in flight are processed, and it goes on."""
+    """`deactivate` at any worker stops all spouts and processes tuples in flight; `activate` resumes."""
     notes = Notes(tmp_path / "notes")
     notes.folder.mkdir()
     (tmp_path / "endless.py").write_text(

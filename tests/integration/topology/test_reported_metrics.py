@@ -1,4 +1,4 @@
-"""Metrics that a program reports to the worker beside it: in that worker's /metrics."""
+"""Metrics that a program reports to its local worker appear in the worker's /metrics."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 60.0
 PERIOD = 0.6
-"""A worker takes two reports a second."""
+"""A worker accepts two reports per second."""
 ORDERS = 'tuplewire_user_orders_total{component="bill",task="%d"}'
 
 
 def told(worker: Running) -> dict[str, float]:
-    """Return what the worker tells of others' metrics."""
+    """Return the program metrics in the worker's /metrics."""
     read = samples(str(worker.bound["metrics_url"]))
     return {name: value for name, value in read.items() if "_user_" in name or "left_out_metrics" in name}
 
 
 @pytest.fixture
 def control(worker: Running) -> Iterator[ControlClient]:
-    """Return a client of a worker that has its first assignment."""
+    """Return a control client of a worker with its first assignment."""
     with ControlClient(worker.address) as control:
         control.update_assignment(assignment_for(worker))
         yield control
 
 
 def test_reports_are_in_metrics(worker: Running, control: ControlClient) -> None:
-    """They are replaced, not added up; an assignment that is not in force says nothing."""
+    """Reports replace each other and are not added up; a report for an outdated assignment is refused."""
     assert told(worker) == {}
     control.report_program(report(counter(1, 5)))
     control.report_program(report(counter(2, 7), program="q"))
@@ -63,7 +63,7 @@ def test_reports_are_in_metrics(worker: Running, control: ControlClient) -> None
 
 
 def test_reports_are_in_the_status(control: ControlClient) -> None:
-    """Until the program says that it has ended."""
+    """A program's components are in the worker's status until the program reports its end."""
     control.report_program(report(component(1, 5)))
     assert list(control.status().components) == [component(1, 5)]
     control.report_program(report(component(1, 5), ended=True))
@@ -71,7 +71,7 @@ def test_reports_are_in_the_status(control: ControlClient) -> None:
 
 
 def test_refusals_are_named(worker: Running, control: ControlClient) -> None:
-    """Another worker's, another topology's, and what is no metric; the page can be read after it."""
+    """Invalid reports are refused with specific errors, and the metrics page stays readable."""
     with pytest.raises(WrongWorkerError, match="the program means 'b'"):
         control.report_program(report(receiver_id="b"))
     with pytest.raises(WrongTopologyError, match="the program belongs to 'other'"):
@@ -90,12 +90,12 @@ def test_refusals_are_named(worker: Running, control: ControlClient) -> None:
 
 @pytest.fixture
 def executors() -> ExecutorWorker:
-    """Return a topology's executors, before their start."""
+    """Return the executors of a topology, not started yet."""
     return ExecutorWorker(measured_words.topology())
 
 
 def reporter(address: str, executors: ExecutorWorker, period: float = PERIOD) -> ProgramReporter:
-    """Return what reports the metrics of executors to a worker."""
+    """Return a reporter that sends the metrics of executors to a worker."""
     return ProgramReporter(
         ControlClient(address),
         lambda: report(*metric_families(executors.statistics(), executors.beats)),
@@ -105,7 +105,7 @@ def reporter(address: str, executors: ExecutorWorker, period: float = PERIOD) ->
 
 @pytest.mark.usefixtures("control")
 def test_executors_beside_a_worker(worker: Running, executors: ExecutorWorker) -> None:
-    """What their tasks register is told while they run, and how far they came after it."""
+    """Metrics of the executors' tasks are reported while they run, and their final values afterwards."""
     with reporter(worker.address, executors):
         executors.start()
         lines = 'tuplewire_user_lines_left{component="lines",task="1"}'
@@ -119,7 +119,7 @@ def test_executors_beside_a_worker(worker: Running, executors: ExecutorWorker) -
 
 @pytest.mark.usefixtures("control")
 def test_after_an_error_everything_is_taken_back(worker: Running, executors: ExecutorWorker) -> None:
-    """Whatever failed may run again, and count anew."""
+    """After an error, all reported metrics are withdrawn, because a retry counts from the start."""
 
     def fail() -> None:
         with reporter(worker.address, executors):
@@ -134,7 +134,7 @@ def test_after_an_error_everything_is_taken_back(worker: Running, executors: Exe
 
 
 def test_nobody_listens(nobody: str, executors: ExecutorWorker, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be told is in the log, once a minute, and nothing else comes of it."""
+    """Failed reports are logged once a minute, and have no other effect."""
 
     def not_told() -> list[str]:
         return [line for line in caplog.messages if line.startswith("program.not")]

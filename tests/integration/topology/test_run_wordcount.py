@@ -1,4 +1,4 @@
-"""`tuplewire run wordcount`: one topology, wherever it runs, with one result."""
+"""`tuplewire run wordcount`: one topology with the same result in every mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAD = b"not \xff text\n"
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
-    """Return a text of some thousand words, with lines that are none in it."""
+    """Return a text of some thousand words, with two lines that are not UTF-8."""
     choice = random.Random(7)
     vocabulary = [f"w{number}" for number in range(300)] + ["naïve", "日本", '"quoted"', "a,b"]
     lines = [" ".join(choice.choices(vocabulary, k=6)).encode() + b"\n" for _ in range(2000)]
@@ -51,9 +51,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_mode_counts_the_same(
     mode: str, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written is what collections.Counter gives; the account says so, and what was left out.
+    """The output equals collections.Counter; the summary confirms it, and lists the skipped lines.
 
-    Credentials of the environment are for other workers than those that it starts.
+    Credentials in the environment do not affect the workers that the command starts.
     """
     output = tmp_path / "output"
     monkeypatch.setenv("TUPLEWIRE_TLS_CA", "/nowhere/ca.crt")
@@ -80,7 +80,7 @@ def test_every_mode_counts_the_same(
 
 
 def test_one_worker_in_this_process(book: Path) -> None:
-    """One worker, as in local mode without a wish, has nobody to send to, and needs no transport."""
+    """A single local worker has no other worker to send to, and needs no transport."""
     ended = run(f"--input={book}", "--mode=local", "--splitters=1", "--counters=3")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
@@ -88,7 +88,7 @@ def test_one_worker_in_this_process(book: Path) -> None:
 
 
 def test_it_needs_no_spark(book: Path) -> None:
-    """Without Spark's mode nothing of Spark is loaded."""
+    """Without the Spark mode, no module of Spark is loaded."""
     program = (
         "import sys\n"
         "from tuplewire_service.command.cli import main\n"
@@ -100,7 +100,7 @@ def test_it_needs_no_spark(book: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["local", "processes"])
 def test_wrong_usage(mode: str, book: Path, tmp_path: Path) -> None:
-    """What is only Spark's, a missing file and an output that is there are refused, each in one line."""
+    """Spark options in other modes, a missing file and an existing output are refused, each in one line."""
     for arguments, code, problem in (
         ([f"--input={book}", "--cores=2"], 64, "--cores is for Spark"),
         (["--input=/no/such"], 1, "cannot read /no/such"),
@@ -113,7 +113,7 @@ def test_wrong_usage(mode: str, book: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["local", "processes"])
 def test_ctrl_c(mode: str, book: Path) -> None:
-    """Ctrl-C ends a run in good order, with the exit code that a shell expects and no process left."""
+    """Ctrl-C ends a run cleanly, with the exit code that a shell expects, and leaves no process."""
     book.write_bytes(book.read_bytes() * 300)
     with subprocess.Popen(
         [sys.executable, "-m", "tuplewire_service", "run", "wordcount", f"--input={book}", f"--mode={mode}"],
@@ -135,6 +135,6 @@ def test_ctrl_c(mode: str, book: Path) -> None:
 
 
 def _children(process_id: int) -> list[int]:
-    """Return the processes that a process has started."""
+    """Return the child processes of a process."""
     tasks = Path(f"/proc/{process_id}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

@@ -1,4 +1,4 @@
-"""The contract of runtimes, for local clusters and for processes; tests/spark has it for Spark."""
+"""The runtime contract for local clusters and processes; tests/spark has the tests for Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO = {"topology.workers": 2, "tuplewire.worker.receive_queue_messages": 64}
 
 
 class InCluster(Running):
-    """What local clusters and processes have in common."""
+    """The common part of local clusters and processes."""
 
     def __init__(self, running: LocalTopology | DistributedTopology) -> None:
         self.running = running
@@ -63,7 +63,7 @@ class InCluster(Running):
 
 
 class InThisProcess(InCluster):
-    """Of a local cluster."""
+    """A topology in a local cluster."""
 
     running: LocalTopology
 
@@ -87,7 +87,7 @@ class InThisProcess(InCluster):
 
 
 class InProcesses(InCluster):
-    """Of a cluster of processes."""
+    """A topology in a cluster of processes."""
 
     running: DistributedTopology
 
@@ -109,7 +109,7 @@ class Local(Runtime):
 
 
 class Processes(Runtime):
-    """Two processes."""
+    """Two worker processes."""
 
     @contextmanager
     def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
@@ -119,7 +119,7 @@ class Processes(Runtime):
 
 
 class TestLocal(RuntimeContract, KeepsLetters, MovesTasks):
-    """Local clusters keep it."""
+    """The contract for local clusters."""
 
     @pytest.fixture
     def runtime(self) -> Runtime:
@@ -127,7 +127,7 @@ class TestLocal(RuntimeContract, KeepsLetters, MovesTasks):
 
 
 class TestProcesses(RuntimeContract, MovesTasks):
-    """Processes keep it; test_program_worker.py has the dead letters of a worker's own program."""
+    """The contract for processes; test_program_worker.py tests the dead letters of a worker's program."""
 
     @pytest.fixture
     def runtime(self) -> Runtime:

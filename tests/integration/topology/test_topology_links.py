@@ -1,4 +1,4 @@
-"""Executors in several workers: what travels between them, over every link."""
+"""Executors in several workers, and the messages between them, over every link."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Split(BasicBolt):
 
 
 class Count(BasicBolt):
-    """Counts words, where a test sees it: a copy shares the counter."""
+    """Counts words in a counter that all copies share."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts
@@ -89,7 +89,7 @@ HERE, THERE = (2, 3), (1, 4)
 
 @contextmanager
 def two_workers(topology: Topology, transport: str, **more: Any) -> Iterator[list[ExecutorWorker]]:
-    """Run a topology in two workers, each with a link of its own, in workers of this process."""
+    """Run a topology in two workers of this process, each with its own link."""
     with ExitStack() as stack:
         hosts = stack.enter_context(hosted(topology, HERE, THERE, transport=transport))
         workers = [
@@ -106,9 +106,9 @@ def two_workers(topology: Topology, transport: str, **more: Any) -> Iterator[lis
 
 @pytest.mark.parametrize("transport", ["local", "grpc"])
 def test_words_are_counted_over_a_transport(transport: str) -> None:
-    """What two workers count together is what a Counter counts.
+    """Two workers count the same as a Counter.
 
-    With the setting, each source and destination task has its bytes, and its component tells them.
+    With the setting, bytes are measured per source and destination task, and reported by component.
     """
     counts: Counter[str] = Counter()
     topology = word_count(counts)
@@ -123,21 +123,21 @@ def test_words_are_counted_over_a_transport(transport: str) -> None:
     assert sum(sum(each.values()) for each in told.values()) == sum(sizes.values())
     serialize = TupleSerializer(topology).serialize
     source = topology.source(2, "default")
-    # Tasks 3 and 4 get the lines in turn, from the spout's own place in the ring.
+    # Tasks 3 and 4 get the lines in turn, starting at the spout's own place in the ring.
     sent = [Tuple([line], source, ((2, number),)) for number, line in enumerate(LINES)]
     half = [sum(len(serialize(message)) for message in sent[start::2]) for start in (0, 1)]
     assert sizes[2, 4] in half
 
 
 def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> None:
-    """Bytes that are no tuple are logged and dropped, a task that is not here is refused; others go on."""
+    """Bytes that are not a tuple are dropped and logged; messages to an unknown task are refused."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     serializer = TupleSerializer(topology)
     good = serializer.serialize(Tuple(["word"], topology.source(3, "default")))
     with hosted(topology, [1], transport="grpc") as (here,), Client(here.peer[1], topology="t") as client:
         worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
-        # Before the executors are there: it waits for them.
+        # Sent before the executors exist: the messages wait for them.
         client.send(TaskMessageBatch.from_groups([TaskGroup.of(1, [good, b"\x00"], 3)]))
         client.flush(SECONDS)
         worker.start()
@@ -152,7 +152,7 @@ def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_no_destination_is_counted() -> None:
-    """A message to a task that no worker has is refused and counted, and holds nothing up."""
+    """A message to a task that no worker owns is refused and counted, and blocks nothing."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     with hosted(topology, [2]) as (here,):
@@ -166,7 +166,7 @@ def test_no_destination_is_counted() -> None:
 
 
 def test_words_are_counted_over_clients() -> None:
-    """The same executors run as clients of worker processes; nothing is lost, and all is acknowledged."""
+    """Executors also run as clients of worker processes: all messages are delivered and acknowledged."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     with WorkerProcesses(2, "t") as processes:
@@ -190,7 +190,7 @@ def test_words_are_counted_over_clients() -> None:
 
 
 def test_a_client_link_tells_what_was_refused() -> None:
-    """Messages that the worker refuses are an error of close(), not a silence."""
+    """Messages that the worker refuses raise an error in close()."""
     counts: Counter[str] = Counter()
     with WorkerProcesses(1, "t") as processes:
         processes.assign({0: [2]})
@@ -204,7 +204,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
 
 
 def test_a_lost_subscription_fails_the_worker() -> None:
-    """Executors whose task somebody else has taken over do not wait for ever: their worker fails."""
+    """If another client takes over the executors' task, their worker fails instead of waiting forever."""
     counts: Counter[str] = Counter()
     with WorkerProcesses(1, "t") as processes:
         processes.assign({0: [1]})
@@ -248,7 +248,7 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
 
 
 def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that ends before anybody has taken what its executors sent says how much that was."""
+    """A worker that closes before its executors' messages are taken logs the number of dropped messages."""
     topology = word_count(Counter())
     with hosted(topology, [2], [1]) as (here, _):
         here.link.send([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])])
@@ -258,7 +258,7 @@ def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late Spark starts its tasks, the program that has submitted a topology gets its mail."""
+    """A submitting program receives its control messages, even if Spark starts its tasks late."""
     task, recv = 5, Client.recv
     failures: list[TuplewireError] = []
     came: list[Mail] = []
@@ -273,7 +273,7 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
         (worker,) = local.endpoints
         client = Client(worker.address, topology="mail", connect_seconds=0.2)
         with Post(client, "run", task, came.append, failures.append, waits=True) as post:
-            eventually(lambda: len(attempts) > 2 or failures, SECONDS)  # it has given up twice
+            eventually(lambda: len(attempts) > 2 or failures, SECONDS)  # two attempts have failed
             local.assign({0: [task]})
             post.send(task, Mail("run", 1, 0, MailKind.BEGUN, (task, 1)))
             eventually(lambda: came or failures, SECONDS)

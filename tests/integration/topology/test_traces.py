@@ -1,4 +1,4 @@
-"""Traces, as a real collector gets them: across programs, workers, consumers and topologies."""
+"""Traces that a real collector receives, across programs, workers, consumers and topologies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """Run a collector, which workers that are started send to."""
+    """Run a collector for the spans of the workers that a test starts."""
     with collector() as found:
         for name, value in found.variables.items():
             monkeypatch.setenv(name, value)
@@ -53,10 +53,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 @pytest.fixture
 def traced(
-    seen: Collector,  # noqa: ARG001 - it is there before them
+    seen: Collector,  # noqa: ARG001 - must start before the workers
     request: pytest.FixtureRequest,
 ) -> Iterator[Pair]:
-    """Run two workers that make spans; a test may say over which transport."""
+    """Run two workers with tracing; a test may choose the transport."""
     transport = getattr(request, "param", "grpc")
     with pair_of_workers("--tracing", f"--transport={transport}") as pair:
         yield pair
@@ -64,7 +64,7 @@ def traced(
 
 @pytest.mark.parametrize("traced", ["grpc", "zmq"], indirect=True)
 def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
-    """Program, entry worker, the task's worker, consumer: one trace, in that order, each with its part."""
+    """A message has one trace: sender, entry worker, the task's worker and consumer, in this order."""
     far, answer = traced.far_task(), traced.near_task()
     seen.run("sender", SEND, traced.near.address, TOPOLOGY, far)
     seen.run("consumer", RECEIVE, traced.far.address, TOPOLOGY, far, 1, answer)
@@ -92,7 +92,7 @@ def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
 
 
 def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector, traced: Pair) -> None:
-    """Traces that meet in one batch keep their own spans, and `receive` has a link to each."""
+    """Traces in one batch have their own spans, and `receive` links to each; unsampled messages have none."""
     task = traced.near_task()
     seen.run("sender", _SEND_BATCH, traced.near.address, TOPOLOGY, task)
     seen.run("consumer", RECEIVE, traced.near.address, TOPOLOGY, task, 23, -1)
@@ -115,7 +115,7 @@ def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector,
 
 
 def test_asyncio(seen: Collector, traced: Pair) -> None:
-    """The client for asyncio makes the same spans, also where messages come one by one."""
+    """The asyncio client creates the same spans, also for messages received one at a time."""
     task, answer = traced.near_task(), traced.near_task()
     seen.run("aio", _ASYNCIO, traced.near.address, TOPOLOGY, task, answer)
     names = [f"send {task}", f"queue {task}", f"receive {task}", f"process {task}", f"send {answer}"]
@@ -126,7 +126,7 @@ def test_asyncio(seen: Collector, traced: Pair) -> None:
 
 
 def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
-    """The histograms of the task's worker have an example, whose trace the collector has."""
+    """The histograms of the task's worker have an exemplar with a trace that the collector received."""
     task = traced.near_task()
     seen.run("sender", SEND, traced.near.address, TOPOLOGY, task)
     seen.run("consumer", RECEIVE, traced.near.address, TOPOLOGY, task, 1, -1)
@@ -145,7 +145,7 @@ def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_what_is_passed_on_has_an_exemplar(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time from the writing to the acknowledgement names the trace and span of a message's sender."""
+    """The histogram of the time from send to acknowledgement has an exemplar with the sender's span."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     headers = [("traceparent", f"00-{trace}-{span}-01".encode())]
@@ -162,7 +162,7 @@ def test_what_is_passed_on_has_an_exemplar(transport: str, monkeypatch: pytest.M
 
 
 def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
-    """In two worker processes: emit, execute at split, execute at count, and the workers between them."""
+    """In two worker processes, a trace has the spans of emit, split, count and the workers between them."""
     conf = {
         "topology.workers": 2,
         "tuplewire.worker.tracing": True,
@@ -190,7 +190,7 @@ def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
 
 
 def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs and workers whose spans nobody takes end in time, and with 0."""
+    """Programs and workers exit in time and with 0 if the collector is unreachable."""
     away = "http://127.0.0.1:1"
     gone = Collector({"OTEL_EXPORTER_OTLP_ENDPOINT": away, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", away)

@@ -1,4 +1,4 @@
-"""Metrics that a topology registers, in one process and in many: at the workers that run its tasks."""
+"""Metrics that a topology registers, in one process and in several: at the workers of its tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 120.0
 
 
 def test_in_processes() -> None:
-    """Each process has those of its own tasks in /metrics, and the cluster's status has all."""
+    """Each process's /metrics has the metrics of its own tasks, and the cluster's status has all."""
     conf: dict[str, Any] = {
         "topology.workers": 2,
         "topology.serialized.message.size.metrics": True,
@@ -50,7 +50,7 @@ def test_in_processes() -> None:
 
 
 def test_in_one_process() -> None:
-    """A local cluster tells the same by its status; the collector makes it Prometheus' text."""
+    """A local cluster's status has the same metrics, and the collector exports them to Prometheus."""
     registry = CollectorRegistry()
     with LocalCluster() as cluster:
         running = cluster.submit("words", {"topology.workers": 2}, measured_words.topology())
@@ -70,7 +70,7 @@ def test_in_one_process() -> None:
 
 
 def test_a_bound_of_series_holds() -> None:
-    """A process tells no more series than it is told to, and says how many metrics it leaves out."""
+    """A process exports at most the configured number of series, and reports the omitted metrics."""
     conf = {"topology.user.metrics.series": 2}
     with LocalCluster() as cluster:
         running = cluster.submit("words", conf, measured_words.topology())
@@ -81,7 +81,7 @@ def test_a_bound_of_series_holds() -> None:
 
 
 def test_a_status_reads_no_gauge() -> None:
-    """What the worker's event loop tells of executors calls nothing of the user's."""
+    """The status that the worker's event loop builds calls no user code."""
     feeder = FeederSpout(["number"])
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
@@ -98,7 +98,7 @@ def test_a_status_reads_no_gauge() -> None:
 
 
 class Gauged(BasicBolt):
-    """Counts how often its gauge is read."""
+    """Counts the reads of its gauge."""
 
     reads = 0
 
@@ -106,7 +106,7 @@ class Gauged(BasicBolt):
         context.register_gauge("reads", self.read)
 
     def read(self) -> float:
-        """Return how often it was."""
+        """Return the number of reads."""
         type(self).reads += 1
         return type(self).reads
 

@@ -16,7 +16,7 @@ SECONDS = 30.0
 
 
 class Sums(WindowedBolt):
-    """Emits the sum of each window, and where it ends."""
+    """Emits the sum and the end of each window."""
 
     outputs = (Stream("sum", "end"), Stream("number", "at", name="late"))
 
@@ -28,7 +28,7 @@ class Sums(WindowedBolt):
 
 
 class Numbers(FixedTupleSpout):
-    """Emits given numbers, each with its time."""
+    """Emits given numbers with their timestamps."""
 
     outputs = ("number", "at")
 
@@ -46,7 +46,7 @@ COUNTED = [[number, 0.0] for number in range(10)]
 
 @pytest.mark.parametrize("cluster", [LocalCluster, DistributedCluster])
 def test_by_count(cluster: type[LocalCluster | DistributedCluster]) -> None:
-    """Ten numbers in fours: two windows, and one of what is left when the topology is over."""
+    """Windows of four over ten numbers: two full windows, and a last one when the topology ends."""
     with cluster() as running:
         name = "counted"
         topology = topology_of(COUNTED, Window.count(4, 4))
@@ -59,7 +59,7 @@ def test_by_count(cluster: type[LocalCluster | DistributedCluster]) -> None:
 
 
 def test_by_a_time_of_their_own() -> None:
-    """In windows of ten seconds, with a lag: what is later than that goes to the stream of late tuples."""
+    """Windows of ten seconds by the tuples' time: tuples beyond the lag go to the stream of late tuples."""
     rows = [[1, 1.0], [2, 9.0], [4, 13.0], [8, 8.5], [16, 31.0], [32, 9.5], [64, 44.0]]
     window = Window.seconds(10, timestamp="at", lag=5, late="late")
     with LocalCluster() as cluster:
@@ -69,7 +69,7 @@ def test_by_a_time_of_their_own() -> None:
 
 
 def test_by_arrival() -> None:
-    """A window of three seconds each second, by the cluster's own time."""
+    """A window of three seconds is executed each second, by the cluster's time."""
     feeder = FeederSpout(["number", "at"])
     builder = TopologyBuilder()
     builder.set_spout("numbers", feeder)
@@ -87,7 +87,7 @@ def test_by_arrival() -> None:
 
 
 def test_a_bolt_without_windows_is_refused() -> None:
-    """Where the topology is built, by its name."""
+    """A WindowedBolt without windows is refused by name when the topology is built."""
 
     class Forgotten(WindowedBolt):
         def execute_window(self, window: TupleWindow) -> None:
@@ -98,7 +98,7 @@ def test_a_bolt_without_windows_is_refused() -> None:
 
 
 def test_configuration_is_kept() -> None:
-    """A windowed bolt's own ticks win over those of the topology."""
+    """A windowed bolt's own tick setting overrides the topology's setting."""
     topology = topology_of(COUNTED, Window.seconds(2))
     configuration: Mapping[str, Any] = topology.component("sums").configuration
     assert configuration["topology.tick.tuple.freq.secs"] == 2

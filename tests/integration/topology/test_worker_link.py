@@ -1,4 +1,4 @@
-"""The link of executors to the worker that they are in: what it holds, and for whom it waits."""
+"""The link between executors and their worker: buffering, backpressure, connections and moves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = {"tuplewire.worker.receive_queue_messages": 64}
 
 
 class Pass(BasicBolt):
-    """Passes on what it gets."""
+    """Emits each tuple unchanged."""
 
     outputs = ("number",)
 
@@ -45,7 +45,7 @@ class Pass(BasicBolt):
 
 
 def chain(feeder: FeederSpout, more: str = "a") -> Topology:
-    """Return bolts "a" (task 1), "b" (2 and 3) behind `more`, and a spout "s" (4) before them."""
+    """Return bolt "a" (task 1), bolt "b" (tasks 2 and 3) after `more`, and spout "s" (task 4) before them."""
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     builder.set_bolt("a", Pass()).shuffle_grouping("s")
@@ -55,7 +55,7 @@ def chain(feeder: FeederSpout, more: str = "a") -> Topology:
 
 @pytest.fixture
 def topology() -> Topology:
-    """Return the chain, with nothing to do."""
+    """Return the chain with a spout that emits nothing."""
     return chain(FeederSpout(["number"]))
 
 
@@ -70,7 +70,7 @@ class Idle:
 
 
 class Taker:
-    """Stands for the executors of some tasks: keeps what comes, and is done with it when it is told so."""
+    """Stands for the executors of some tasks: stores messages, and acknowledges them in finish()."""
 
     def __init__(self, at: Hosted, *tasks: int) -> None:
         self.came: list[tuple[int, bytes]] = []
@@ -84,7 +84,7 @@ class Taker:
             self._undone.append((group, done))
 
     def finish(self) -> None:
-        """Be done with all that has come so far."""
+        """Acknowledge all messages received so far."""
         undone, self._undone = self._undone, []
         for group, done in undone:
             done(group)
@@ -94,7 +94,7 @@ class Taker:
 def waiting(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Hosted, Taker, threading.Thread]]:
-    """Return a worker, the taker of another, and the thread that waits to send to it."""
+    """Yield a worker, the taker at another worker, and a thread that waits to send to it."""
     monkeypatch.setattr(link, "BLOCKED_SECONDS", 0.05)
     with hosted(topology, [4], [1], conf=SMALL) as (here, there):
         taker = Taker(there, 1)
@@ -114,7 +114,7 @@ def waiting(
 
 
 def test_outbound_tasks(topology: Topology) -> None:
-    """A worker sends to the tasks of components that its own emit to, and not to its own."""
+    """A worker sends to the tasks that its components emit to, except its own tasks."""
     assert outbound_tasks(topology, [4]) == {1}
     assert outbound_tasks(topology, [4, 1]) == {2, 3}
     assert outbound_tasks(topology, [1, 2]) == {3}
@@ -125,7 +125,7 @@ def test_outbound_tasks(topology: Topology) -> None:
 def test_a_sender_waits_for_a_task_that_stands_still(
     waiting: tuple[Hosted, Taker, threading.Thread], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who sends to a task waits while its queue's worth is outstanding; then all goes on, in order."""
+    """A sender waits while the queue of a stalled task is full; then all messages arrive in order."""
     here, taker, sending = waiting
     eventually(lambda: logged(caplog, "executors.blocked"), SECONDS)
     assert (here.link.pending, here.worker.servers.exhausted()) == (64, {1})
@@ -139,7 +139,7 @@ def test_a_sender_waits_for_a_task_that_stands_still(
 
 
 def test_others_do_not_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> None:
-    """While one task stands still, messages to another, and to spouts, go on."""
+    """A stalled task does not block messages to other tasks or to spouts."""
     here, _, _ = waiting
     fates = Taker(here, 4)
     for _ in range(100):
@@ -149,7 +149,7 @@ def test_others_do_not_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> 
 
 
 def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
-    """Who waits for room hears that the link is closed."""
+    """A sender that waits for queue space gets ClosedError when the link closes."""
     with hosted(topology, [4], [1], conf=SMALL) as (here, there):
         Taker(there, 1)
         raised: list[Exception] = []
@@ -170,7 +170,7 @@ def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
 
 
 def test_what_is_not_executed_is_bounded(topology: Topology) -> None:
-    """Executors are given a window of messages; the rest stays in the receive queue."""
+    """Executors get a limited number of messages; the rest stays in the receive queue."""
     conf = {"topology.executor.receive.buffer.size": 10}
     with hosted(topology, [4], [1], conf=conf) as (here, there):
         taker = Taker(there, 1)
@@ -210,7 +210,7 @@ def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -
 
 
 def test_too_large(topology: Topology) -> None:
-    """A message over the limit is refused to whoever sends it, and the limit is a setting."""
+    """A message over the limit raises an error for its sender; the limit is a setting."""
     payload = bytes(3 * 2**20)
     with hosted(topology, [4], [1]) as (here, _), pytest.raises(MessageTooLargeError):
         here.link.send([TaskGroup.of(1, [payload])])
@@ -223,7 +223,7 @@ def test_too_large(topology: Topology) -> None:
 
 
 def test_no_other_consumer(topology: Topology) -> None:
-    """The messages of tasks that a worker runs itself are nobody else's."""
+    """Clients cannot consume the tasks that a worker runs itself."""
     with hosted(topology, [1, 2], transport="grpc") as (here,):
         Taker(here, 1)
         with Client(here.peer[1], topology="t") as client:
@@ -238,7 +238,7 @@ def test_no_other_consumer(topology: Topology) -> None:
 
 
 def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
-    """Tasks that are sent to and that nobody has are logged once, and messages to them are counted."""
+    """Destination tasks that no worker owns are logged once, and messages to them are counted."""
     words = helpers.words.topology()
     (spout,) = words.tasks_of("lines")
     with hosted(topology, [spout]) as (here,):
@@ -256,7 +256,7 @@ def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_spouts_wait_for_connections(transport: str) -> None:
-    """A spout is asked for its first tuple once every worker that is needed is there."""
+    """A spout emits its first tuple after all required workers are connected."""
     feeder = FeederSpout(["number"])
     topology = chain(feeder, more="s")
     here, first, second = (host(name, topology, transport) for name in ("here", "first", "second"))
@@ -282,7 +282,7 @@ def test_spouts_wait_for_connections(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_connections_follow_outbound_tasks(transport: str) -> None:
-    """A worker connects at once to the workers that its tasks send to, and to others with a message."""
+    """A worker connects immediately to the workers that its tasks send to, and to others on demand."""
     topology = chain(FeederSpout(["number"]))
     first, second, last = workers = [host(name, topology, transport) for name in ("first", "second", "last")]
     for worker in workers:
@@ -305,7 +305,7 @@ def test_connections_follow_outbound_tasks(transport: str) -> None:
 
 
 def test_an_executor_moves_while_tuples_flow() -> None:
-    """A bolt that moves finishes what it has; what comes later is executed where it is then, in order."""
+    """A bolt that moves finishes its tuples; later tuples are executed at its new worker, in order."""
     feeder = FeederSpout(["number"])
     topology = chain(feeder)
     for number in range(1000):
@@ -338,7 +338,7 @@ def test_an_executor_moves_while_tuples_flow() -> None:
 
 
 class Tell(BasicBolt):
-    """Knows where it is."""
+    """Records its context."""
 
     where: TopologyContext
 
@@ -351,7 +351,7 @@ class Tell(BasicBolt):
 
 
 def test_a_task_knows_its_worker() -> None:
-    """A task is told the port of its worker, and the tasks that are there with it."""
+    """A task's context has the port of its worker, and the tasks in the same worker."""
     builder = TopologyBuilder()
     builder.set_spout("s", FeederSpout(["number"]))
     builder.set_bolt("tell", Tell()).shuffle_grouping("s")
