@@ -1,6 +1,6 @@
-"""A driver whose executors Spark ends and starts under a query: python allocation_driver.py.
+"""A driver with dynamic allocation of executors under a query: python allocation_driver.py.
 
-Reads settings as JSON from its input; prints what has come out as JSON.
+Reads settings as JSON from its standard input, and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyspark
-from membership_driver import Kubelet  # type: ignore[import-not-found]  # beside this script
+from membership_driver import Kubelet  # type: ignore[import-not-found]  # next to this script
 from pyspark.sql import SparkSession
 
 from tuplewire import Client, TaskMessageBatch
@@ -31,34 +31,34 @@ from tuplewire_service.testing import eventually
 TOPOLOGY = "spark"
 READ, WRITTEN = range(1, 5), range(5, 9)
 MESSAGES = 300
-"""So many go to each task at a time."""
+"""Number of messages sent to each task at a time."""
 ROUNDS = 3
 SECONDS = 180.0
 DRAIN_SECONDS = 25
 
 
 class Gate:
-    """Holds the tasks of a micro-batch, in their executors, while it is closed."""
+    """Holds the tasks of a micro-batch in their executors while the gate is closed."""
 
     def __init__(self, home: Path) -> None:
         self._open, self._held = home / "open", home / "held"
 
     def open(self) -> None:
-        """Let them go on."""
+        """Let the held tasks continue."""
         self._open.touch()
 
     def close(self) -> None:
-        """Hold whoever comes from now on."""
+        """Hold all tasks that arrive from now on."""
         self._held.unlink(missing_ok=True)
         self._open.unlink(missing_ok=True)
 
     @property
     def holds(self) -> bool:
-        """Whether somebody has come since it was closed."""
+        """True if a task has arrived since the gate was closed."""
         return self._held.exists()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass rows of a task to the task of the same place among those that are written."""
+        """Send the rows of each read task to the written task at the same position."""
         for batch in batches:
             while not self._open.exists():
                 self._held.touch()
@@ -68,7 +68,7 @@ class Gate:
 
 
 class Consumer(threading.Thread):
-    """Takes a task's messages, wherever it is."""
+    """Consumes the messages of a task at its current owner."""
 
     def __init__(self, address: str, task: int) -> None:
         super().__init__()
@@ -78,17 +78,17 @@ class Consumer(threading.Thread):
         self._task = task
 
     def run(self) -> None:
-        """Take them until done."""
+        """Consume messages until `done` is set."""
         while not self.done.is_set():
             try:
                 with Client(self._owner(), topology=TOPOLOGY) as client:
                     for batch in client.recv([self._task], timeout=1):
                         self._take(batch)
             except (RefusedError, UnreachableError, TimeoutError):
-                continue  # the task is elsewhere by now, or nothing came
+                continue  # the task has moved, or no message arrived
 
     def _take(self, batch: TaskMessageBatch) -> None:
-        """Note what has come. What a stream that ended had not acknowledged comes again, marked."""
+        """Record messages, except redelivered messages that were recorded before."""
         for group in batch.groups:
             numbers = map(int, group.payloads())
             self.got += [each for each in numbers if not (group.redelivered and each in self.got)]
@@ -101,7 +101,7 @@ class Consumer(threading.Thread):
 
 
 def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
-    """Have Spark start an executor for a micro-batch that needs two, and end one while another needs one."""
+    """Run micro-batches for two executors and for one, so that Spark starts an executor and removes it."""
     executors = Executors(spark)
     kubelet = Kubelet(spark, home, DRAIN_SECONDS)
     stack.callback(kubelet.end)
@@ -191,7 +191,7 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run it on one or two executors, as Spark likes."""
+    """Run the query on one or two executors, as Spark decides."""
     home = Path(json.load(sys.stdin)["home"])
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"

@@ -1,9 +1,9 @@
-"""A driver of its own, on two executors that fail: python attempts_driver.py ADDRESS DIRECTORY.
+"""A separate driver with two executors that fail: python attempts_driver.py ADDRESS DIRECTORY.
 
-Writes the numbers to 3999, exactly once. One attempt of a partition fails halfway. One of another kills its
-executor, and with it the shuffle output that its stage reads: Spark runs that stage again. Then the numbers
-to 5999: an attempt is so slow that Spark makes a speculative copy of it. DIRECTORY gets a file for each
-attempt.
+Writes the numbers to 3999, exactly once. One attempt of a partition fails halfway. An attempt of another
+partition kills its executor, and with it the shuffle output of an earlier stage: Spark runs that stage again.
+Then writes the numbers to 5999: an attempt is so slow that Spark makes a speculative copy of it. DIRECTORY
+gets a file for each attempt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COPY_SECONDS = 100.0
 
 
 def happens(directory: Path, what: str) -> bool:
-    """Whether this is the first time, in any process."""
+    """Return True for the first call in any process."""
     try:
         (directory / what).touch(exist_ok=False)
     except FileExistsError:
@@ -38,13 +38,13 @@ def happens(directory: Path, what: str) -> bool:
 
 
 def parent_of(process_id: int) -> int:
-    """Return the process that has started another."""
+    """Return the parent process of a process."""
     stat = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8")
     return int(stat.rpartition(")")[2].split()[1])
 
 
 def begins(place: Path, job: str) -> tuple[int, int]:
-    """Take note of an attempt; return its partition and its number."""
+    """Record an attempt, and return its partition and its number."""
     context = TaskContext.get()
     assert context is not None
     (place / f"{job}-{context.partitionId()}-{context.taskAttemptId()}").touch()
@@ -59,7 +59,7 @@ def numbers(spark: SparkSession, first: int, beyond: int) -> DataFrame:
 
 
 def write(frame: DataFrame, address: str) -> None:
-    """Write them."""
+    """Write rows exactly once."""
     where = {"address": address, "topology": "spark", "deliveryGuarantee": "exactlyOnce"}
     frame.write.format("tuplewire").mode("append").options(**where).save()
 
@@ -72,18 +72,18 @@ def fail(spark: SparkSession, address: str, place: Path) -> None:
         for number, batch in enumerate(batches):
             yield batch
             if number < 10:
-                continue  # enough for what buffers there are: the writer has had some
+                continue  # enough batches to fill the buffers: the writer has received some
             if partition == 0 and happens(place, "failed"):
                 raise RuntimeError("this attempt is to fail")
             if partition == 1 and happens(place, "killed"):
-                # A worker is forked by a daemon, and that is the JVM's child.
+                # A Python worker is forked by a daemon, and the daemon is a child of the JVM.
                 os.kill(parent_of(os.getppid()), signal.SIGKILL)
 
     write(numbers(spark, 0, 4000).repartition(4).mapInArrow(failing, "task int, message string"), address)
 
 
 def speculate(spark: SparkSession, address: str, place: Path) -> None:
-    """Write while an attempt waits until Spark has made a copy of it, and both go on."""
+    """Write while an attempt waits for its speculative copy, and both continue."""
 
     def wait_for(pattern: str) -> None:
         deadline = time.monotonic() + COPY_SECONDS
@@ -97,7 +97,7 @@ def speculate(spark: SparkSession, address: str, place: Path) -> None:
             yield batch
             if partition == 0 and attempt:
                 (place / "copied").touch()
-            # Spark compares with the other partition, which is not to end before the original has begun.
+            # Spark compares with the other partition, which must not end before the original has started.
             wait_for("copied" if partition == 0 else "slow-0-*")
 
     write(numbers(spark, 4000, 6000).mapInArrow(slow, "task int, message string"), address)
@@ -105,9 +105,10 @@ def speculate(spark: SparkSession, address: str, place: Path) -> None:
 
 @contextmanager
 def cluster(spark: SparkSession) -> Iterator[str]:
-    """Run Spark's master and two workers in this JVM, as local-cluster does; return the master's address.
+    """Run Spark's master and two workers in this JVM, as local-cluster does; yield the master's address.
 
-    But the workers' hosts differ: Spark makes no speculative copy on the host of the original.
+    Unlike in local-cluster, the workers' hosts differ, because Spark places no speculative copy on the
+    original's host.
     """
     jvm: Any = spark.sparkContext._jvm
     deploy = jvm.org.apache.spark.deploy
@@ -129,12 +130,12 @@ def cluster(spark: SparkSession) -> Iterator[str]:
 
 
 def main(address: str, directory: str) -> None:
-    """Write, and say what happened."""
+    """Write with failing and with slow attempts."""
     place = Path(directory)
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
     os.environ["SPARK_WORKER_DIR"] = str(place / "work")
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # the second session is not of local_session's making
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # local_session does not create the second session
     conf = {
         "spark.executor.memory": "512m",
         "spark.sql.adaptive.enabled": "false",

@@ -1,8 +1,8 @@
-"""A driver of its own, on a Spark of four attempts a task: python bad_rows_driver.py ADDRESS DIRECTORY.
+"""A separate driver with four attempts per task: python bad_rows_driver.py ADDRESS DIRECTORY.
 
-Writes a thousand rows in four partitions, one of which has no task: at least once, exactly once, and as a
-stream, which is then started again with badRows=drop. DIRECTORY gets a file for each attempt. Prints the
-errors, as lines of JSON.
+Writes a thousand rows in four partitions; one row has no task. Writes them at least once, exactly once, and
+as a stream, which is then started again with badRows=drop. DIRECTORY gets a file for each attempt. Prints the
+errors as lines of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = 1000
 
 
 def noted(frame: DataFrame, place: Path, job: str) -> DataFrame:
-    """Return the same rows, and take note of each attempt that computes some."""
+    """Return the same rows, and record each attempt that computes some of them."""
 
     def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -36,7 +36,7 @@ def noted(frame: DataFrame, place: Path, job: str) -> DataFrame:
 
 
 def tell(job: str, write: Callable[[], object]) -> None:
-    """Print what the write raises."""
+    """Print the error that a write raises."""
     try:
         write()
     except PySparkException as error:
@@ -44,7 +44,7 @@ def tell(job: str, write: Callable[[], object]) -> None:
 
 
 def main(address: str, directory: str) -> None:
-    """Write."""
+    """Run all writes."""
     place = Path(directory)
     with local_session("bad-rows", conf={"spark.master": "local[2,4]"}) as spark:
         rows = spark.range(0, ROWS, 1, 4).selectExpr(

@@ -1,6 +1,6 @@
-"""A driver of its own, on two executors: python cluster_driver.py, with settings as JSON on its input.
+"""A separate driver on two executors: python cluster_driver.py, with settings as JSON on its input.
 
-Prints a line of JSON for each case, [name, what came of it], where an error is its text.
+Prints a line of JSON for each case, [name, result]; the result of a failed case is the error text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS = 1000
 
 
 class Cases:
-    """The cases, by name; each returns what a test looks at."""
+    """The cases by name; each returns a result that a test checks."""
 
     def __init__(self, spark: SparkSession, settings: dict[str, str]) -> None:
         self.spark = spark
@@ -34,12 +34,12 @@ class Cases:
         self.where = {"address": settings["address"], "topology": TOPOLOGY}
 
     def use(self, interpreter: str) -> None:
-        """Let executors run another interpreter from now on; PYSPARK_PYTHON would say so at the start."""
+        """Set the executors' interpreter; PYSPARK_PYTHON would set it only at the start."""
         self.spark.sparkContext.pythonExec = interpreter
         register(self.spark)
 
     def write(self, spark: SparkSession, tasks: str, **more: str) -> None:
-        """Write rows to tasks, from a partition for each executor."""
+        """Write rows to tasks, from one partition per executor."""
         rows = spark.range(0, ROWS, 1, 2).selectExpr("cast(id as string) as message")
         options = {"topology": TOPOLOGY, "grouping": "shuffle", "tasks": tasks, **more}
         rows.write.format("tuplewire").mode("append").options(**options).save()
@@ -50,13 +50,13 @@ class Cases:
         return frame.select("message").distinct().count()
 
     def sink(self) -> int:
-        """Write by the worker beside each executor; read by any."""
+        """Write through the worker next to each executor, and read through any worker."""
         self.use(self.settings["wheel"])
         self.write(self.spark, "1,2")
         return self.read(self.spark, "1,2")
 
     def stream(self) -> int:
-        """Stream on from the tasks of sink() to two others."""
+        """Stream the rows of sink() to two other tasks."""
         query = (
             self.spark.readStream.format("tuplewire")
             .options(**self.where, tasks="1,2")
@@ -71,7 +71,7 @@ class Cases:
         return self.read(self.spark, "3,4")
 
     def client(self) -> int:
-        """Send in mapInArrow, by the worker beside each executor."""
+        """Send in mapInArrow, through the worker next to each executor."""
         handle = ClientHandle(topology=TOPOLOGY)
 
         def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -94,7 +94,7 @@ class Cases:
         return self.read(self.spark, "7,8"), found
 
     def artifact(self) -> tuple[int, list[str]]:
-        """Write and read with an interpreter that gets Tuplewire by addArtifact."""
+        """Write and read with an interpreter that receives Tuplewire through addArtifact."""
         self.use(self.settings["bare"])
         session = self.spark.newSession()
         session.addArtifact(self.settings["artifact"], pyfile=True)
@@ -103,15 +103,15 @@ class Cases:
         return self.read(session, "9,10"), places(session)
 
     def no_library(self) -> int:
-        """Write with an executor that lacks grpcio."""
+        """Use a client in an executor without grpcio."""
         return self.handed_to("no_grpcio")
 
     def other_release(self) -> int:
-        """Write with an executor that has another release."""
+        """Use a client in an executor with another release of Tuplewire."""
         return self.handed_to("other")
 
     def handed_to(self, interpreter: str) -> int:
-        """Hand a client to an interpreter that does not fit."""
+        """Use a client in an incompatible interpreter."""
         self.use(self.settings[interpreter])
         handle = ClientHandle(self.where["address"], topology=TOPOLOGY)
 
@@ -123,14 +123,14 @@ class Cases:
 
 
 def place() -> str:
-    """Return where Tuplewire comes from, in an executor."""
+    """Return the location of Tuplewire in an executor."""
     import tuplewire
 
     return tuplewire.__file__
 
 
 def places(spark: SparkSession) -> list[str]:
-    """Return where Tuplewire comes from, in two tasks."""
+    """Return the location of Tuplewire in each of two tasks."""
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -146,17 +146,17 @@ def main() -> None:
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
     os.environ["SPARK_WORKER_DIR"] = settings["work"]
-    # Executors have what their interpreter has.
+    # Executors must use only the packages of their interpreter.
     os.environ.pop("PYTHONPATH", None)
     conf = {
         "spark.master": "local-cluster[2,2,900]",
         "spark.executor.memory": "512m",
-        "spark.task.maxFailures": "1",  # what fails here fails again
-        # Most plans here run once.
+        "spark.task.maxFailures": "1",  # a retry would fail again
+        # Most plans run only once here.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.archives": f"{settings['archive']}#environment",
-        # Both executors are there before the first task is.
+        # Both executors must exist before the first task starts.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }

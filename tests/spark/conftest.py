@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, and workers for each pipeline."""
+"""The Spark session that all tests here share, and workers for each pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORES = 6
 
 @dataclass
 class Running:
-    """Workers that have their tasks."""
+    """Workers with assigned tasks."""
 
     local: WorkerProcesses
     endpoints: list[Endpoint]
@@ -31,7 +31,7 @@ Launch = Callable[[str, Mapping[int, Sequence[int]]], AbstractContextManager[Run
 
 @contextmanager
 def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Running]:
-    # After a failed run nobody will take what is left.
+    # After a failed run, no consumer takes the remaining messages.
     with WorkerProcesses(count=len(placed), topology=topology, flags=["--drain-seconds=1"]) as local:
         local.assign(placed)
         yield Running(local, local.endpoints)
@@ -39,7 +39,7 @@ def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Ru
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_spark() -> Iterator[WarmSpark]:
-    """Have every Spark start quickly, also those of other processes."""
+    """Make every Spark start quickly, also in other processes."""
     warm = WarmSpark()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in warm.environment.items():
@@ -51,8 +51,8 @@ def warm_spark() -> Iterator[WarmSpark]:
 def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
     """Start the session that all tests share, with slots for four bolts and two spouts."""
     conf = {
-        "spark.connect.grpc.binding.port": "0",  # any: for those that serve Spark Connect
-        # Most plans here run once: to compile them takes longer than they do.
+        "spark.connect.grpc.binding.port": "0",  # any free port, for tests that serve Spark Connect
+        # Most plans run once here: compiling them takes longer than running them.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
@@ -65,9 +65,9 @@ def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
 
 @contextmanager
 def _jvm_without_fork(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have PySpark start its JVM without a hook in the child, for which Python would fork.
+    """Make PySpark start its JVM without a hook in the child process, because Python forks to run a hook.
 
-    Other tests of this process have bound servers of gRPC, and that may crash a forked child (see README).
+    Other tests in this process use gRPC servers, which may crash a forked child (see README).
     """
 
     def spawn(*arguments: Any, preexec_fn: Any, **keywords: Any) -> subprocess.Popen[bytes]:  # noqa: ARG001
@@ -82,12 +82,12 @@ def _jvm_without_fork(environment: Mapping[str, str]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def launch() -> Launch:
-    """Return what runs a worker for each entry of an assignment, as a context manager."""
+    """Return a function that runs a worker for each entry of an assignment, as a context manager."""
     return _launched
 
 
 @pytest.fixture(scope="module")
-def flights_workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks, so it comes first
+def flights_workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks: start it first
     """Run two workers for the flights pipeline; return their addresses."""
     with WorkerProcesses(2, "flights", flags=["--drain-seconds=1"]) as local:
         yield [each.unix_address for each in local.endpoints]

@@ -1,7 +1,7 @@
-"""A program that reaches Spark by Spark Connect: python connect_client.py REMOTE ADDRESS DIRECTORY.
+"""A program that uses Spark Connect: python connect_client.py REMOTE ADDRESS DIRECTORY.
 
-Sends a thousand rows to tasks 1 and 2, half of them in mapInArrow, streams them on to tasks 3 and 4, from
-there in foreachBatch to task 5, and prints how many it reads there.
+Sends a thousand rows to tasks 1 and 2, half of them in mapInArrow, streams them to tasks 3 and 4, and from
+there in foreachBatch to task 5. Prints the number of rows and of distinct rows in task 5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuplewire.spark import ClientHandle, register
 
 
 def main(remote: str, address: str, directory: str) -> None:
-    """Write, stream, read."""
+    """Write, stream and read."""
     spark = SparkSession.builder.remote(remote).getOrCreate()
     register(spark)
     where = {"address": address, "topology": "spark"}

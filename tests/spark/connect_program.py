@@ -1,6 +1,6 @@
-"""A program that runs topologies by Spark Connect: python connect_program.py REMOTE WORKER WORKER.
+"""A program that runs topologies over Spark Connect: python connect_program.py REMOTE WORKER WORKER.
 
-A process has either a session of its own or one of Spark Connect, so it cannot share the tests' process.
+A process has either a regular session or a Spark Connect session, so this program needs a separate process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TWO = {"topology.workers": 2, "topology.max.spout.pending": 100}
 
 
 class Numbers(Spout):
-    """Emits numbers without end."""
+    """Emits numbers indefinitely."""
 
     outputs = ("number",)
     next = 0
@@ -36,7 +36,7 @@ class Numbers(Spout):
 
 
 class Pass(BasicBolt):
-    """Emits what it gets, and raises at one number."""
+    """Emits each number unchanged, and raises an error at one number."""
 
     outputs = ("number",)
 
@@ -50,7 +50,7 @@ class Pass(BasicBolt):
 
 
 def topology(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
-    """Return numbers, and two tasks of a bolt."""
+    """Return a topology of numbers and two tasks of a bolt."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", spout, n_spouts)
     builder.set_bolt("pass", bolt, 2).shuffle_grouping("numbers")
@@ -58,7 +58,7 @@ def topology(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
 
 
 def refused(action: Callable[[], object]) -> str:
-    """Return why something is refused."""
+    """Return the error text of a refused action."""
     try:
         action()
     except ConfigError as error:
@@ -67,7 +67,7 @@ def refused(action: Callable[[], object]) -> str:
 
 
 def main(remote: str, *workers: str) -> None:
-    """Print what has come out, as JSON."""
+    """Print the results as JSON."""
     found: dict[str, object] = {}
     spark = SparkSession.builder.remote(remote).getOrCreate()
     numbers = spark.range(COUNT).withColumnRenamed("id", "number")
@@ -107,7 +107,7 @@ def main(remote: str, *workers: str) -> None:
     found["listen"] = refused(lambda: out_of_reach.listen(print))
     found["out of reach"] = refused(out_of_reach.stop)
     while not out_of_reach.wait(0.5):
-        out_of_reach.cancel()  # which does nothing before the server has the job
+        out_of_reach.cancel()  # has no effect before the server has the job
     print(json.dumps(found))
     spark.stop()
 

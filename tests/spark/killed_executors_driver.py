@@ -1,6 +1,6 @@
-"""A driver of its own whose executors are killed while they read: python killed_executors_driver.py.
+"""A separate driver that kills its executors while they read: python killed_executors_driver.py.
 
-Reads settings as JSON from its input; prints what has come out as JSON.
+Reads settings as JSON from its standard input, and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def executors(jvm: int) -> list[int]:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             command = (folder / "cmdline").read_bytes()
         except OSError:
-            continue  # it is gone
+            continue  # the process has exited
         if parent == jvm and b"CoarseGrainedExecutorBackend" in command:
             found.append(int(folder.name))
     return sorted(found)
 
 
 def run(spark: SparkSession, settings: dict[str, str]) -> dict[str, object]:
-    """Read until everything has come; kill an executor twice while its tasks run."""
+    """Read until all messages have arrived; kill an executor twice while its tasks run."""
     batches: dict[int, list[int]] = {}
     killed: list[int] = []
     gateway = spark.sparkContext._gateway
@@ -53,7 +53,7 @@ def run(spark: SparkSession, settings: dict[str, str]) -> dict[str, object]:
         .options(address=settings["address"], topology=settings["topology"], tasks=settings["tasks"])
         .option("maxMessagesPerTrigger", BATCH)
         .load()
-        # A task of some tenths of a second, that can be killed while it reads.
+        # A task then runs for some tenths of a second, and can be killed while it reads.
         .selectExpr("message", "java_method('java.lang.Thread', 'sleep', 4L) as slept")
         .writeStream.foreachBatch(take)
         .option("checkpointLocation", settings["checkpoint"])
@@ -82,7 +82,7 @@ def run(spark: SparkSession, settings: dict[str, str]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run it on two executors in JVMs of their own."""
+    """Run the query on two executors in separate JVMs."""
     settings = json.load(sys.stdin)
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"

@@ -1,7 +1,7 @@
-"""A driver of its own, with a JVM of 1 GB: python large_write_driver.py ADDRESS TASKS ROWS.
+"""A separate driver with a JVM of 1 GB: python large_write_driver.py ADDRESS TASKS ROWS.
 
-Computes so many rows of 200 bytes for nobody, writes a hundredth of them and then all, exactly once. Says
-after each step how much memory the JVM and its Python processes have needed so far, as lines of JSON.
+Computes ROWS rows of 200 bytes without writing them, then writes a hundredth of them, then the rest, exactly
+once. Prints the peak memory of the JVM and of its Python processes after each step, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def children() -> dict[int, list[int]]:
 
 
 def descendants(process_id: int) -> list[int]:
-    """Return a process and all that it has started, itself first."""
+    """Return a process and its descendants, itself first."""
     families = children()
     found = [process_id]
     for each in found:
@@ -42,7 +42,7 @@ def descendants(process_id: int) -> list[int]:
 
 
 def peak_bytes(process_id: int) -> int:
-    """Return the most memory that a process has occupied; 0 if it is gone."""
+    """Return the peak memory of a process; 0 if it has exited."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
@@ -51,13 +51,13 @@ def peak_bytes(process_id: int) -> int:
 
 
 def tell(step: str, jvm: int) -> None:
-    """Print the peaks so far. Spark keeps its Python processes for the next task, so all are still there."""
+    """Print the peaks so far. Spark reuses its Python processes, so all of them still exist."""
     python = max(map(peak_bytes, descendants(jvm)[1:]), default=0)
     print(json.dumps({"step": step, "jvm": peak_bytes(jvm), "python": python}), flush=True)
 
 
 def numbered(spark: SparkSession, tasks: int, first: int, beyond: int) -> DataFrame:
-    """Return rows whose messages begin with their numbers, in 12 digits."""
+    """Return rows with messages that start with their numbers, in 12 digits."""
     return spark.range(first, beyond, 1, PARTITIONS).selectExpr(
         f"cast(id % {tasks} + 1 as int) as task",
         f"concat(lpad(id, 12, '0'), repeat('x', {ROW_BYTES - 12})) as message",
@@ -65,7 +65,7 @@ def numbered(spark: SparkSession, tasks: int, first: int, beyond: int) -> DataFr
 
 
 def main(address: str, tasks: int, rows: int) -> None:
-    """Do the steps."""
+    """Run the steps."""
     where = {"address": address, "topology": "spark", "deliveryGuarantee": "exactlyOnce"}
     with local_session("large-write", cores=2, memory="1g") as spark:
         java: Any = spark.sparkContext._jvm

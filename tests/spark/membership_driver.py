@@ -1,6 +1,6 @@
-"""A driver of its own, on executors that come and go, each with a worker: python membership_driver.py.
+"""A separate driver with executors that start and stop, each with a worker: python membership_driver.py.
 
-Reads settings as JSON from its input; prints a line of JSON, [name, value], for each thing to look at.
+Reads settings as JSON from its standard input, and prints a line of JSON, [name, value], for each result.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tuplewire_service.testing import eventually
 TOPOLOGY = "spark"
 TASKS = range(1, 9)
 MESSAGES = 500
-"""For each task, by each of two executors."""
+"""Messages for each task, sent by each of two executors."""
 SETTLES = 60.0
 
 
 class Kubelet:
-    """Starts a worker beside each executor and ends it after the executor, as a kubelet does a sidecar."""
+    """Starts a worker next to each executor and stops it after the executor, as a kubelet does a sidecar."""
 
     def __init__(self, spark: SparkSession, home: Path, drain_seconds: float) -> None:
         self._home = home
@@ -61,12 +61,12 @@ class Kubelet:
                 self.exit_codes += self._workers.pop(number).stop()
 
     def worker_of(self, executor: SparkExecutor) -> str | None:
-        """Return where the worker beside an executor is, once it is there."""
+        """Return the address of the worker next to an executor, or None if it has not started."""
         workers = self._workers.get(executor.id)
         return workers.endpoints[0].address if workers is not None else None
 
     def end(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         self._stop.set()
         self._thread.join()
         for workers in self._workers.values():
@@ -74,7 +74,7 @@ class Kubelet:
 
 
 def decommission(spark: SparkSession, executor: str) -> None:
-    """Do what Spark does when an executor's pod is to go."""
+    """Decommission an executor, as Spark does before its pod is removed."""
     context = spark.sparkContext
     assert context._gateway is not None
     jvm = context._gateway.jvm
@@ -83,17 +83,17 @@ def decommission(spark: SparkSession, executor: str) -> None:
 
 
 def told(name: str, value: object) -> None:
-    """Print what a test looks at."""
+    """Print a result for the test."""
     print(json.dumps([name, value]), flush=True)
 
 
 def placed(workers: Membership) -> dict[str, int]:
-    """Return how many tasks each worker has."""
+    """Return the number of tasks of each worker."""
     return {each.worker_id: len(each.tasks) for each in workers.status().workers if each.phase == "joined"}
 
 
 def beside_its_worker(home: Path) -> str:
-    """Return an interpreter that has the address of the worker beside its executor, as a sidecar's is."""
+    """Return an interpreter with the address of the worker next to its executor, as a sidecar's is."""
     program = home / "python-beside-its-worker"
     address = f'"unix://{home}/executor-$(basename "$PWD")/worker-0.sock"'
     program.write_text(
@@ -104,7 +104,7 @@ def beside_its_worker(home: Path) -> str:
 
 
 def send(numbers: Iterable[int]) -> Iterator[int]:
-    """Send messages to all tasks, in an executor by the worker beside it."""
+    """Send messages to all tasks, in an executor through the worker next to it."""
     with ClientHandle(topology=TOPOLOGY) as client:
         for _ in numbers:
             client.send(TaskMessageBatch.from_columns([*TASKS] * MESSAGES, [b"."] * len(TASKS) * MESSAGES))
@@ -112,7 +112,7 @@ def send(numbers: Iterable[int]) -> Iterator[int]:
 
 
 def queued(workers: Membership) -> int:
-    """Count what all workers hold for their tasks."""
+    """Count the queued messages of all workers."""
     count = 0
     for each in workers.status().workers:
         with ControlClient(each.address) as control:
@@ -121,7 +121,7 @@ def queued(workers: Membership) -> int:
 
 
 def main() -> None:
-    """Let executors come and go, and write to their workers all the while."""
+    """Start and stop executors while messages are sent to their workers."""
     home = Path(json.load(sys.stdin)["home"])
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
@@ -152,7 +152,7 @@ def main() -> None:
         decommission(spark, "0")
         told("go on", [each.id for each in Executors(spark)()])
         eventually(lambda: kubelet.exit_codes, SETTLES, "the executor and its worker have ended")
-        workers.wait(2, SETTLES)  # Spark has started another
+        workers.wait(2, SETTLES)  # Spark has started another executor
         told("later", placed(workers))
         told("queued", queued(workers))
         told("ended", kubelet.exit_codes)

@@ -1,7 +1,7 @@
-"""All that Spark programs use, on the PySpark of this interpreter: python release_smoke.py 4.1.
+"""All features for Spark programs, on the PySpark of this interpreter: python release_smoke.py 4.1.
 
-One program for every release (tests/sparks.sh). What a release cannot do has to be refused by name. It prints
-what passed, and ends with 1 where something does not, or where this is no Spark of the line that it names.
+One program for every release (tests/sparks.sh). Features that a release lacks must be refused by name. Prints
+the result of each feature, and exits with 1 if one fails, or if this Spark is not of the given line.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ SECONDS = 60.0
 CORES = 4
 CONF = {
     "spark.master": f"local[{CORES},2]",  # a task may fail once
-    "spark.python.authenticate.socketTimeout": "120s",  # where the machine is busy
-    # Most plans here run once: to compile them takes longer than they do.
+    "spark.python.authenticate.socketTimeout": "120s",  # for a busy machine
+    # Most plans run once here: compiling them takes longer than running them.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
 
 class Pass(BasicBolt):
-    """Emits what it gets, and raises at one number."""
+    """Emits each tuple unchanged, and raises an error at one number."""
 
     outputs = ("number", "at")
 
@@ -61,7 +61,7 @@ class Pass(BasicBolt):
 
 
 class Smoke:
-    """The program, with a session and two workers."""
+    """The smoke test, with a session and two workers."""
 
     def __init__(self, spark: SparkSession, addresses: list[str], folder: Path) -> None:
         self.spark = spark
@@ -70,7 +70,7 @@ class Smoke:
         self.failed: list[str] = []
 
     def run(self) -> None:
-        """Run all of it."""
+        """Run all checks."""
         functions = [self.functions, self.forgotten_flush, self.foreach_batch, self.topology]
         if find_spec("pyspark.sql.datasource") is None:  # before 4.0
             self.tell(functions, [self.no_format])
@@ -88,12 +88,12 @@ class Smoke:
         self.tell(surfaces, [limits])
 
     def tell(self, *surfaces: Iterable[Callable[[], object]]) -> None:
-        """Run each, and print how it went."""
+        """Run each check, and print its result."""
         for surface in (each for some in surfaces for each in some):
             begin = time.monotonic()
             try:
                 found = surface()
-            except Exception:  # noqa: BLE001 - the others are of interest as well
+            except Exception:  # noqa: BLE001 - the other checks run as well
                 traceback.print_exc()
                 self.failed.append(surface.__name__)
                 found = "FAILED"
@@ -103,7 +103,7 @@ class Smoke:
     # --- without the format -----------------------------------------------------------------------------
 
     def functions(self) -> str:
-        """Send by a handle in mapInArrow; all of it arrives."""
+        """Send with a handle in mapInArrow, and check that all messages arrive."""
         handle = ClientHandle(self.addresses[0], topology="sparks")
 
         def send(batches: Iterator[Any]) -> Iterator[Any]:
@@ -118,7 +118,7 @@ class Smoke:
         return f"{COUNT} messages"
 
     def forgotten_flush(self) -> str:
-        """Fail the task that ends with a block that was not left."""
+        """Check that a task fails if it ends without leaving its block."""
         handle = ClientHandle(self.addresses[0], topology="sparks")
 
         def send(batches: Iterator[Any]) -> Iterator[Any]:
@@ -133,7 +133,7 @@ class Smoke:
         return "noticed"
 
     def foreach_batch(self) -> str:
-        """Run the block of the page for Spark, a sink for streams without the format."""
+        """Run the foreachBatch block of the Spark page: a sink for streams without the format."""
         (block,) = re.findall(r"```python\n([^`]*foreachBatch\([^`]*)```", PAGE.read_text(encoding="utf-8"))
         block = block.replace("/tmp/", f"{self.folder}/")  # noqa: S108 - the page's own
         names: dict[str, Any] = {"spark": self.spark, "__name__": "__main__"}
@@ -142,7 +142,7 @@ class Smoke:
         return f"{COUNT} messages, by the page's block"
 
     def topology(self) -> str:
-        """Rows through two bolts and back, with columns as SQL writes them; a failure with its traceback."""
+        """Run rows through a bolt and back, with columns in SQL types; check the traceback of a failure."""
         result = self.run_pass(Pass())
         wrong = result.frame.where("unix_timestamp(at) <> number")
         assert (result.frame.count(), wrong.count()) == (COUNT, 0)
@@ -169,13 +169,13 @@ class Smoke:
         )
 
     def no_format(self) -> str:
-        """3.5 has no formats in Python, and says what has."""
+        """Check that Spark 3.5, which has no formats in Python, is refused with the required release."""
         return refused(lambda: register(self.spark), "the format tuplewire needs Spark 4.0, this is 3.5")
 
     # --- the format -------------------------------------------------------------------------------------
 
     def write(self) -> str:
-        """Rows by task and by key; the format is there, and may be registered again."""
+        """Write rows by task and by key; the format can be registered again."""
         register(self.spark)
         self.save(self.rows(), {})
         self.check_consumed(COUNT, once=False)
@@ -185,7 +185,7 @@ class Smoke:
         return f"{COUNT} rows by task, {COUNT} by key"
 
     def exactly_once(self) -> str:
-        """One attempt of each partition is seen, though a task fails once after half of its rows."""
+        """Write exactly once, although a task fails once after half of its rows."""
         marker = self.folder / "failed"
 
         def fails_once(batches: Iterator[Any]) -> Iterator[Any]:
@@ -203,7 +203,7 @@ class Smoke:
         return f"{COUNT} rows, {COUNT // 2} of them computed twice"
 
     def read(self) -> str:
-        """Look twice; everything stays where it is."""
+        """Read two times, and check that the messages remain in their tasks."""
         self.send(range(COUNT))
         for _ in range(2):
             assert (
@@ -217,7 +217,7 @@ class Smoke:
         return f"{COUNT} messages, twice"
 
     def errors(self) -> str:
-        """See that the query tells in our own words what is wrong with a program."""
+        """Check that a query with a wrong option raises Tuplewire's error."""
         refused(lambda: self.save(self.rows(), {"colour": "red"}), "unknown option 'colour'")
         refused(lambda: self.load(self.spark.read, colour="red").count(), "unknown option 'colour'")
         refused(lambda: self.finish(self.to_parquet("wrong", colour="red")), "unknown option 'colour'")
@@ -247,7 +247,7 @@ class Smoke:
                 for begin in range(turn * COUNT, (turn + 1) * COUNT, COUNT // 2):
                     self.send(range(begin, begin + COUNT // 2), (1, 2))
                     self.wait(1, {3, 4}, begin + COUNT // 2, query)
-                if turn:  # the last micro-batch is acknowledged with the trigger that comes after it
+                if turn:  # the next trigger acknowledges the last micro-batch
                     self.wait(0, {1, 2}, 0, query)
             finally:
                 query.stop()
@@ -256,7 +256,7 @@ class Smoke:
         return f"{2 * COUNT} messages in 2 runs, through a query"
 
     def limits(self) -> str:
-        """Bound micro-batches; availableNow makes as many as it takes."""
+        """Limit micro-batches; availableNow makes as many as needed."""
         self.send(range(COUNT))
         query = self.finish(self.to_parquet("limited", maxMessagesPerTrigger=str(COUNT // 4)))
         batches = [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
@@ -265,14 +265,14 @@ class Smoke:
         return f"micro-batches of {batches}"
 
     def no_limits(self) -> str:
-        """4.0 and 4.1 cannot be told to read less, and the option says so."""
+        """Check that 4.0 and 4.1, which cannot limit a read, refuse the option."""
         query = lambda: self.finish(self.to_parquet("limited", maxBytesPerTrigger="100"))  # noqa: E731
         return refused(query, r"the option maxBytesPerTrigger needs Spark 4\.2, this is 4\.[01]")
 
     # --- parts ------------------------------------------------------------------------------------------
 
     def options(self, **more: str) -> dict[str, str]:
-        """Return options that reach the workers."""
+        """Return options with the address of the workers."""
         return {"address": self.addresses[0], "topology": "sparks", "timeout": "30", **more}
 
     def rows(self) -> DataFrame:
@@ -286,12 +286,12 @@ class Smoke:
         frame.write.format("tuplewire").mode("append").options(**self.options(**more)).save()
 
     def load(self, reader: Any, tasks: str = "1-4", **more: str) -> DataFrame:
-        """Return what the workers hold, or what comes."""
+        """Load the messages of tasks, as a batch or a stream."""
         frame: DataFrame = reader.format("tuplewire").options(**self.options(tasks=tasks, **more)).load()
         return frame
 
     def to_parquet(self, name: str, **more: str) -> StreamingQuery:
-        """Start a query that reads what is there into files."""
+        """Start a query that writes the available messages to files."""
         return (
             self.load(self.spark.readStream, **more)
             .writeStream.format("parquet")
@@ -301,7 +301,7 @@ class Smoke:
         )
 
     def held(self, name: str) -> int:
-        """Return how many different messages are in files."""
+        """Return the number of distinct messages in files."""
         folder = self.folder / name
         if not folder.exists():
             return 0
@@ -310,12 +310,12 @@ class Smoke:
         return frame.count()
 
     def finish(self, query: StreamingQuery) -> StreamingQuery:
-        """Wait for a query's end; raise what has ended it."""
+        """Wait for the end of a query, or raise its error."""
         assert query.awaitTermination(int(SECONDS)), query.status
         return query
 
     def wait(self, worker: int, tasks: set[int], count: int, query: StreamingQuery) -> None:
-        """Wait until so many messages are in tasks of a worker, while a query runs."""
+        """Wait until tasks of a worker have `count` queued messages, while a query runs."""
         deadline = time.monotonic() + SECONDS
         while sum(self.waiting(worker, tasks)) != count:
             assert query.isActive, query.exception()
@@ -323,7 +323,7 @@ class Smoke:
             time.sleep(0.1)
 
     def waiting(self, worker: int, tasks: Collection[int]) -> Iterator[int]:
-        """Yield how many messages wait at a worker for each of some tasks."""
+        """Yield the number of queued messages of each of some tasks of a worker."""
         with ControlClient(self.addresses[worker]) as control:
             for each in control.status().tasks:
                 if each.task in tasks:
@@ -340,7 +340,7 @@ class Smoke:
             client.flush(SECONDS)
 
     def consume(self) -> list[tuple[int, bytes]]:
-        """Take all messages, and acknowledge them."""
+        """Consume and acknowledge all messages."""
         got: list[tuple[int, bytes]] = []
         for index, tasks in TASKS.items():
             waiting = sum(self.waiting(index, tasks))
@@ -356,9 +356,11 @@ class Smoke:
         return got
 
     def check_consumed(self, count: int, *, once: bool = True) -> None:
-        """Take all messages: one of each number, at its task.
+        """Consume all messages, and check that each number arrived once, at its task.
 
-        once: False where Spark may compute a task again, whose messages come again then.
+        Args:
+            count: Number of messages.
+            once: False if Spark may compute a task again, and thereby duplicate its messages.
         """
         expected = Counter((number % 4 + 1, b"%d" % number) for number in range(count))
         found = Counter(self.consume())
@@ -368,11 +370,11 @@ class Smoke:
 
 
 def refused(action: Callable[[], object], pattern: str) -> str:
-    """Return the line by which something is refused."""
+    """Return the error line of a refused action."""
     told = "nothing"
     try:
         action()
-    except Exception as error:  # noqa: BLE001 - each Spark has classes of its own for it
+    except Exception as error:  # noqa: BLE001 - each Spark has different classes
         told = str(error)
     found = re.search(f".*{pattern}.*", told)
     assert found is not None, told
@@ -380,13 +382,13 @@ def refused(action: Callable[[], object], pattern: str) -> str:
 
 
 def main() -> int:
-    """Run it; 1 where something has failed."""
+    """Run all checks; return 1 if one has failed."""
     print(f"--- Spark {pyspark.__version__} on Python {sys.version.split()[0]}", flush=True)
     (line,) = sys.argv[1:]
     assert pyspark.__version__.startswith(f"{line}."), pyspark.__file__
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # Before the workers: Spark forks.
+        # Before the workers, because Spark forks.
         spark = stack.enter_context(local_session("sparks", cores=CORES, conf=CONF))
         workers = stack.enter_context(WorkerProcesses(2, "sparks", flags=["--drain-seconds=1"]))
         workers.assign(TASKS)

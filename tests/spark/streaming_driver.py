@@ -1,6 +1,6 @@
-"""A driver of its own, for tests that kill it: python streaming_driver.py ADDRESS DIRECTORY.
+"""A separate driver, for tests that kill it: python streaming_driver.py ADDRESS DIRECTORY.
 
-Streams tasks 1 to 4 to tasks 5 to 8, by a hundred messages at a time, until it is killed.
+Streams tasks 1 to 4 to tasks 5 to 8, a hundred messages at a time, until it is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuplewire_demos.local_session import local_session
 
 
 def start(spark: SparkSession, address: str, directory: str, **trigger: Any) -> StreamingQuery:
-    """Start the query, from its checkpoint where there is one."""
+    """Start the query, from its checkpoint if there is one."""
     return (
         spark.readStream.format("tuplewire")
         .option("address", address)
@@ -35,7 +35,7 @@ def start(spark: SparkSession, address: str, directory: str, **trigger: Any) -> 
 
 
 def main(address: str, directory: str) -> None:
-    """Run it."""
+    """Run the query."""
     with local_session("driver", cores=2) as spark:
         start(spark, address, directory, processingTime="0 seconds").awaitTermination()
 

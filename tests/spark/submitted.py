@@ -1,7 +1,7 @@
-"""An application for spark-submit: submitted.py ADDRESS, with Tuplewire by --py-files.
+"""An application for spark-submit: submitted.py ADDRESS, with Tuplewire from --py-files.
 
-Writes a thousand rows to tasks 11 and 12 and prints, as JSON, how many it reads there, and where Tuplewire
-comes from: in the driver, and in an executor.
+Writes a thousand rows to tasks 11 and 12. Prints, as JSON, the number of rows in these tasks and the location
+of Tuplewire in the driver and in an executor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuplewire.spark import register
 
 
 def place() -> str:
-    """Return where Tuplewire comes from."""
+    """Return the location of Tuplewire."""
     import tuplewire
 
     return tuplewire.__file__

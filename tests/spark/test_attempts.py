@@ -1,4 +1,4 @@
-"""Exactly one attempt: tasks and executors that fail while a DataFrame is written."""
+"""Exactly one attempt: a DataFrame is written while tasks and executors fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRIVER_SECONDS = 300.0
 
 @pytest.mark.timeout(400)
 def test_one_attempt_of_each_partition_is_seen(launch: Any, tmp_path: Path) -> None:
-    """A failed task, a killed executor and its stage's second run, and a speculative copy: every row once."""
+    """Each row arrives once despite a failed task, a killed executor, a repeated stage and a slow attempt."""
     with launch("spark", TASKS) as running:
         driver = [sys.executable, str(DRIVER), running.endpoints[0].address, str(tmp_path)]
         subprocess.run(driver, check=True, timeout=DRIVER_SECONDS, start_new_session=True)

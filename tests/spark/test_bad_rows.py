@@ -1,4 +1,4 @@
-"""A row that cannot be sent, on a Spark that gives each task four attempts."""
+"""A row that cannot be sent, with four attempts per Spark task."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DRIVER_SECONDS = 240
 
 @pytest.mark.timeout(400)
 def test_a_bad_row_is_named_and_not_tried_again(launch: Any, tmp_path: Path) -> None:
-    """Each partition is computed once. Nothing of the bad one is sent, and of an exact write nothing at all.
+    """Each partition is computed once; nothing of a bad partition or of an exactly-once write is sent.
 
-    A stream goes on with badRows=drop, from the same checkpoint.
+    A stream continues from its checkpoint with badRows=drop.
     """
     with launch("spark", TASKS) as running:
         run = subprocess.run(

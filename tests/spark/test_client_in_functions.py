@@ -27,12 +27,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-u
 
 TASK = 1
 LEFT = 2
-"""What comes here stays."""
+"""Messages to this task are not consumed."""
 FIRST = 3
 
 
 @pytest.fixture(scope="module")
-def address(spark: SparkSession, launch: Any) -> Iterator[str]:  # noqa: ARG001 - Spark forks, so it comes first
+def address(spark: SparkSession, launch: Any) -> Iterator[str]:  # noqa: ARG001 - Spark forks: start it first
     """Run a worker and return its address."""
     with launch("spark", {0: [TASK, LEFT, FIRST]}) as running:
         yield running.endpoints[0].address
@@ -46,20 +46,20 @@ def handle(address: str) -> Iterator[ClientHandle]:
 
 
 def taken(address: str, count: int) -> list[int]:
-    """Take so many messages; their numbers, sorted."""
+    """Consume `count` messages, and return their sorted numbers."""
     with Client(address, topology="spark") as client, client.recv([TASK], timeout=30) as batches:
         return sorted(int(payload) for _, payload in collect(batches, count))
 
 
 def numbers_frame(spark: SparkSession, count: int) -> DataFrame:
-    """Return so many numbers in two partitions."""
+    """Return `count` numbers in two partitions."""
     return spark.range(0, count, 1, 2)
 
 
 def test_one_connection_per_process_across_jobs(
     spark: SparkSession, address: str, handle: ClientHandle
 ) -> None:
-    """Python workers are reused from job to job, and so is their connection; each task waits for its own."""
+    """Python workers and their connections are reused across jobs; each task flushes its own messages."""
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import os
@@ -85,7 +85,7 @@ def test_one_connection_per_process_across_jobs(
 
 
 def test_foreach_partition(spark: SparkSession, address: str, handle: ClientHandle) -> None:
-    """Row by row, from an RDD's worker."""
+    """A client sends in foreachPartition, in the Python worker of an RDD."""
 
     def send(rows: Iterable[Any]) -> None:
         with handle as client:
@@ -96,7 +96,7 @@ def test_foreach_partition(spark: SparkSession, address: str, handle: ClientHand
 
 
 def test_apply_in_pandas(spark: SparkSession, address: str, handle: ClientHandle) -> None:
-    """Group by group."""
+    """A client sends in applyInPandas, group by group."""
 
     def send(group: pd.DataFrame) -> pd.DataFrame:
         with handle as client:
@@ -110,7 +110,7 @@ def test_apply_in_pandas(spark: SparkSession, address: str, handle: ClientHandle
 
 
 def test_foreach_batch(spark: SparkSession, address: str, handle: ClientHandle, tmp_path: Path) -> None:
-    """In the driver, micro-batch by micro-batch."""
+    """A client sends in foreachBatch, in the driver."""
 
     def send(frame: DataFrame, _batch: int) -> None:
         with handle as client:
@@ -130,7 +130,7 @@ def test_foreach_batch(spark: SparkSession, address: str, handle: ClientHandle, 
 
 
 def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: ClientHandle) -> None:
-    """A generator that outlives the block would send what nobody waits for: an error that says so."""
+    """A generator that sends after its block was left fails, because its messages would not be flushed."""
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def one(client: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -145,7 +145,7 @@ def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: Cli
 
 
 def test_another_interpreter(spark: SparkSession, handle: ClientHandle) -> None:
-    """An executor with another Python is Spark's own error, which comes before ours."""
+    """For an executor with another Python version, Spark's own error is raised first."""
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with handle:
@@ -160,19 +160,19 @@ def test_another_interpreter(spark: SparkSession, handle: ClientHandle) -> None:
         context.pythonExec = python
 
 
-# --- a flush that is forgotten ----------------------------------------------------------------
+# --- missing flushes --------------------------------------------------------------------------
 
 FORGOTTEN = r"ForgottenFlushError: Spark's task attempt \d+ has sent messages and ended without leaving"
 
 
 def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
-    """Send, and do not wait."""
+    """Send without a flush."""
     client = handle.__enter__()
     client.send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
 
 
 def forget_in_arrow(frame: DataFrame, handle: ClientHandle) -> None:
-    """Forget in mapInArrow."""
+    """Omit the flush in mapInArrow."""
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -183,7 +183,7 @@ def forget_in_arrow(frame: DataFrame, handle: ClientHandle) -> None:
 
 
 def forget_in_partitions(frame: DataFrame, handle: ClientHandle) -> None:
-    """Forget in mapPartitions."""
+    """Omit the flush in mapPartitions."""
 
     def send(rows: Iterable[Any]) -> Iterator[int]:
         forget(handle, [b"x"])
@@ -193,12 +193,12 @@ def forget_in_partitions(frame: DataFrame, handle: ClientHandle) -> None:
 
 
 def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
-    """Forget in foreachPartition."""
+    """Omit the flush in foreachPartition."""
     frame.foreachPartition(lambda _: forget(handle, [b"x"]))
 
 
 def forget_in_pandas(frame: DataFrame, handle: ClientHandle) -> None:
-    """Forget in applyInPandas."""
+    """Omit the flush in applyInPandas."""
 
     def send(group: pd.DataFrame) -> pd.DataFrame:
         forget(handle, [b"x"])
@@ -208,7 +208,7 @@ def forget_in_pandas(frame: DataFrame, handle: ClientHandle) -> None:
 
 
 def forget_in_a_generator(frame: DataFrame, handle: ClientHandle) -> None:
-    """Stop halfway through a generator that has its block open, and keep it."""
+    """Stop halfway through a generator with an open block, and store a reference to it."""
 
     def sending(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with handle as client:
@@ -238,13 +238,13 @@ def forget_in_a_generator(frame: DataFrame, handle: ClientHandle) -> None:
 def test_the_task_that_forgets_fails(
     spark: SparkSession, handle: ClientHandle, forgetful: Callable[[DataFrame, Any], None]
 ) -> None:
-    """A task that has sent and not waited fails itself, wherever its function runs, and says why."""
+    """A task that does not flush its messages fails with an explanation, in every kind of function."""
     with pytest.raises(PySparkException, match=FORGOTTEN):
         forgetful(spark.range(0, 4, 1, 1), handle)
 
 
 def test_the_query_that_forgets_fails(spark: SparkSession, handle: ClientHandle, tmp_path: Path) -> None:
-    """The driver has no task that could fail: the next micro-batch does."""
+    """If the driver does not flush, the next micro-batch fails, because no task could fail."""
     done = []
 
     def send(frame: DataFrame, batch: int) -> None:
@@ -267,7 +267,7 @@ def test_the_query_that_forgets_fails(spark: SparkSession, handle: ClientHandle,
 
 
 def test_a_failure_that_python_swallows(spark: SparkSession) -> None:
-    """A generator that is given up halfway flushes; where that fails nobody hears of it, but the task."""
+    """If an abandoned generator cannot flush, the task fails, although Python ignores the error."""
     handle = ClientHandle("127.0.0.1:1", timeout=0.3)
 
     def sending() -> Iterator[int]:
@@ -286,7 +286,7 @@ def test_a_failure_that_python_swallows(spark: SparkSession) -> None:
 
 
 def test_only_the_first_rows(spark: SparkSession, address: str, handle: ClientHandle) -> None:
-    """Where Spark does not wait for the function's end, what was flushed before a `yield` is there."""
+    """If Spark stops a function early, messages that were flushed before a `yield` have arrived."""
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with handle as client:

@@ -1,4 +1,4 @@
-"""Two executors in JVMs of their own: a worker beside each, and the ways in which Tuplewire comes to them."""
+"""Two executors in separate JVMs: a worker next to each, and the ways to provide Tuplewire to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TASKS = {0: [1, 3, 5, 7, 9, 11], 1: [2, 4, 6, 8, 10, 12]}
 
 
 def packed(home: Path, wheel: Path) -> Path:
-    """Pack an environment as its page tells to."""
+    """Pack an environment as its page describes."""
     needed = ("grpc", "google", "typing_extensions", "pyarrow")
     python = make_movable_interpreter(home / "environment", needed)
     install(python, wheel)
@@ -44,15 +44,15 @@ def packed(home: Path, wheel: Path) -> Path:
 
 
 def install(python: Path, wheel: Path) -> None:
-    """Install the wheel alone, as an image would; that pip can, tests/contract/test_wheel.py shows."""
+    """Install only the wheel, as an image would; tests/contract/test_wheel.py tests the use of pip."""
     with zipfile.ZipFile(wheel) as file:
         file.extractall(site_packages(python))
 
 
 def beside_its_worker(python: Path, sockets: Path) -> Path:
-    """Return an interpreter with the address of a worker beside its executor, as a sidecar's is.
+    """Return an interpreter with the address of the worker next to its executor, as in a pod with a sidecar.
 
-    An executor's folder is called by its number.
+    The name of an executor's folder is its number.
     """
     program = python.with_name("python-beside-its-worker")
     address = f'"unix://{sockets}/worker-$(basename "$PWD").sock"'
@@ -67,7 +67,7 @@ def outcome(
     launch: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Any]]:
-    """Run the driver with all its cases; what came of each, and by which worker programs have sent."""
+    """Run the driver; yield the result of each case, and the number of messages that each worker received."""
     home = tmp_path_factory.mktemp("cluster")
     quick = spark.sparkContext.getConf().get("spark.executor.extraJavaOptions", "")
     wheel = build_wheel(ROOT, home)
@@ -114,7 +114,7 @@ def outcome(
 
 
 def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: str) -> tuple[int, list[str]]:
-    """Submit an application to a Spark of its own; the rows it reads, and whence it has Tuplewire."""
+    """Submit an application to a separate Spark; return its row count and the locations of Tuplewire."""
     home = Path(pyspark.__file__).parent
     conf = {
         "spark.ui.enabled": "false",
@@ -148,20 +148,20 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
 
 
 def sent_by_programs(address: str) -> int:
-    """Return how many messages a worker has from programs."""
+    """Return the number of messages that a worker received from clients."""
     with ControlClient(address) as control:
         return sum(each.messages for each in control.status().received if each.source == "client")
 
 
 def test_sink_beside_each_executor(outcome: dict[str, Any]) -> None:
-    """A wheel in the executors' interpreter; each executor writes by the worker beside it."""
+    """With a wheel in the executors' interpreter, each executor writes through the worker next to it."""
     assert outcome["sink"] == ROWS
     assert min(outcome["sent"]) >= ROWS // 2
 
 
 @pytest.mark.parametrize("case", ["stream", "client"])
 def test_on_two_executors(outcome: dict[str, Any], case: str) -> None:
-    """A streaming query from source to sink, and the client in mapInArrow."""
+    """A streaming query from source to sink and a client in mapInArrow work on two executors."""
     assert outcome[case] == ROWS
 
 
@@ -170,20 +170,20 @@ def test_on_two_executors(outcome: dict[str, Any], case: str) -> None:
     [("archive", "environment/lib"), ("artifact", "by-artifact.zip"), ("py_file", "by-py-file.zip")],
 )
 def test_shipped(outcome: dict[str, Any], case: str, origin: str) -> None:
-    """A packed environment; a zip by addArtifact, or by --py-files: executors have Tuplewire from there."""
+    """Executors load Tuplewire from a packed environment, or from a zip by addArtifact or --py-files."""
     rows, places = outcome[case]
     assert rows == ROWS
     assert all(origin in place for place in places), places
 
 
 def test_missing_library(outcome: dict[str, Any]) -> None:
-    """An executor without grpcio is told as such, with what to do."""
+    """An executor without grpcio raises an error with advice."""
     assert "no-grpcio/bin/python" in outcome["no_library"]
     assert "has grpcio none (No module named 'grpc')" in outcome["no_library"]
     assert "spark.archives" in outcome["no_library"]
 
 
 def test_other_release(outcome: dict[str, Any]) -> None:
-    """An executor with another release is told as such, with what to do."""
+    """An executor with another release raises an error with advice."""
     assert "has tuplewire 0.0.9, and the driver has" in outcome["other_release"]
     assert "bring them to the same release" in outcome["other_release"]

@@ -1,4 +1,4 @@
-"""Source, sink, client and topologies over Spark Connect, where there is no SparkContext to use."""
+"""Source, sink, client and topologies over Spark Connect, which has no SparkContext."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENT_SECONDS = 200.0
 
 @pytest.fixture(scope="module")
 def remote(spark: SparkSession) -> Iterator[str]:
-    """Let the shared session serve Spark Connect, and return where."""
+    """Serve Spark Connect from the shared session, and yield its address."""
     if find_spec("grpc_status") is None:
         missing("Spark Connect is missing; the extra `dev` has pyspark[connect]")
     context: Any = spark.sparkContext
@@ -42,7 +42,7 @@ def remote(spark: SparkSession) -> Iterator[str]:
 
 @pytest.mark.long
 def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
-    """A client without a JVM writes, sends in functions, streams and reads; all of it runs at the server."""
+    """A client without a JVM writes, sends in functions, streams and reads; everything runs on the server."""
     with launch("spark", {0: [1, 2], 1: [3, 4, 5]}) as running:
         address = running.endpoints[0].address
         client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]
@@ -51,7 +51,7 @@ def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> Non
 
 
 def test_topologies(remote: str) -> None:
-    """Rows go through, failures have their traceback, stop and cancel work, and what cannot work says so."""
+    """Rows, failures with tracebacks, stop and cancel work; unsupported calls raise errors with advice."""
     with WorkerProcesses(2, "connect", flags=["--drain-seconds=1"]) as local:
         program = [sys.executable, str(PROGRAM), remote, *(each.unix_address for each in local.endpoints)]
         ran = subprocess.run(program, capture_output=True, text=True, check=False, timeout=CLIENT_SECONDS)

@@ -1,4 +1,4 @@
-"""A streaming query while Spark's dynamic allocation ends and starts executors, each with its worker."""
+"""A streaming query while dynamic allocation starts and stops executors, each with its worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIVER_SECONDS = 650.0
 
 
 def test_executors_come_and_go_under_a_query(tmp_path: Path) -> None:
-    """What it reads and what it writes follow the workers: every message once, in order per task."""
+    """The query's source and sink follow the workers: each message arrives once, and in order per task."""
     driver = subprocess.run(
         [sys.executable, str(DRIVER)],
         check=True,

@@ -1,4 +1,4 @@
-"""The examples on Spark: each runs as it stands, in the session that all tests share."""
+"""The examples on Spark, each run unchanged in the session that all tests share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = {"enrich_orders.py"}
     [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in PRINTS if on_spark(name)],
 )
 def test_example(name: str, spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: ARG001
-    """It prints what it is to print; `getOrCreate` gives it the session that is there."""
+    """An example prints the expected output; `getOrCreate` returns the shared session."""
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = capfd.readouterr().out
     for pattern in PRINTS[name]:

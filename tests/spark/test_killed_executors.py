@@ -1,4 +1,4 @@
-"""A streaming query whose executors are killed while they read."""
+"""A streaming query while its executors are killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER_SECONDS = 350.0
 
 
 def test_killed_executors_leave_no_trace(spark: SparkSession, launch: Any, tmp_path: Path) -> None:  # noqa: ARG001
-    """What a killed executor was reading is read by another: every message once, in order per task."""
+    """Another executor reads the messages of a killed one: each message once, and in order per task."""
     with launch(TOPOLOGY, {0: [1], 1: [2]}) as running:
         address = running.endpoints[0].address
         with client_of(address) as client:

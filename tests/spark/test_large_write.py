@@ -18,13 +18,13 @@ TASKS = {0: [1, 2], 1: [3, 4]}
 ROWS = 5_000_000
 ROW_BYTES = 200
 MOST_GROWTH = 100 << 20
-"""Of the JVM and of each Python process, while a gigabyte is written."""
+"""Maximum growth of the JVM and of each Python process, while a gigabyte is written."""
 SECONDS = 900.0
 
 
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_gigabyte_needs_no_memory_of_spark(launch: Any) -> None:
-    """Every row comes once; neither the JVM nor a Python task grows with the rows."""
+    """Each row arrives once, and neither the JVM's nor a Python task's memory grows with the rows."""
     seen = RowCounter(ROWS, ROW_BYTES)
     with launch("spark", TASKS) as running, seen.reading(running.endpoints, TASKS):
         driver = [sys.executable, str(DRIVER), running.endpoints[0].address, "4", str(ROWS)]

@@ -1,4 +1,4 @@
-"""Workers beside executors that Spark decommissions and starts, and the tasks that follow them."""
+"""Workers next to executors that Spark decommissions and starts, and the tasks that follow them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRIVER = Path(__file__).with_name("membership_driver.py")
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_executors_come_and_go(tmp_path: Path) -> None:
-    """A decommissioned executor takes nothing with it, and the one that Spark starts gets its share."""
+    """A decommissioned executor loses no message, and the executor that follows gets its share of tasks."""
     driver = subprocess.run(
         [sys.executable, str(DRIVER)],
         check=True,
@@ -45,6 +45,6 @@ def test_executors_come_and_go(tmp_path: Path) -> None:
 
 
 def test_local_mode_has_no_executors(spark: SparkSession) -> None:
-    """The error says what to name in their place."""
+    """Without executors, the error names the option to use instead."""
     with pytest.raises(ConfigError, match="workers="):
         membership(spark, range(4))

@@ -1,4 +1,4 @@
-"""A streaming query and a batch read while the tasks that they read move, and their workers are replaced."""
+"""A streaming query and a batch read while their tasks move and their workers are replaced."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SECONDS = 100
 
 
 def test_moves_drains_and_restarts_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
-    """With failOnDataLoss, every message is read once: two moves, a drain, and all workers replaced.
+    """Each message is read once with failOnDataLoss: two moves, a drain, and all workers replaced.
 
-    The query goes on when the worker that it was told is gone. A DataFrame keeps its rows.
+    The query continues when the worker in its options is removed. A DataFrame retains its rows.
     """
     got: list[int] = []
     sent = 0

@@ -1,4 +1,4 @@
-"""A streaming query while the tasks that it writes to move, its workers are replaced, and it starts again."""
+"""A streaming query while its target task moves, its workers are replaced, and it is restarted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
 
 SECONDS = 100
 ROWS = 40
-"""Of each micro-batch."""
+"""Rows of each micro-batch."""
 
 
 class Consumer:
-    """Takes the task's messages, and follows it."""
+    """Consumes the messages of the task at its current owner."""
 
     def __init__(self, workers: Workers) -> None:
         self.got: list[int] = []
@@ -40,16 +40,16 @@ class Consumer:
                     for batch in client.recv([TASK], timeout=1):
                         self.got += [int(payload) for _, payload in messages_of(batch)]
             except (RefusedError, UnreachableError, TimeoutError, KeyError):
-                continue  # the task is elsewhere by now, or nothing came
+                continue  # the task has moved, or no message arrived
 
     def stop(self) -> None:
-        """End it, once nothing has come for a while."""
+        """Stop consuming, once no message has arrived for a while."""
         self._done.set()
         self._thread.join()
 
 
 def start(spark: SparkSession, workers: Workers, checkpoint: Path) -> StreamingQuery:
-    """Write numbers to the task, from the checkpoint on; each start is another run."""
+    """Write numbers to the task, continuing from the checkpoint; each start is another run."""
     return (
         spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", ROWS)
@@ -65,7 +65,7 @@ def start(spark: SparkSession, workers: Workers, checkpoint: Path) -> StreamingQ
 
 
 def test_moves_drains_and_restarts_under_a_sink(spark: SparkSession, tmp_path: Path) -> None:
-    """Every row once and in order: moves, all workers replaced one by one, and starts in between."""
+    """Each row arrives once and in order during moves, replacements of all workers, and query restarts."""
     with ExitStack() as stack:
         workers = Workers(tmp_path, stack, drain_seconds=30)
         workers.put("a")

@@ -1,4 +1,4 @@
-"""The pages for Spark users: what they tell to paste runs, in one fresh Python, to its end."""
+"""The pages for Spark users: their blocks run in one fresh Python process, to the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SECONDS = 540.0
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Return what a page's Spark needs here."""
+    """Return the environment that a page's Spark needs here."""
     return {
         "JAVA_HOME": str(wrapped_home(find_java(), directory)),
-        # Spark gives its Python 15 s to answer, which a busy machine may need.
+        # Spark gives its Python 15 s to respond, which may not be enough on a busy machine.
         "PYSPARK_SUBMIT_ARGS": "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell",
     }
 
@@ -25,5 +25,5 @@ def environment(directory: Path) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_pasted_into_a_fresh_session(tmp_path: Path) -> None:
-    """Every block of both pages, as a person pastes them; the first makes the session."""
+    """Every block of both pages runs when pasted in order; the first block creates the session."""
     check(PASTED_ON_SPARK, paste(PASTED_ON_SPARK.pages, tmp_path, _SECONDS, environment(tmp_path / "java")))

@@ -28,7 +28,7 @@ HEADER = "year,carrier,dep_delay,origin,dest\n"
 
 @pytest.fixture
 def quiet() -> Progress:
-    """Return a progress that nobody sees."""
+    """Return a progress with discarded output."""
     return Progress(io.StringIO())
 
 
@@ -36,7 +36,7 @@ def quiet() -> Progress:
 
 
 def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet: Progress) -> None:
-    """All 336,776 flights go through both workers, and the answer is Spark's own."""
+    """All 336,776 flights go through both workers, and the result equals Spark's own."""
     with flight_input.nyc_flights() as path:
         result = flights.run_flights(spark, flights_workers, path=path, progress=quiet)
     assert result.differences == []
@@ -59,7 +59,7 @@ def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet:
 
 
 def test_flights_of_a_file(spark: SparkSession, quiet: Progress, tmp_path: Path) -> None:
-    """A user's own file, with three workers: quotes, absent delays, ties and a byte order mark."""
+    """A user's file with quotes, absent delays, ties and a byte order mark works with three workers."""
     path = tmp_path / "my [new] flights, {1} 50%*.csv"
     path.write_bytes(
         b"\xef\xbb\xbfdest,origin,note, carrier ,dep_delay\r\n"
@@ -83,7 +83,7 @@ def test_flights_of_a_file(spark: SparkSession, quiet: Progress, tmp_path: Path)
 def test_flights_skips_bad_rows(
     spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path
 ) -> None:
-    """Every row that is no flight is left out, with its line number, the reason and its text."""
+    """Rows that are not flights are skipped, and reported with line number, reason and text."""
     path = tmp_path / "flights.csv"
     path.write_bytes(
         HEADER.encode()
@@ -122,7 +122,7 @@ def test_flights_skips_bad_rows(
 def test_line_numbers_hold_across_partitions(
     spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path
 ) -> None:
-    """A bad row deep in a file that is read in many pieces is named by its line in the file."""
+    """A bad row deep in a file that is read in many pieces is reported with its line in the file."""
     path = tmp_path / "flights.csv"
     lines = [HEADER, *(f"2013,C{number % 7},{number % 60},JFK,LAX\n" for number in range(9_999))]
     lines[123] = "nothing\n"
@@ -143,7 +143,7 @@ def test_line_numbers_hold_across_partitions(
     ],
 )
 def test_unusable_header(content: bytes, message: str, tmp_path: Path) -> None:
-    """A file that cannot be one of flights is refused before anything is started."""
+    """A file with an unusable header is refused before anything starts."""
     path = tmp_path / "flights.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
@@ -151,7 +151,7 @@ def test_unusable_header(content: bytes, message: str, tmp_path: Path) -> None:
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    """A path that is no readable file is refused, and named."""
+    """A path that is not a readable file is refused by name."""
     with pytest.raises(InputError, match=r"cannot read .*none\.csv: No such file"):
         flight_input.read_header(tmp_path / "none.csv")
     with pytest.raises(InputError, match="is a directory"):
@@ -164,7 +164,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 def test_no_usable_row(
     spark: SparkSession, flights_workers: list[str], quiet: Progress, tmp_path: Path, rows: str, why: str
 ) -> None:
-    """A file without one flight is an error, not an empty table."""
+    """A file without a usable flight raises an error, instead of giving an empty table."""
     path = tmp_path / "flights.csv"
     path.write_text(HEADER + rows, encoding="utf-8")
     with pytest.raises(InputError, match=f"has no flight that can be used: {why}"):
@@ -172,7 +172,7 @@ def test_no_usable_row(
 
 
 def test_differences_are_named(spark: SparkSession) -> None:
-    """The comparison sees a wrong count, a wrong mean, and a carrier too many or too few."""
+    """The comparison detects a wrong count, a wrong mean, and an additional or a missing carrier."""
     ours = spark.createDataFrame(
         [("A", 1, 2.0), ("B", 2, 1.0), ("C", 1, 1.0)], "carrier string, n int, mean double"
     )
@@ -199,7 +199,7 @@ def test_differences_are_named(spark: SparkSession) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_command_stops(tmp_path: Path) -> None:
-    """Ctrl-C ends a run in the middle, with Spark and the workers, without a traceback."""
+    """Ctrl-C stops a run with Spark and the workers, without a traceback."""
     path = tmp_path / "text.txt"
     path.write_text("to be or not to be\n" * 1_000_000, encoding="utf-8")
     with subprocess.Popen(
@@ -216,12 +216,12 @@ def test_command_stops(tmp_path: Path) -> None:
         os.killpg(run.pid, signal.SIGINT)
         assert run.stderr.readlines()[-1:] == ["Stopped.\n"]
         assert run.wait(60) == 130
-        # Spark's Python daemon is the last to notice.
+        # Spark's Python daemon is the last to exit.
         eventually(lambda: not group_is_alive(run.pid), 20, "every process of the run has ended")
 
 
 def group_is_alive(group: int) -> bool:
-    """Whether any process of a process group is left."""
+    """Return True if a process group has a running process."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -242,7 +242,7 @@ def group_is_alive(group: int) -> bool:
     ],
 )
 def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
-    """A run that cannot work is refused at once, in one line."""
+    """A run that cannot work is refused immediately, in one line."""
     ran = run_command("run", *arguments, timeout=110)
     assert ran.returncode == code
     assert message in ran.stderr

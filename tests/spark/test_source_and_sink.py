@@ -31,7 +31,7 @@ ALL = "1-4"
 
 
 @pytest.fixture(scope="module")
-def shared_workers(spark: SparkSession, launch: Any) -> Iterator[Any]:  # noqa: ARG001 - Spark forks, so it comes first
+def shared_workers(spark: SparkSession, launch: Any) -> Iterator[Any]:  # noqa: ARG001 - Spark forks: start it first
     """Run two workers with four tasks."""
     with launch(TOPOLOGY, TASKS) as running:
         yield running
@@ -39,7 +39,7 @@ def shared_workers(spark: SparkSession, launch: Any) -> Iterator[Any]:  # noqa: 
 
 @pytest.fixture
 def workers(shared_workers: Any) -> Iterator[Any]:
-    """Return the workers; what a test leaves in them is thrown away."""
+    """Return the workers; discard the messages that a test leaves."""
     yield shared_workers
     consume(shared_workers)
 
@@ -51,17 +51,17 @@ def address(workers: Any, index: int = 0) -> str:
 
 
 def options(workers: Any, **more: str) -> dict[str, str]:
-    """Return options that reach the workers."""
+    """Return options with the address of a worker."""
     return {"address": address(workers), "topology": TOPOLOGY, "timeout": "20", **more}
 
 
 def read(spark: SparkSession, workers: Any, tasks: str = ALL, **more: str) -> DataFrame:
-    """Read what the workers hold."""
+    """Read the queued messages of the workers."""
     return spark.read.format("tuplewire").options(**options(workers, tasks=tasks, **more)).load()
 
 
 def consume(workers: Any, count: int | None = None) -> list[tuple[int, int | None, bytes]]:
-    """Take all messages (so many) as consumers outside Spark do; the messages, task by task, in order."""
+    """Consume all messages (`count`, if given), as clients outside Spark do; return them task by task."""
     got: dict[int, list[tuple[int, int | None, bytes]]] = {
         task: [] for tasks in TASKS.values() for task in tasks
     }
@@ -84,14 +84,14 @@ def consume(workers: Any, count: int | None = None) -> list[tuple[int, int | Non
 
 
 def rows(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
-    """Return so many rows for the four tasks."""
+    """Return `count` rows for the four tasks."""
     return spark.range(0, count, 1, partitions).selectExpr(
         "cast(id % 4 + 1 as int) as task", "cast(id as string) as message"
     )
 
 
 def forward(spark: SparkSession, workers: Any, place: Path, *columns: str, **more: str) -> StreamingQuery:
-    """Stream the tasks 1 and 2 to 3 and 4, until everything is read."""
+    """Stream tasks 1 and 2 to tasks 3 and 4, until everything is read."""
     query = (
         spark.readStream.format("tuplewire")
         .options(**options(workers, tasks="1,2", **more))
@@ -113,7 +113,7 @@ def write(frame: DataFrame, workers: Any, **more: str) -> None:
 
 
 def test_batch_write(spark: SparkSession, workers: Any) -> None:
-    """Spark finds the format by itself; every row arrives at its task, also through another worker."""
+    """Spark finds the format automatically; every row arrives at its task, also through another worker."""
     write(rows(spark, 1000), workers, source="9")
     got = consume(workers, 1000)
     assert Counter(got) == Counter((number % 4 + 1, 9, b"%d" % number) for number in range(1000))
@@ -124,7 +124,7 @@ def test_batch_write(spark: SparkSession, workers: Any) -> None:
 def test_the_sessions_timestamp_type_changes_nothing(
     spark: SparkSession, workers: Any, kind: str, headers: str
 ) -> None:
-    """It says what `timestamp` means in DDL; the format's columns are no DDL."""
+    """The session's timestamp type applies to DDL, not to the format's columns."""
     write(rows(spark, 8), workers)
     spark.conf.set("spark.sql.timestampType", kind)
     try:
@@ -149,7 +149,7 @@ def test_the_sessions_timestamp_type_changes_nothing(
 def test_settings_of_a_session_change_nothing(
     spark: SparkSession, workers: Any, setting: str, value: str, guarantee: str
 ) -> None:
-    """Nulls among them: a header without a value, and a key without a message, which is a tombstone."""
+    """Nulls arrive unchanged: a header without a value, and a key without a message (a tombstone)."""
     headers = "case when id = 1 then array(struct('n' as key, cast(null as binary) as value)) end as headers"
     message = "case when id <> 3 then concat('m', id) end as message"
     before = spark.conf.get(setting, None)
@@ -175,7 +175,7 @@ def test_settings_of_a_session_change_nothing(
 
 
 def test_batch_read_is_a_look(spark: SparkSession, workers: Any) -> None:
-    """A DataFrame has what the tasks held at its first use, however often it is used, and leaves it there."""
+    """A DataFrame has the messages at its first use, even if used again, and leaves them in the tasks."""
     before = datetime.now(UTC)
     with Client(address(workers), topology=TOPOLOGY, source=7) as client:
         client.send(TaskMessageBatch.from_columns([1, 3, 3], [b"a", b"b", b"c"]))
@@ -195,7 +195,7 @@ def test_batch_read_is_a_look(spark: SparkSession, workers: Any) -> None:
 
 
 def test_keys_and_headers_go_through_a_query(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
-    """Sent by a program, read and written by a query, read again: the same, and null where there are none."""
+    """Keys and headers stay the same from a client through a query to a reader; absent ones are null."""
     trace = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     sent = [
         TaskMessage(task, b"%d" % number, key=key, headers=headers)
@@ -231,7 +231,7 @@ def test_keys_and_headers_go_through_a_query(spark: SparkSession, workers: Any, 
 
 @pytest.mark.parametrize("grouping", ["fields", "shuffle", "loadAwareShuffle"])
 def test_grouping_chooses_the_task(spark: SparkSession, workers: Any, grouping: str) -> None:
-    """By key as every other program's fields grouping does, or evenly."""
+    """Rows are grouped by key, as by the fields grouping of other programs, or evenly."""
     key = "concat('key', id % 10) as key" if grouping == "fields" else "1"
     frame = spark.range(0, 400, 1, 2).selectExpr("cast(id as string) as message", key)
     frame = frame if grouping == "fields" else frame.select("message")
@@ -245,7 +245,7 @@ def test_grouping_chooses_the_task(spark: SparkSession, workers: Any, grouping: 
 
 
 def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
-    """What is sent to two tasks goes through a query to two others, once and in order."""
+    """Messages of two tasks go through a query to two other tasks, once and in order."""
     with Client(address(workers), topology=TOPOLOGY, source=7) as client:
         client.send(TaskMessageBatch.from_columns([1, 2] * 500, [b"%d" % number for number in range(1000)]))
     query = forward(spark, workers, tmp_path, maxMessagesPerTrigger="300")
@@ -254,7 +254,7 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     assert lag(query) == {1: 0, 2: 0}
     first = json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])
     assert first["lag"] == {"1": 350, "2": 350}
-    # Spark asks once more when it has read everything, and that acknowledges the last micro-batch.
+    # Spark polls once more after it has read everything, which acknowledges the last micro-batch.
     for index, left in enumerate([0, 1000]):
         with ControlClient(address(workers, index)) as control:
             assert sum(each.queued_messages for each in control.status().tasks) == left
@@ -265,7 +265,7 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
 
 
 def test_an_old_checkpoint_with_other_rows(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
-    """With a checkpoint that is a micro-batch old, the same rows come no more, and others are refused."""
+    """With an outdated checkpoint, repeated rows are ignored, and different rows are refused."""
     checkpoint, backup, source = (tmp_path / name for name in ("checkpoint", "backup", "source"))
     source.mkdir()
 
@@ -300,7 +300,7 @@ def test_an_old_checkpoint_with_other_rows(spark: SparkSession, workers: Any, tm
 
 
 def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
-    """Started again from its checkpoint, a query reads new tasks, and stops reading others once it may."""
+    """A restarted query reads new tasks, and stops reading a removed task once that is allowed."""
     rows: list[tuple[int, bytes]] = []
 
     def run(tasks: str, **more: str) -> None:
@@ -347,7 +347,7 @@ def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path
     ],
 )
 def test_wrong_reads(spark: SparkSession, workers: Any, more: dict[str, str], message: str) -> None:
-    """A wrong option, an unknown task and a missing worker are errors that say what would be right."""
+    """A wrong option, an unknown task and a missing worker raise errors with advice."""
     with pytest.raises(PySparkException, match=f"(?s){message}"):
         read(spark, workers, **{"tasks": ALL, **more}).collect()
 
@@ -369,14 +369,14 @@ def test_wrong_reads(spark: SparkSession, workers: Any, more: dict[str, str], me
 def test_wrong_writes(
     spark: SparkSession, workers: Any, columns: str, more: dict[str, str], message: str
 ) -> None:
-    """A wrong column, a wrong option, an unknown task and a missing worker are errors that say so."""
+    """A wrong column, a wrong option, an unknown task and a missing worker raise errors with the cause."""
     frame = spark.range(2).selectExpr(columns.split(", ", maxsplit=1)[0], *columns.split(", ")[1:])
     with pytest.raises(PySparkException, match=f"(?s){message}"):
         write(frame, workers, **more)
 
 
 def test_rejected_rows_come_again_and_are_dead_letters(spark: SparkSession, workers: Any) -> None:
-    """With key, headers and count; after the limit as what consumers reject, for the same command."""
+    """Rejected rows have their key, headers and count when resent; over the limit, they are dead letters."""
     with Client(address(workers), topology=TOPOLOGY, source=7) as client:
         client.send(1, b"bad", key=b"k", headers=[("mine", b"1")])
         client.send(3, b"plain")

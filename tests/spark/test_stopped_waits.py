@@ -1,4 +1,4 @@
-"""What waits for room in a queue ends when Spark ends it, and what was accepted comes."""
+"""Queries and writes that wait for queue space end when Spark stops them; accepted rows arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOPS_WITHIN = 10
 
 @pytest.fixture
 def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
-    """Run a worker whose queue is soon full."""
+    """Run a worker with a queue that is soon full."""
     with restartable(tmp_path, [TASK], f"--receive-queue-messages={QUEUE}") as running:
         yield running
 
@@ -44,7 +44,7 @@ def options(worker: RestartableWorker, guarantee: str) -> dict[str, str]:
 def test_a_query_stops_while_nobody_consumes(
     guarantee: str, spark: SparkSession, worker: RestartableWorker, tmp_path: Path
 ) -> None:
-    """It has stopped in time. What it has committed comes once, in order."""
+    """A query without a consumer stops in time; with exactlyOnce, its commits do not wait for a consumer."""
     commits = tmp_path / "checkpoint" / "commits"
     query = (
         spark.readStream.format("rate")
@@ -70,7 +70,7 @@ def test_a_query_stops_while_nobody_consumes(
 def test_a_cancelled_write_ends_while_nobody_consumes(
     guarantee: str, spark: SparkSession, worker: RestartableWorker
 ) -> None:
-    """With exactlyOnce the worker has all rows by then, and gives them out as there is room."""
+    """A cancelled write ends in time; with exactlyOnce, the worker has all rows and delivers them later."""
     rows = spark.range(500).selectExpr(f"{TASK} as task", "lpad(id, 12, '0') as message")
     ended = threading.Event()
     where = options(worker, guarantee)

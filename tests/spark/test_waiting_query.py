@@ -1,4 +1,4 @@
-"""Micro-batches that are larger than the tasks' queues, and consumers that are slow, or away for long."""
+"""Micro-batches larger than the tasks' queues, with consumers that are slow or absent for long."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ BACKLOG = 60_000
 MOST_ROWS = 2_000_000
 DRIVER_SECONDS = 400
 WARNINGS = {"exactlyOnce": 2, "atLeastOnce": 3}
-"""Of the driver, ten seconds and a minute after it has begun to wait. Or of two tasks, at once and after a
-minute: so that one of them has warned again."""
+"""The driver warns ten seconds and a minute after it starts to wait. Two tasks warn immediately and after a
+minute: a third warning shows that one of them has warned again.
+"""
 
 
 def published_without_room(running: Any) -> list[float]:
-    """Return how many published messages have no room, at each worker."""
+    """Return the number of published messages without queue space, at each worker."""
     return [metric(each, "tuplewire_publishing_messages") for each in running.endpoints]
 
 
 @pytest.mark.timeout(900)
 def test_a_backlog_over_the_queues_goes_through(spark: SparkSession, launch: Any, tmp_path: Path) -> None:
-    """One micro-batch of twice what the queues hold, with all defaults: it waits, and comes once."""
+    """A micro-batch of twice the queues' size waits with default settings, and each row arrives once."""
     rows = spark.range(0, BACKLOG, 1, 4).selectExpr(
         "cast(id % 2 + 1 as int) as task", "concat(lpad(id, 12, '0'), repeat(' ', 988)) as message"
     )
@@ -62,9 +63,9 @@ def test_a_backlog_over_the_queues_goes_through(spark: SparkSession, launch: Any
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
 def test_a_stalled_consumer_makes_the_query_wait(guarantee: str, launch: Any, tmp_path: Path) -> None:
-    """Nobody consumes for longer than any timeout there is: the query says so each minute, and goes on after.
+    """If consumers stall for longer than any timeout, the query warns each minute, and then continues.
 
-    It lives when the consumers come, and every row has come when it is over.
+    The query is still active when the consumers return, and every row has arrived at the end.
     """
     log, commits = tmp_path / "log", tmp_path / "checkpoint" / "commits"
     seen = RowCounter(MOST_ROWS, ROW_BYTES)

@@ -1,7 +1,7 @@
-"""A driver of its own whose query has to wait: python waiting_driver.py ADDRESS DIRECTORY GUARANTEE.
+"""A separate driver with a query that must wait: python waiting_driver.py ADDRESS DIRECTORY GUARANTEE.
 
-Streams numbered rows of 1 KB to tasks 1 and 2, 1,000 a second, until its standard input ends. It then stops
-the query, which has to be alive, starts it again from its checkpoint, and lets it finish.
+Streams numbered rows of 1 KB to tasks 1 and 2, 1,000 a second, until its standard input ends. Then it stops
+the query, which must still be active, starts it again from its checkpoint, and lets it finish.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT = "10"
 
 
 def start(spark: SparkSession, where: dict[str, str], **trigger: Any) -> StreamingQuery:
-    """Start the query, from its checkpoint where there is one."""
+    """Start the query, from its checkpoint if there is one."""
     return (
         spark.readStream.format("rate")
         .option("rowsPerSecond", "1000")
@@ -35,7 +35,7 @@ def start(spark: SparkSession, where: dict[str, str], **trigger: Any) -> Streami
 
 
 def main(address: str, directory: str, guarantee: str) -> None:
-    """Run it."""
+    """Run the query."""
     where = {
         "address": address,
         "deliveryGuarantee": guarantee,

@@ -1,4 +1,4 @@
-"""Workers that a topology on Spark starts for itself: its own processes use them, and nobody else."""
+"""Workers that a topology on Spark starts: only the processes of the run can use them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for module in (sys.modules[__name__], doubling_module):
 
 SECONDS = 180.0
 N_WORKERS = 3
-"""One for each of two PySpark tasks, and one for the driver."""
+"""One for each of the two PySpark tasks, and one for the driver."""
 LAST = 1000
 DEATHS = 2
 
@@ -55,7 +55,7 @@ class CountedDouble(Double):
 
 
 class DoubleAndDie(CountedDouble):
-    """The same, and kills its process at one number, in each of the first two generations."""
+    """Also kills its process at one number, in each of the first two generations."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -68,7 +68,7 @@ class DoubleAndDie(CountedDouble):
 
 
 def started(topology: str) -> dict[Path, dict[str, str]]:
-    """Return the worker processes of a topology, by their folder in /proc, with their flags."""
+    """Return the worker processes of a topology with their flags, by their folder in /proc."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -83,7 +83,7 @@ def started(topology: str) -> dict[Path, dict[str, str]]:
 
 
 def foreign_calls(channel: grpc.Channel, token: tuple[tuple[str, str], ...]) -> dict[str, Callable[[], Any]]:
-    """Return what a program that is none of the run's may try, by method."""
+    """Return calls that a foreign program may try, by method."""
     control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
     messaging: Any = MessagingStub(channel)  # type: ignore[no-untyped-call]
     assignment = control_pb2.Assignment(version=1 << 40, topology="guarded")
@@ -101,7 +101,7 @@ def foreign_calls(channel: grpc.Channel, token: tuple[tuple[str, str], ...]) -> 
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
-    """Return how a call is refused."""
+    """Return the status code and the details of a refused call."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return caught.value.code(), str(caught.value.details())
@@ -111,7 +111,7 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
 def test_only_the_run_talks_to_its_workers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Foreign calls are UNAUTHENTICATED, the run is whole, and nothing of its workers stays."""
+    """Foreign calls are UNAUTHENTICATED, the run completes, and its workers leave nothing behind."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     running = submit_topology(
         spark,
@@ -167,7 +167,7 @@ def test_only_the_run_talks_to_its_workers(
 def test_a_process_is_lost_in_each_generation(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workers of its PySpark tasks are new each time, the driver's is not; the result is that of one."""
+    """Each generation has new workers for its PySpark tasks; the result is the same as without failures."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     running = submit_topology(
         spark,

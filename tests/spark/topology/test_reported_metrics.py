@@ -1,4 +1,4 @@
-"""Metrics that spouts and bolts register in PySpark tasks: at the workers beside these."""
+"""Metrics of spouts and bolts in PySpark tasks appear at the workers next to these tasks."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ SEEN = "tuplewire_user_seen_total"
 
 
 def quiet(_: TopologyProgress) -> None:
-    """Leave progress to itself."""
+    """Ignore progress."""
 
 
 @pytest.fixture(scope="module")
-def workers(spark: SparkSession) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - Spark forks, so it comes first
+def workers(spark: SparkSession) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - Spark forks: start it first
     """Return two workers that all topologies here use, one after the other."""
     with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
         yield local
 
 
 def told(workers: WorkerProcesses) -> list[dict[str, float]]:
-    """Return what each worker tells of metrics that were registered."""
+    """Return the registered metrics of each worker."""
     return [{name: value for name, value in read.items() if "_user_" in name} for read in scraped(workers)]
 
 
@@ -63,7 +63,7 @@ def scraped(workers: WorkerProcesses) -> list[dict[str, float]]:
 
 @pytest.mark.slow
 def test_each_run_is_told_by_itself(spark: SparkSession, workers: WorkerProcesses, tmp_path: Path) -> None:
-    """Both workers tell those of the tasks beside them; the next run takes their place."""
+    """Both workers export the metrics of their local tasks; the next run replaces them."""
     addresses = [each.unix_address for each in workers.endpoints]
     result = run_topology(
         spark, measured_words.topology(), conf=TWO, workers=addresses, progress=quiet, name="words"
@@ -85,7 +85,7 @@ def test_each_run_is_told_by_itself(spark: SparkSession, workers: WorkerProcesse
 
 
 class Held(Spout):
-    """Emits half of its numbers, and the rest once a file is there."""
+    """Emits half of its numbers, and the rest once a file exists."""
 
     outputs = ("number",)
 
@@ -110,7 +110,7 @@ class Held(Spout):
 
 
 class DieOnce(BasicBolt):
-    """Counts what it sees; kills its process at the first number of the second half, the first time."""
+    """Counts its numbers; kills its process once, at the first number of the second half."""
 
     def __init__(self, died: Path) -> None:
         self.died = died
@@ -126,7 +126,7 @@ class DieOnce(BasicBolt):
 
 
 def counting(folder: Path) -> Topology:
-    """Return numbers, and two tasks of a bolt that counts them."""
+    """Return a topology of numbers and two tasks of a bolt that counts them."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Held(folder / "go"))
     builder.set_bolt("count", DieOnce(folder / "died"), 2).shuffle_grouping("numbers")
@@ -137,7 +137,7 @@ def counting(folder: Path) -> Topology:
 def test_a_stage_that_runs_again_counts_anew(
     spark: SparkSession, workers: WorkerProcesses, tmp_path: Path
 ) -> None:
-    """They are told while it runs; what was counted before a process died is not counted twice."""
+    """Metrics are exported while a stage runs; numbers counted before a process died are not added again."""
     addresses = [each.unix_address for each in workers.endpoints]
     running = submit_topology(spark, counting(tmp_path), conf=TWO, workers=addresses, name="numbers")
 

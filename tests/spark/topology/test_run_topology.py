@@ -1,4 +1,4 @@
-"""A topology as the PySpark tasks of a barrier stage."""
+"""A topology that runs as the PySpark tasks of a barrier stage."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ STILL_SECONDS = 30.0
 
 
 def quiet(_: TopologyProgress) -> None:
-    """Leave progress to itself."""
+    """Ignore progress."""
 
 
 @pytest.fixture(scope="module")
-def workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks, so it comes first
+def workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks: start it first
     """Return the addresses of two workers that all topologies here use, one after the other."""
     with WorkerProcesses(2, "tests", flags=["--drain-seconds=1"]) as local:
         yield [each.unix_address for each in local.endpoints]
@@ -65,7 +65,7 @@ Run = Callable[..., TopologyResult]
 
 @pytest.fixture
 def run(spark: SparkSession, workers: list[str]) -> Run:
-    """Return what runs a topology to its end in two PySpark tasks on the workers."""
+    """Return a function that runs a topology to its end in two PySpark tasks on the workers."""
     return partial(run_topology, spark, conf=TWO, workers=workers, progress=quiet)
 
 
@@ -74,12 +74,12 @@ Submit = Callable[..., SparkTopology]
 
 @pytest.fixture
 def submit(spark: SparkSession, workers: list[str]) -> Submit:
-    """Return what starts a topology there."""
+    """Return a function that starts a topology on the workers."""
     return partial(submit_topology, spark, conf=TWO, workers=workers)
 
 
 class Fail(Double):
-    """Raises at one number, and writes down each time that it begins."""
+    """Raises an error at one number, and records each start."""
 
     def __init__(self, at: int, notes: Path) -> None:
         self.at = at
@@ -97,7 +97,7 @@ class Fail(Double):
 
 
 class FailInTurn(Double):
-    """Raises in one task, and then in the other, once that ends because of it."""
+    """Raises an error in one task, and then in the other while it ends because of the first."""
 
     def __init__(self, notes: Path) -> None:
         self.waits = notes / "waits"
@@ -115,14 +115,14 @@ class FailInTurn(Double):
 
 
 class FailToPrepare(Double):
-    """Cannot be prepared."""
+    """Fails in prepare()."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
         raise ConnectionError(f"no database for task {context.task}")
 
 
 class Die(Double):
-    """Kills its process at one number, the first time that it sees it."""
+    """Kills its process the first time that it receives one number."""
 
     def __init__(self, at: int, notes: Path) -> None:
         self.at = at
@@ -140,7 +140,7 @@ class Die(Double):
 
 
 class DieAndRefuse(Die):
-    """The same, and raises at one number of ten."""
+    """Also raises an error at every tenth number."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message["number"] % 10 == 0:
@@ -149,7 +149,7 @@ class DieAndRefuse(Die):
 
 
 class Tally(BasicBolt):
-    """Writes down at its end how many numbers it has seen."""
+    """Records at its end the count of its numbers."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -166,12 +166,12 @@ class Tally(BasicBolt):
 
 
 def pairs(count: int) -> list[tuple[int, int]]:
-    """Return what comes of so many numbers."""
+    """Return the expected pairs for `count` numbers."""
     return [(number, 2 * number) for number in range(count)]
 
 
 def test_words_are_counted(run: Run, tmp_path: Path) -> None:
-    """Two spouts and bolts in three PySpark tasks, over two workers, count as collections.Counter does."""
+    """A topology in three PySpark tasks over two workers counts the same as collections.Counter."""
     path = tmp_path / "text.txt"
     path.write_bytes(b"".join(b"w%d and the %d\n" % (n % 50, n) for n in range(COUNT)) + b"\xff\n")
     result = run(
@@ -188,7 +188,7 @@ def test_words_are_counted(run: Run, tmp_path: Path) -> None:
 
 
 def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
-    """Every row of a DataFrame is emitted once, by name of its columns; the fields come back as texts."""
+    """Each row of a DataFrame is emitted once, by column name; without a schema, fields return as strings."""
     rows = spark.range(COUNT).selectExpr("'x' as other", "id as number")
     result = run(doubling(Rows("number"), Double(), 2), rows=rows)
     assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
@@ -197,7 +197,7 @@ def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
 
 
 class OddOnes(Double):
-    """Takes odd numbers only."""
+    """Accepts only odd numbers."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message["number"] % 2 == 0:
@@ -206,7 +206,7 @@ class OddOnes(Double):
 
 
 def test_rows_that_always_fail_are_given_up(spark: SparkSession, run: Run) -> None:
-    """A row that a bolt never takes is emitted three times; the result says how many, which and why."""
+    """A row that always fails is emitted three times; the result has the number, examples and errors."""
     result = run(
         doubling(Rows("number"), OddOnes(), 2),
         conf={**TWO, "topology.error.policy": "skip"},
@@ -222,7 +222,7 @@ def test_rows_that_always_fail_are_given_up(spark: SparkSession, run: Run) -> No
 
 
 class Choosy(Double):
-    """Raises at one number of four, and fails another."""
+    """Raises an error at one of four numbers, and fails another."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message["number"] % 4 == 0:
@@ -233,7 +233,7 @@ class Choosy(Double):
 
 
 def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> None:
-    """A tuple at which a bolt raises too often, and a row that fails too often; each once, to run again."""
+    """Tuples and rows that fail too often are dead letters in the result, each once, and can run again."""
     told: list[TopologyProgress] = []
     result = run(
         doubling(Rows("number"), Choosy(), 2),
@@ -274,7 +274,7 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
 
 
 def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> None:
-    """When a Python process is killed and all begin anew, each dead letter comes once."""
+    """If a Python process is killed, the topology starts again, and each dead letter appears once."""
     result = run(
         doubling(Numbers(COUNT), DieAndRefuse(COUNT // 2 + 1, tmp_path)),
         conf={**SMALL, "topology.error.policy": "dead_letter"},
@@ -287,7 +287,7 @@ def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> N
 
 
 def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
-    """A bolt's own error ends the job at once, and its traceback is in what is raised."""
+    """A bolt's error ends the job immediately, and the raised error has its traceback."""
     running = submit(doubling(Numbers(None), Fail(77, tmp_path)), name="t")
     with pytest.raises(
         ProcessFailedError, match=r"'t' has failed: task \d of 'double': LookupError: no such n"
@@ -302,7 +302,7 @@ def test_failing_bolt(spark: SparkSession, submit: Submit, tmp_path: Path) -> No
 
 
 class Words(Double):
-    """Emits what is no number."""
+    """Emits a string instead of a number."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         collector.emit([f"number {message['number']}", ""])
@@ -311,11 +311,11 @@ class Words(Double):
 @pytest.mark.parametrize(
     ("spout", "bolt", "more", "message"),
     [
-        # A bolt that fails because its PySpark task ends, as another one has failed, is not the one named.
+        # A bolt that fails because its PySpark task ends after another failure is not named.
         (Numbers(None), FailInTurn, {}, "the cause"),
-        # A bolt that cannot be prepared ends the job, before any spout is asked.
+        # A bolt that fails in prepare() ends the job before any spout emits.
         (Numbers(None), FailToPrepare, {}, "no database for task"),
-        # A bound of sessions that the topology sets holds in the PySpark tasks.
+        # A session limit in the topology's settings applies in the PySpark tasks.
         (
             Numbers(100),
             Double,
@@ -334,14 +334,14 @@ class Words(Double):
 def test_failures_are_named(
     run: Run, tmp_path: Path, spout: Numbers, bolt: type[Double], more: dict[str, Any], message: str
 ) -> None:
-    """Each ends the topology, and says what is wrong."""
+    """Each failure ends the topology with an error that names its cause."""
     made = FailInTurn(tmp_path) if bolt is FailInTurn else bolt()
     with pytest.raises(ProcessFailedError, match=message):
         run(doubling(spout, made), **more)
 
 
 def test_lost_process(submit: Submit, tmp_path: Path) -> None:
-    """When a Python process is killed all begin anew, and the result is as if nothing had happened."""
+    """If a Python process is killed, the topology starts again, and the result is the same."""
     generations = set()
     running = submit(doubling(Numbers(COUNT), Die(COUNT // 2, tmp_path)), conf=SMALL, outputs=SCHEMA)
     running.listen(lambda progress: generations.add(progress.generation))
@@ -352,7 +352,7 @@ def test_lost_process(submit: Submit, tmp_path: Path) -> None:
 
 
 def test_stop(submit: Submit, tmp_path: Path) -> None:
-    """A topology without end stops when asked to, with everything processed that was emitted."""
+    """An endless topology stops on request, after all emitted tuples are processed."""
     running = submit(doubling(Numbers(None, tmp_path), Double()), conf=SMALL, name="endless")
     assert running.progress() == TopologyProgress()
     with pytest.raises(TimeoutError, match="it continues"):
@@ -365,7 +365,7 @@ def test_stop(submit: Submit, tmp_path: Path) -> None:
 
 
 def test_cancelled_job(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
-    """When its job is cancelled a topology still processes what was emitted, and closes everything."""
+    """A topology with a cancelled job still processes its emitted tuples, and closes all components."""
     running = submit(doubling(Numbers(None, tmp_path), Tally(tmp_path)), conf=SMALL, name="endless")
     eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
     context = spark.sparkContext
@@ -380,7 +380,7 @@ def test_cancelled_job(spark: SparkSession, submit: Submit, tmp_path: Path) -> N
 
 
 class StandStill(Double):
-    """Stands still at its first number, far longer than a cancelled job may take to end."""
+    """Blocks at its first number, much longer than a cancelled job may take to end."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -392,7 +392,7 @@ class StandStill(Double):
 
 
 def test_a_wait_ends_with_the_job(submit: Submit, tmp_path: Path) -> None:
-    """A spout that waits for a bolt that stands still does not hold up a job that is cancelled."""
+    """A spout that waits for a blocked bolt does not delay the end of a cancelled job."""
     running = submit(doubling(Numbers(None), StandStill(tmp_path)), name="still")
     eventually((tmp_path / "stands").exists, SECONDS, "the bolt stands still")
     running.cancel()
@@ -402,7 +402,7 @@ def test_a_wait_ends_with_the_job(submit: Submit, tmp_path: Path) -> None:
 
 
 def test_too_few_slots(spark: SparkSession) -> None:
-    """A topology that Spark has no room for is refused before there is a job, with what to do."""
+    """A topology that needs more slots than Spark has is refused before a job starts, with advice."""
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
     jobs = scheduler.numTotalJobs()
     with pytest.raises(ConfigError, match=r"runs 7 PySpark tasks .* has 6 slot\(s\): give it more cores"):

@@ -1,4 +1,4 @@
-"""The contract of runtimes, for a topology in PySpark tasks."""
+"""The runtime contract, for a topology in PySpark tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for module in (runtimes, rolling_words):
 
 
 class OnSpark(Running):
-    """Of two PySpark tasks."""
+    """A topology in two PySpark tasks."""
 
     def __init__(self, running: SparkTopology, workers: WorkerProcesses) -> None:
         self.running = running
@@ -45,7 +45,7 @@ class OnSpark(Running):
 
     @property
     def result(self) -> TopologyResult:
-        """What it has left."""
+        """The result of the topology."""
         return self.running.result(SECONDS)
 
     def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
@@ -77,7 +77,7 @@ class OnSpark(Running):
 
 
 class Spark(Runtime):
-    """Two PySpark tasks, each beside a worker."""
+    """Two PySpark tasks, each next to a worker."""
 
     again = True
 
@@ -108,4 +108,4 @@ def runtime(spark: SparkSession) -> Iterator[Runtime]:
 
 
 class TestSpark(RuntimeContract, KeepsLetters):
-    """Spark keeps it."""
+    """The contract, for Spark."""

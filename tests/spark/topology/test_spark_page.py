@@ -1,4 +1,4 @@
-"""The live page of a topology on Spark: its components by name, and which one is slow."""
+"""The live page of a topology on Spark: the components by name, and the slow component."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 180.0
 
 @contextmanager
 def submitted(spark: SparkSession, slow: Path) -> Iterator[SparkTopology]:
-    """Run the words in two PySpark tasks, each beside a worker that the run starts; it ends in good order."""
+    """Run the words in two PySpark tasks with workers that the run starts; stop the run cleanly."""
     conf = {
         slow_words.FILE_KEY: str(slow),
         "topology.workers": 2,
@@ -49,7 +49,7 @@ def submitted(spark: SparkSession, slow: Path) -> Iterator[SparkTopology]:
 def test_a_slow_bolt_on_spark_is_seen(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page has the topology of all workers, and names and marks the culprit."""
+    """The page has the topology of all workers, and names and marks the slow bolt."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     slow = tmp_path / "slow"
     with submitted(spark, slow) as running, viewer_of(running.watch_command) as link:
@@ -72,13 +72,13 @@ def test_a_slow_bolt_on_spark_is_seen(
 
 
 def viewer_of(command: str) -> AbstractContextManager[str]:
-    """Run what a topology says."""
+    """Run the watch command of a topology."""
     *variables, _tuplewire, _top, _web, address = shlex.split(command)
     return web_viewer(address, dict(each.split("=", 1) for each in variables))
 
 
 def rows_of_spark() -> Topology:
-    """Return a topology that ends by itself: it stores the rows of a DataFrame."""
+    """Return a topology that ends automatically: it stores the rows of a DataFrame."""
     builder = TopologyBuilder()
     builder.set_spout("rows", Rows("id"))
     builder.set_bolt("store", slow_words.Store()).shuffle_grouping("rows")
@@ -89,7 +89,7 @@ def rows_of_spark() -> Topology:
 def test_a_run_says_how_to_watch_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log has the command, and the name of the file with the run's token, not the token."""
+    """The log has the watch command with the name of the run's token file, but not the token."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     conf = {"topology.workers": 1}
     run_topology(spark, rows_of_spark(), conf=conf, rows=spark.range(10), outputs={}, name="rows")
@@ -100,7 +100,7 @@ def test_a_run_says_how_to_watch_it(
 
 
 def test_a_run_beside_named_workers_says_so(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command is for the worker that the driver talks to."""
+    """The watch command of a run with named workers has the address of the driver's worker."""
     with WorkerProcesses(1, "rows", flags=["--drain-seconds=1"]) as local:
         (address,) = (each.unix_address for each in local.endpoints)
         run_topology(

@@ -1,4 +1,4 @@
-"""The mail of the program that has submitted a topology to Spark: it is read to its end."""
+"""The control messages to a program that submits a topology to Spark: all of them are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 
 def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark may say that all tasks have ended before their last mail is here: none of it stays behind."""
+    """A job is done after its last control message was read, even if Spark reports its end earlier."""
     monkeypatch.setattr(running, "_CLOSE_SECONDS", SECONDS)  # a busy machine may need more than five
     go_on = threading.Event()
 

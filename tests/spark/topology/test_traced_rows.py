@@ -1,4 +1,4 @@
-"""A trace goes through Spark: through jobs and streaming queries, and a topology's spout and bolts."""
+"""Traces through Spark jobs, streaming queries, and a topology's spout and bolts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ with (
 
 
 def test_rows_keep_their_context_and_others_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Program, worker, Spark's reader, worker, consumer: one trace; other rows get that of their attempt."""
+    """Rows keep one trace from sender to consumer; rows without a trace get the trace of their attempt."""
     with collector() as seen:
         for name, value in seen.variables.items():
             monkeypatch.setenv(name, value)
@@ -85,7 +85,7 @@ def test_rows_keep_their_context_and_others_get_one(monkeypatch: pytest.MonkeyPa
 
 
 def test_streaming_queries_and_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A streaming query hands contexts on; a spout's tuples are traced through both bolts, in order."""
+    """A streaming query forwards trace contexts; a spout's tuples are traced through both bolts, in order."""
     with collector() as seen:
         for name, value in seen.variables.items():
             monkeypatch.setenv(name, value)
