@@ -1,4 +1,5 @@
-"""The shipped conformance kit, and the behaviour that transports share, on every transport of ours."""
+"""The shipped conformance kit, and the behaviour that all transports share, run on each built-in transport.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of what is published share."""
+"""Fixtures shared by the tests of the published files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The wire contract: its form, and that the relay's view of it is the same bytes.
+"""The wire contract: its form, and the compatibility of the relay's messages with the full ones.
 
-That the generated code is current is checked by `make proto-check`.
+`make proto-check` checks that the generated code is up to date.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PROTO = Path(__file__).parents[2] / "proto"
 
 @pytest.mark.parametrize("command", [["lint"], ["format", "--diff", "--exit-code"]], ids=["lint", "format"])
 def test_buf(command: list[str]) -> None:
-    """The contract is lint clean, commented throughout, and formatted."""
-    buf = require_tool("buf", "make install")  # one beside the interpreter is the pinned one
+    """The contract passes the linter, is commented throughout, and is formatted."""
+    buf = require_tool("buf", "make install")  # the version next to the interpreter is pinned
     run = subprocess.run([buf, *command], cwd=PROTO, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_standard_health() -> None:
-    """The health service has the names that every gRPC probe asks for."""
+    """The health service has the names that every gRPC probe requests."""
     service = health_pb2.DESCRIPTOR.services_by_name["Health"]
     assert service.full_name == "grpc.health.v1.Health"
     assert [method.name for method in service.methods] == ["Check", "Watch"]
@@ -52,7 +52,7 @@ def test_standard_health() -> None:
 
 
 def test_health_is_declared_once() -> None:
-    """A program may use another copy of the standard service: neither our files nor our code forbid it."""
+    """A program may use another copy of the standard service: neither our files nor our code prevent it."""
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindFileContainingSymbol("grpc.health.v1.Health")
     sources = "".join(map(Path.read_text, PROTO.rglob("*.proto")))
@@ -60,7 +60,7 @@ def test_health_is_declared_once() -> None:
 
 
 def test_the_code_has_the_name_of_the_contract() -> None:
-    """What the contract calls tuplewire.v1 is imported as that, and is what Tuplewire itself uses."""
+    """The generated code is importable as tuplewire.v1, and Tuplewire itself uses the same classes."""
     assert messaging.Hello is messaging_pb2.Hello
     assert control.Ledger is control_pb2.Ledger
     assert opaque.OpaqueFrame is opaque_pb2.OpaqueFrame
@@ -69,7 +69,7 @@ def test_the_code_has_the_name_of_the_contract() -> None:
 
 
 def test_services() -> None:
-    """The services and their methods, by the names that other languages call."""
+    """The services and methods have the names that clients in other languages call."""
     messaging = messaging_pb2.DESCRIPTOR.services_by_name["Messaging"]
     assert messaging.full_name == "tuplewire.v1.Messaging"
     assert [method.name for method in messaging.methods] == ["Send", "Recv"]
@@ -100,7 +100,7 @@ def test_services() -> None:
 
 
 def shape(message: Any) -> dict[str, tuple[object, ...]]:
-    """Return number, repetition, presence and type of each field."""
+    """Return the number, repetition, presence and type of each field."""
     return {
         field.name: (
             field.number,
@@ -114,7 +114,7 @@ def shape(message: Any) -> dict[str, tuple[object, ...]]:
 
 
 def test_opaque_fields() -> None:
-    """The relay's view has the same fields and numbers; only the columns of lengths are bytes there."""
+    """The relay's messages have the same fields and numbers; only the columns of lengths are bytes."""
     seen, opaque = shape(messaging_pb2.Group.DESCRIPTOR), shape(opaque_pb2.OpaqueGroup.DESCRIPTOR)
     for name in ("lengths", "header_lengths"):
         lengths, blind = seen.pop(name), opaque.pop(name)
@@ -142,7 +142,7 @@ frames = st.builds(
 
 @given(frames)
 def test_opaque_reads_the_same(frame: messaging_pb2.Frame) -> None:
-    """The relay's view of a frame has its values, and writes the very bytes that it read."""
+    """The relay's view of a frame has the same values, and serializes to the same bytes."""
     data = frame.SerializeToString()
     opaque = opaque_pb2.OpaqueFrame.FromString(data)
     assert opaque.sequence == frame.sequence

@@ -1,4 +1,4 @@
-"""A transport of somebody else, in a package of its own: it installs, is found, and conforms."""
+"""A third-party transport in a separate package installs, is found, and passes the conformance kit."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["entry point", "class", "class with dots", "factory", "factory with dots"],
 )
 def test_found(python: Path, tmp_path: Path, name: str) -> None:
-    """The setting names an entry point, an IContext or a factory; what is found is prepared, and works."""
+    """The setting accepts an entry point, an IContext or a factory; the context is prepared, and works."""
     assert run(python, "-c", FIND, name, cwd=tmp_path) == "True 3 hello w7\n"
 
 
 @pytest.mark.long
 def test_conforms(python: Path, tmp_path: Path) -> None:
-    """The shipped kit, without a test runner, passes where only the two wheels are installed."""
+    """The shipped kit passes without a test runner, in an environment with only the two wheels."""
     passed = run(python, TOY / "suite.py", "toy", cwd=tmp_path).split()
     assert {"test_a_batch_arrives_in_order", "test_load_reaches_the_clients"} <= set(passed)

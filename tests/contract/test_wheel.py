@@ -1,4 +1,4 @@
-"""What is published: the wheel's content, and that it installs and runs by itself."""
+"""The published wheel: its content, its metadata, and its use without the source tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_pure(wheel: Path) -> None:
 
 
 def test_every_module(names: set[str]) -> None:
-    """Every module of both packages is in it, with the type markers and the stubs of generated code."""
+    """The wheel contains every module of all packages, the type markers, and the stubs of generated code."""
     for folder in ("clients", "service", "topology"):
         for pattern in ("*.py", "*.pyi", "py.typed"):
             for path in (ROOT / folder).rglob(pattern):
@@ -35,14 +35,14 @@ def test_every_module(names: set[str]) -> None:
 
 
 def test_every_proto(names: set[str]) -> None:
-    """The wire contract is in it, for those who generate code of their own."""
+    """The wheel contains the wire contract, for users who generate their own code."""
     protos = [path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")]
     assert protos
     assert {f"tuplewire/proto/{path}" for path in protos} <= names
 
 
 def test_nothing_else(names: set[str]) -> None:
-    """No tests, no caches, no build files, and no other top-level package."""
+    """The wheel contains no tests, caches, build files or other top-level packages."""
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} <= {
         "tuplewire",
@@ -70,18 +70,18 @@ def test_metadata(wheel: Path, names: set[str]) -> None:
 
 
 def test_page_of_an_index(wheel: Path, tmp_path: Path) -> None:
-    """The README renders as an index shows it, and its metadata is what an index takes."""
+    """The README renders on a package index, and the index accepts the metadata."""
     assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=tmp_path)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel, with nothing but what it asks for, and return the folder of its programs."""
+    """Install the wheel with only its required dependencies, and return the folder of its programs."""
     return install(tmp_path_factory.mktemp("install"), wheel)
 
 
 def test_import(installed: Path, tmp_path: Path) -> None:
-    """The installed package imports, with its generated code, away from the source tree."""
+    """The installed package and its generated code can be imported without the source tree."""
     code = "import tuplewire, tuplewire.v1.messaging_pb2_grpc; print(tuplewire.__file__)"
     where = run(installed / "python", "-c", code, cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parent)

@@ -1,4 +1,4 @@
-"""What several tests need: waiting for a condition, and watching for leaks."""
+"""Helpers for several tests, such as waiting for a condition."""
 
 from tuplewire_service.testing import eventually
 

@@ -1,4 +1,4 @@
-"""Acknowledgements, credit and refusals of a receiver, from a few arguments."""
+"""Functions that build a receiver's acknowledgements, credit and refusals from a few arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def credit_of(flow: int, messages: int, size_bytes: int, processed: int) -> pb.T
 def refusal_of(
     sequence: int, task: int, messages: int, code: str, detail: str, owner: str = "", forwarded: int = 0
 ) -> pb.Refusal:
-    """Return the refusal of a frame's messages to a task; `code` is the name without its prefix."""
+    """Return the refusal of a frame's messages for a task; `code` is the name without its prefix."""
     return pb.Refusal(
         sequence=sequence,
         task=task,

@@ -1,4 +1,4 @@
-"""The admin port of a process, asked as Prometheus and Kubernetes do."""
+"""Requests to the admin port of a process, as Prometheus and Kubernetes send them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ _SECONDS = 30
 
 
 def get(url: str, accept: str = "", authorization: str = "") -> tuple[int, str]:
-    """Return the status and body that a URL answers with, whatever it is. accept, authorization: headers."""
+    """Return the status and body of the response, also of an error. accept, authorization: request headers.
+    """
     given = {"Accept": accept, "Authorization": authorization}
     headers = {name: value for name, value in given.items() if value or name == "Accept"}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own http address
@@ -22,13 +23,13 @@ def get(url: str, accept: str = "", authorization: str = "") -> tuple[int, str]:
 
 
 def scrape(metrics_url: str) -> str:
-    """Return the page of metrics; OSError when there is none."""
+    """Return the page of metrics. Raises OSError if there is none."""
     with urllib.request.urlopen(metrics_url, timeout=_SECONDS) as response:  # noqa: S310
         page: bytes = response.read()
     return page.decode()
 
 
 def samples(metrics_url: str) -> dict[str, float]:
-    """Return one scrape: the value of each sample, by its name with labels."""
+    """Return the value of each sample of one scrape, by its name with labels."""
     lines = [line for line in scrape(metrics_url).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

@@ -1,4 +1,4 @@
-"""What interrupts a call in the middle: an exception, or a signal handler, at a moment of a test's choice."""
+"""Interruption of a call by an exception or a signal handler, at a moment that the test chooses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _OURS = str(Path(tuplewire.__file__).parent)
 
 
 class Interrupted(BaseException):
-    """What a user's Ctrl-C is: an exception that may come anywhere."""
+    """Stands for the exception of a user's Ctrl-C, which may be raised anywhere."""
 
 
 def interrupt() -> None:
-    """Raise what Ctrl-C would."""
+    """Raise the exception that stands for Ctrl-C."""
     raise Interrupted
 
 
@@ -27,7 +27,7 @@ OnAlarm = Callable[[Callable[[], object]], None]
 
 
 def handle_alarm(action: Callable[[], object]) -> None:
-    """Say what an alarm does."""
+    """Set the action of an alarm signal."""
 
     def handler(_: int, __: FrameType | None) -> None:
         action()
@@ -36,9 +36,9 @@ def handle_alarm(action: Callable[[], object]) -> None:
 
 
 def interrupted_at(step: int, call: Callable[[], object]) -> bool:
-    """Interrupt a call before so many of its steps in Python's machine; False when it was over by then.
+    """Interrupt a call before its step number `step`. False if the call finished earlier.
 
-    A step is an operation in our own code, or in asyncio's, on this thread.
+    A step is one operation (opcode) of Tuplewire's or asyncio's code, on this thread.
     """
     steps = 0
 

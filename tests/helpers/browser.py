@@ -1,4 +1,4 @@
-"""A real browser without a window, told what to do over a pipe (Chrome's DevTools protocol)."""
+"""A real browser without a window, controlled over a pipe (Chrome's DevTools protocol)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = "chromium-headless-shell"
 
 
 class Browser:
-    """One tab of it. `complaints`: errors of its script, and what its policy has blocked."""
+    """One tab of the browser. `complaints`: script errors, and requests that the page's policy blocked."""
 
     def __init__(self, to: int, back: int) -> None:
         self.complaints: list[str] = []
@@ -55,11 +55,11 @@ class Browser:
         return bytes(read)
 
     def open(self, url: str) -> None:
-        """Go to a page."""
+        """Navigate to a page."""
         self._ask("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        """Return what a JavaScript expression is in the page; None where it fails."""
+        """Return the value of a JavaScript expression in the page, or None if it fails."""
         return self._ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def dark(self) -> None:
@@ -68,7 +68,7 @@ class Browser:
         self._ask("Emulation.setEmulatedMedia", features=[feature])
 
     def resize(self, width: int, height: int) -> None:
-        """Have a window of so many pixels."""
+        """Set the size of the window in pixels."""
         self._ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -78,7 +78,7 @@ class Browser:
         )
 
     def picture(self, file: Path) -> None:
-        """Write what is seen as PNG."""
+        """Write a screenshot as PNG."""
         file.write_bytes(
             base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
         )
@@ -86,12 +86,12 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(directory: Path) -> Iterator[Browser]:
-    """Start one, with a profile in this directory."""
+    """Start a browser, with a profile in this directory."""
     program = require_tool(PROGRAM, f"Debian's package {PROGRAM}")
     read, to = os.pipe()
     back, write = os.pipe()
     flags = ["--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}"]
-    # It reads from descriptor 3 and writes to 4.
+    # The browser reads from descriptor 3 and writes to 4.
     line = f'exec "$@" 3<&{read} 4>&{write}'
     process = subprocess.Popen(
         ["bash", "-c", line, "bash", program, *flags],

@@ -1,4 +1,4 @@
-"""A certificate authority for tests: certificates with any names, good or expired, as files of a Secret."""
+"""A certificate authority for tests: certificates with any names, valid or expired, as files of a Secret."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Issued:
     ca: bytes
 
     def write(self, folder: Path) -> Path:
-        """Put tls.crt, tls.key and ca.crt there, all at once, as Kubernetes does; return the folder.
+        """Write tls.crt, tls.key and ca.crt in one step, as Kubernetes does; return the folder.
 
         The names are links through `..data`, which is a link to a folder of this version and is replaced.
         """
@@ -44,14 +44,14 @@ def swap_data(folder: Path, version: Path) -> None:
     """Make `..data` of a mounted folder point to another version, in one step."""
     fresh = folder / f"..data.{uuid.uuid4()}"
     fresh.symlink_to(version.name)
-    os.replace(fresh, folder / "..data")  # noqa: PTH105 - Path.replace follows no differently, this is the call
+    os.replace(fresh, folder / "..data")  # noqa: PTH105 - Path.replace does the same; this is the system call
 
 
 class Authority:
-    """Signs certificates. pem: the certificate of the root, which others trust."""
+    """Signs certificates. pem: the certificate of the root, which the peers trust."""
 
     def __init__(self, signed_by: Authority | None = None) -> None:
-        """Make one. signed_by: another one that is above; without, it is a root."""
+        """Create an authority. signed_by: the parent authority; without it, this is a root."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test {uuid.uuid4()}")])
         above = signed_by or self

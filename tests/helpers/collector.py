@@ -1,4 +1,4 @@
-"""A real OpenTelemetry Collector, and the spans that have come through it."""
+"""A real OpenTelemetry Collector, and the spans that were exported through it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import sys, tuplewire
 with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
     client.send(int(sys.argv[3]), b"alone")
 """
-"""Of a program: sends one message. Its arguments are address, topology and task."""
+"""The source of a program that sends one message. Its arguments: address, topology and task."""
 RECEIVE = """
 import sys, tuplewire
 count, answer_to = int(sys.argv[4]), int(sys.argv[5])
@@ -42,12 +42,16 @@ with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
                 client.send(answer_to, b"an answer")
         batches.acknowledge()
 """
-"""Receives so many messages, its fourth argument. It answers each batch to a task, its fifth; -1: nobody."""
+"""The source of a program that receives messages.
+
+Its fourth argument is the number of messages. It answers each batch to its fifth argument, a task; -1 sends
+no answers.
+"""
 
 
 @dataclass(frozen=True)
 class SeenSpan:
-    """A span as the collector has read it. Times in nanoseconds since 1970; links: ids of spans."""
+    """A span as the collector read it. Times are in nanoseconds since 1970. links: ids of spans."""
 
     service: str
     instance: str
@@ -63,25 +67,25 @@ class SeenSpan:
 
 @dataclass
 class Collector:
-    """What has come. variables: of a process that sends its spans here."""
+    """The received spans. variables: the environment of a process that exports its spans here."""
 
     variables: dict[str, str]
     spans: list[SeenSpan] = field(default_factory=list)
 
     def named(self, *names: str) -> list[SeenSpan]:
-        """Return those with a name, in the order in which they began."""
+        """Return the spans with one of these names, by start time."""
         return sorted((each for each in list(self.spans) if each.name in names), key=lambda each: each.start)
 
     def trace(self, trace: str) -> list[SeenSpan]:
-        """Return those of a trace, in the order in which they began."""
+        """Return the spans of a trace, by start time."""
         return sorted((each for each in list(self.spans) if each.trace == trace), key=lambda each: each.start)
 
     def await_spans(self, condition: Callable[[], object], what: str) -> None:
-        """Wait until what has come is enough."""
+        """Wait until the received spans fulfil the condition."""
         eventually(condition, _WAIT_SECONDS, f"{what}; came: {sorted({each.name for each in self.spans})}")
 
     def run(self, name: str, text: str, *arguments: object) -> None:
-        """Run a program that makes spans, to its end. name: of the service; text: in Python."""
+        """Run a program that creates spans to its end. name: of the service; text: the Python source."""
         environment = os.environ | self.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
         command = [sys.executable, "-c", text, *map(str, arguments)]
         done = subprocess.run(
@@ -92,7 +96,7 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """Run a collector; without its program the test is skipped loudly."""
+    """Run a collector. If its program is missing, the test is skipped loudly."""
     if not BINARY.exists():
         missing(f"{BINARY} is missing: an OpenTelemetry Collector, which make deploy-tools builds")
     port = free_port()
@@ -141,7 +145,7 @@ def _takes(url: str) -> bool:
 
 @contextmanager
 def _sink(spans: list[SeenSpan]) -> Iterator[str]:
-    """Take what the collector passes on."""
+    """Receive the spans that the collector forwards."""
 
     class Sink(JsonHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""A container of an image, made as Kubernetes would make it: another user, a read-only root, no rights."""
+"""A container of an image, created as by Kubernetes: another user, a read-only root, no capabilities."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from helpers import eventually
 from helpers.tools import missing, require_tool
 
 SOCKETS = "/run/tuplewire"
-"""Where the volume is mounted that the worker shares with the executor."""
+"""The mount point of the volume that the worker shares with the executor."""
 _PRIVATE_CGROUPS = 'umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
-"""crun takes no machine with cgroups of both versions: it gets a view of the newer ones alone."""
+"""crun does not support hosts with cgroups of both versions: it gets a view of version 2 alone."""
 
 
 @dataclass
 class Container:
-    """A running container. `process` stands for it: gets its signals, and ends with its exit code."""
+    """A running container. `process` stands for it: it receives its signals, and exits with its exit code."""
 
     process: subprocess.Popen[bytes]
     pid: int
@@ -33,12 +33,12 @@ class Container:
 
     @property
     def log(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return self.log_file.read_text(encoding="utf-8")
 
     @property
     def status(self) -> dict[str, str]:
-        """What the kernel says about its first process: /proc/PID/status."""
+        """The kernel's status of its first process: /proc/PID/status."""
         lines = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
@@ -50,7 +50,7 @@ class Container:
 
 
 def require_namespaces() -> list[str]:
-    """Return the command that starts a program where crun can run; skip loudly where that is not allowed."""
+    """Return the command that starts a program so that crun can run; skip loudly if that is not permitted."""
     wrapper = [require_tool("unshare", "Debian's util-linux"), "--mount", "--propagation=private"]
     wrapper += ["bash", "-c", _PRIVATE_CGROUPS, "_"]
     tried = subprocess.run([*wrapper, "true"], capture_output=True, text=True, timeout=30, check=False)
@@ -70,11 +70,18 @@ def running(
     volumes: Mapping[str, Path] = MappingProxyType({}),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Container]:
-    """Run an unpacked image (an OCI bundle) with these arguments in place of its own, as Kubernetes' `args`.
+    """Run an unpacked image (an OCI bundle); the arguments replace the image's, as in Kubernetes' `args`.
 
-    It shares this machine's network, and `directory/shared` at /run/tuplewire, which alone can be written to.
-    volumes: what else is mounted, by where it is there; read-only. environment: beside the image's own.
-    It is killed if the test has not ended it.
+    It shares this machine's network, and `directory/shared` at /run/tuplewire, the only writable folder.
+    It is killed if the test has not stopped it.
+
+    Args:
+        bundle: The folder of the unpacked image.
+        directory: An empty folder for the state, the log and the shared folder.
+        arguments: Of the image's program.
+        user: The numbers of the user and group.
+        volumes: Further read-only mounts, by their path in the container.
+        environment: Variables in addition to the image's own.
     """
     wrapper = require_namespaces()
     crun = require_tool("crun", "Debian's crun")
@@ -101,7 +108,7 @@ def running(
         )
     try:
 
-        def made() -> bool:  # the file is there before its text
+        def made() -> bool:  # the file exists before its content
             return process.poll() is not None or (pid_file.exists() and pid_file.stat().st_size > 0)
 
         eventually(made, 60, "container made")
@@ -117,7 +124,7 @@ def running(
 def _configured(
     given: dict[str, Any], root: Path, shared: Path, arguments: tuple[str, ...], user: tuple[int, int]
 ) -> dict[str, Any]:
-    """Return the OCI configuration of one container: the image's own, and what a pod's specification adds."""
+    """Return the OCI configuration of one container: the image's, and the additions of a pod's spec."""
     made = copy.deepcopy(given)
     process = made["process"]
     process["terminal"] = False

@@ -1,4 +1,4 @@
-"""A man in the middle of gRPC that loses and doubles control messages, and never a frame."""
+"""A gRPC proxy that loses and duplicates control messages, but never frames."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tuplewire.wire import messaging_pb2 as pb
 
 _SERVICE = "tuplewire.v1.Messaging"
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
-"""What gRPC raises on a call that has ended."""
+"""The exceptions of gRPC for a call that is already closed."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Fate(enum.StrEnum):
-    """What becomes of a control message."""
+    """The outcome of a control message."""
 
     PASSED = "passed"
     LOST = "lost"
@@ -39,14 +39,14 @@ _COPIES = {Fate.PASSED: 1, Fate.LOST: 0, Fate.DOUBLED: 2}
 
 
 class _Kinds:
-    """Which messages of one direction are control messages, by the tag of the field that they consist of."""
+    """Recognizes the control messages of one direction by the tag of their only field."""
 
     def __init__(self, message: Any, *names: str) -> None:
         fields = message.DESCRIPTOR.fields_by_name
         self._names = {fields[name].number << 3 | 2: f"{message.DESCRIPTOR.name}.{name}" for name in names}
 
     def of(self, data: bytes) -> str | None:
-        """Return the name of a control message, None for any other."""
+        """Return the name of a control message, or None for any other message."""
         return self._names.get(data[0]) if data else None
 
 
@@ -61,14 +61,18 @@ _RECV = (
 
 
 class ControlFaults:
-    """Passes the Send and Recv streams of a worker on, between its clients and the worker; a context manager.
+    """Forwards the Send and Recv streams between a worker and its clients; a context manager.
 
-    target: the worker, host:port or unix:///path. seed, lose, double: each control message is lost or doubled
-    with these probabilities while the faults are on. listen: host:port, 0 takes any free port.
+    Messages are forwarded as bytes, in order. Metadata and the final status, with its trailing metadata, are
+    forwarded too. Hello, Welcome, Subscribe, Subscribed, Drain, Goodbye and frames are never lost or
+    duplicated. Do not call methods from the messaging loop's thread.
 
-    Messages are passed on as bytes, in order; metadata and the final status, with its trailing metadata, too.
-    Hello, Welcome, Subscribe, Subscribed, Drain, Goodbye and frames are never lost or doubled.
-    Methods may be called from any thread but the messaging loop's.
+    Args:
+        target: The worker, as host:port or unix:///path.
+        seed: Of the random numbers.
+        lose: Probability of losing a control message while the faults are on.
+        double: Probability of duplicating a control message while the faults are on.
+        listen: host:port; port 0 means any free port.
     """
 
     def __init__(
@@ -84,11 +88,11 @@ class ControlFaults:
             raise ValueError(f"lose ({lose}) and double ({double}) are probabilities, at most 1 together")
         self.target = target
         self.address = listen
-        """Where to connect; with the real port once started."""
+        """The address for clients, with the real port once started."""
         self.on = False
-        """Whether messages are lost and doubled now."""
+        """True while messages are lost and duplicated."""
         self.counts: Counter[tuple[str, Fate]] = Counter()
-        """What has become of control messages while the faults were on, by name (`SendResponse.ack`)."""
+        """Outcomes of control messages while the faults were on, by name (`SendResponse.ack`)."""
         self._chance = random.Random(seed)
         self._lose = lose
         self._double = double
@@ -109,19 +113,19 @@ class ControlFaults:
         return f"<ControlFaults {self.address} -> {self.target}: {'on' if self.on else 'off'}>"
 
     def begin(self) -> None:
-        """Lose and double from now on."""
+        """Start to lose and duplicate messages."""
         self.on = True
 
     def heal(self) -> None:
-        """Pass everything on again."""
+        """Forward all messages again."""
         self.on = False
 
     def count(self, fate: Fate) -> int:
-        """Return how many control messages have met this fate while the faults were on."""
+        """Return the number of control messages with this outcome while the faults were on."""
         return sum(number for (_, each), number in self.counts.items() if each is fate)
 
     def close(self) -> None:
-        """Break every stream off and stop listening; does nothing the second time."""
+        """Close every stream and stop listening. Further calls do nothing."""
         server, self._server = self._server, None
         if server is not None:
             self._thread.run(server.stop(None))
@@ -144,7 +148,7 @@ class ControlFaults:
 
     async def _carry(self, method: str, kinds: tuple[_Kinds, _Kinds], _: object, context: _Context) -> None:
         requests, responses = kinds
-        # The name of the program in between is gRPC's own business.
+        # gRPC adds its own user-agent header.
         metadata = [(key, value) for key, value in context.invocation_metadata() or () if key != "user-agent"]
         options = channel_options(self._settings)
         async with grpc.aio.insecure_channel(self.target, options=options) as channel:
@@ -166,7 +170,7 @@ class ControlFaults:
             await context.abort(code, details or "", trailing)
 
     async def _ask(self, context: _Context, call: Any, kinds: _Kinds) -> None:
-        with contextlib.suppress(*_BROKEN):  # the answering side learns why, and ends the stream
+        with contextlib.suppress(*_BROKEN):  # the answering side gets the error, and closes the stream
             await self._pass_on(context.read, call.write, kinds)
             await call.done_writing()
 

@@ -1,4 +1,4 @@
-"""A consumer's positions, rejections and their answers, from a few arguments."""
+"""Functions that build a consumer's positions, rejections and their answers from a few arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topology for Spark that doubles numbers, and bolts that fail at it."""
+"""A topology for Spark that doubles numbers, and bolts that fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuplewire_topology import (
 
 
 class Numbers(Spout):
-    """Emits each number below a bound, or all numbers; writes down at its end how many it has emitted."""
+    """Emits each number below a bound, or all numbers. On close, writes the number of emitted tuples."""
 
     outputs = ("number",)
 
@@ -47,7 +47,7 @@ class Double(BasicBolt):
 
 
 def doubling(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
-    """Return numbers, and two tasks of a bolt that takes them in turn."""
+    """Return a topology of a spout of numbers, and a bolt of two tasks with a shuffle grouping."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", spout, n_spouts)
     builder.set_bolt("double", bolt, 2).shuffle_grouping("numbers")

@@ -1,4 +1,4 @@
-"""Errors whose words are known a moment after the cause."""
+"""Errors with a message that is complete only some time after the cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuplewire_service.testing import eventually
 
 
 def comes_to_say(attempt: Callable[[], object], error: type[TuplewireError], words: str) -> None:
-    """Try until this error says these words; on a busy machine the first tries may know no cause yet."""
+    """Retry until this error has these words; on a busy machine the first attempts may not know the cause."""
 
     def said() -> str:
         with pytest.raises(error) as caught:

@@ -1,4 +1,4 @@
-"""The programs of docs/examples, and what each prints."""
+"""The programs of docs/examples, and the output of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PRINTS = {
     "feedback_loop.py": [r"2[01]\.\d degrees after \d+ rounds", "switched off"],
     "rolling_top_words.py": [r"(?m)^storm \d+, spark \d+, tuple \d+$"],
 }
-"""By the name of the file: patterns that its output has."""
+"""Patterns of the output, by the name of the file."""
 
 
 def on_spark(name: str) -> bool:
-    """Whether an example starts Spark."""
+    """True if an example starts Spark."""
     return "import SparkSession" in (EXAMPLES / name).read_text(encoding="utf-8")

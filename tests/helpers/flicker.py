@@ -1,4 +1,4 @@
-"""A pytest plugin that runs each test many times beside a load: `make flicker TEST=... RUNS=50`."""
+"""A pytest plugin that runs each test many times on a loaded machine: `make flicker TEST=... RUNS=50`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUN = "flicker_run"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take how often, and beside what."""
+    """Add the options for the number of runs and for the load."""
     group = parser.getgroup("flicker")
     group.addoption("--runs", type=int, default=50, help="how often each test runs (default 50)")
     group.addoption(
@@ -28,19 +28,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def flicker_run(request: pytest.FixtureRequest) -> int:
-    """Return which run of its test this is."""
+    """Return the number of this run of the test."""
     run: int = request.param
     return run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make of each test as many as there shall be runs."""
+    """Parametrize each test with the number of the run."""
     metafunc.fixturenames.append(_RUN)
     metafunc.parametrize(_RUN, range(metafunc.config.getoption("--runs")), indirect=True)
 
 
 class Flicker:
-    """The load of one pytest run, and what became of its tests."""
+    """The load of one pytest run, and the outcomes of its tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._processes: int = config.getoption("--load")
@@ -48,7 +48,7 @@ class Flicker:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Iterator[None]:
-        """Keep the cores busy while tests run."""
+        """Run busy processes while the tests run."""
         busy = [subprocess.Popen([sys.executable, "-c", _LOAD]) for _ in range(self._processes)]
         try:
             result = yield
@@ -60,14 +60,14 @@ class Flicker:
                 each.wait()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst that became of a run: a failed teardown spoils it, too."""
+        """Record the worst outcome of a run: a failed teardown counts, too."""
         name = f"{report.location[0]}::{report.location[2].partition('[')[0]}"
         run = (name, report.nodeid)
         if self._outcomes.get(run, "passed") == "passed":
             self._outcomes[run] = report.outcome
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print how often each test passed and failed."""
+        """Print the number of passed, failed and skipped runs of each test."""
         terminalreporter.section(f"runs beside {self._processes} busy processes")
         counts = Counter((name, outcome) for (name, _), outcome in self._outcomes.items())
         for name in dict.fromkeys(name for name, _ in self._outcomes):
@@ -76,5 +76,5 @@ class Flicker:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin."""
+    """Register the plugin."""
     config.pluginmanager.register(Flicker(config), "flicker-counts")

@@ -1,7 +1,8 @@
-"""Forks the programs that tests start, from a process that has already imported Tuplewire.
+"""Forks the programs that tests start from a process that has already imported Tuplewire.
 
 The imports take most of the time of a short program. A forked program is a child of the test process, with
-its own sockets, files, signals and exit code. Only /proc/PID/cmdline and /proc/PID/environ are the server's.
+its own sockets, files, signals and exit code. Only its /proc/PID/cmdline and /proc/PID/environ belong to the
+fork server.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ _MODULES = (
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _STREAMS = (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0)
-"""The number of the system call; 0 where it is unknown."""
+"""The number of the system call clone(), or 0 if it is unknown."""
 _CLONE_PARENT = 0x8000
 _MAX_REQUEST = 1 << 20
 
 
 class _ForkServer:
-    """The process that forks. It ends with this process."""
+    """The process that forks. It exits together with this process."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -64,13 +65,13 @@ class _ForkServer:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={"GRPC_VERBOSITY": "NONE", **os.environ, "PYTHONPATH": ""},  # as the command sets it
+                env={"GRPC_VERBOSITY": "NONE", **os.environ, "PYTHONPATH": ""},  # as the command does
                 pass_fds=[theirs.fileno()],
             )
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._requests.close()
         self.process.wait()
 
@@ -90,7 +91,7 @@ def server_id() -> int:
 
 
 def install() -> None:
-    """Let subprocess fork programs from now on, except those that need a new interpreter.
+    """Let subprocess fork programs from now on, except programs that need a new interpreter.
 
     These have options of Python, arguments in _DEFAULTS, or different _STARTUP_VARIABLES.
     """
@@ -155,7 +156,7 @@ def _startup_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork a program for each request. Returns in each program, and when the requests end."""
+    """Fork a program for each request. Returns in each forked program, and after the last request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _MODULES:
         importlib.import_module(module)

@@ -1,7 +1,7 @@
-"""An event loop that a test turns by hand, without files, threads and a clock; and processes on it.
+"""An event loop that a test runs step by step, without files, threads and a clock; and processes on it.
 
-Nothing happens unless the test lets it, and time stands still until it is moved. So a run depends on nothing
-but what the test decides.
+Nothing runs unless the test lets it, and the time changes only if the test moves it. A run therefore depends
+only on the decisions of the test.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _NoFiles:
 class HandLoop(asyncio.BaseEventLoop):
     """A loop without files, threads and clock.
 
-    What is given to its executor runs at once; where it has begun coroutines by run(), in place of waiting
-    for them, they are waited for on the loop.
+    Calls to its executor run immediately. If such a call starts coroutines by run(), the loop waits for the
+    coroutines.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class HandLoop(asyncio.BaseEventLoop):
         self._begun: list[asyncio.Task[Any]] = []
         self._tasks: defaultdict[str, dict[asyncio.Task[Any], None]] = defaultdict(dict)
         self.defects: list[str] = []
-        """What nobody handled."""
+        """Unhandled errors."""
         self.set_exception_handler(lambda _, context: self.defects.append(repr(context)))
         self.set_task_factory(self._make_task)
 
@@ -49,10 +49,10 @@ class HandLoop(asyncio.BaseEventLoop):
         return self._now
 
     def _process_events(self, events: list[Any]) -> None:
-        """There are none."""
+        """There are no events."""
 
     def _write_to_self(self) -> None:
-        """Nobody waits for files."""
+        """Do nothing: the loop does not wait for files."""
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
@@ -94,7 +94,7 @@ class HandLoop(asyncio.BaseEventLoop):
         return result
 
     def settle(self) -> None:
-        """Turn until nothing is left to do at this time."""
+        """Run the loop until nothing remains to do at this time."""
         ready: Any = self._ready  # type: ignore[attr-defined]
         while ready:
             self.call_soon(self.stop)
@@ -102,7 +102,7 @@ class HandLoop(asyncio.BaseEventLoop):
         assert not self.defects, self.defects
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and everything happen that was to happen until then."""
+        """Advance the clock, running each timer when it is due."""
         until = self._now + seconds
         self.settle()
         while (due := self._next_timer()) <= until:
@@ -119,20 +119,20 @@ class HandLoop(asyncio.BaseEventLoop):
 
     @property
     def processes(self) -> list[str]:
-        """The names of all processes that do something, or have."""
+        """The names of all processes that have ever started a task."""
         return list(self._tasks)
 
     def kill(self, process: str) -> None:
-        """Cancel whatever a process does."""
+        """Cancel all tasks of a process."""
         tasks = self._tasks[process]
-        while tasks:  # one that is ending already may take the first for that
+        while tasks:  # a task that is already ending may ignore the first cancellation
             for task in list(tasks):
                 task.cancel()
             self.settle()
 
 
 class HandThread(EventLoopThread):
-    """The loop, for those who take it for a thread's."""
+    """The loop, for code that expects the thread of a loop."""
 
     def __init__(self, loop: HandLoop) -> None:
         self.loop = loop
@@ -146,5 +146,5 @@ class HandThread(EventLoopThread):
         return True
 
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:  # noqa: ARG002
-        """Begin a coroutine; the loop's executor waits for it."""
+        """Start a coroutine; the loop's executor waits for it."""
         return self._hand.begin(coroutine)

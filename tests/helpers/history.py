@@ -1,21 +1,21 @@
-"""The history checker: whether messages were lost, doubled or disordered beyond what Tuplewire promises.
+"""The history checker: finds messages lost, duplicated or reordered in violation of Tuplewire's guarantees.
 
-Producers number their messages, from 0, per (source, task). The checker is told, in the order of time, what
-was handed over and accepted, what consumers have received, and which workers have ended. It checks, per
-(source, task), while the producers live:
+Producers number their messages, from 0, per (source, task). A test reports the events in the order of time:
+submitted and accepted messages, messages received by consumers, and stopped workers. The checker verifies,
+per (source, task), while the producers run:
 
-- Every accepted message is received at least once. Of a source in the mode `queued` one may be missing when a
-  worker that was on its way, the source's own or the task's, was killed after the message was handed over and
-  before it, or any later one, was received. Of a source in the mode `processed` none may be missing. What the
-  producer was told to be dropped is not expected.
-- Every copy but the first is marked `redelivered`: whoever keeps what is not marked, and looks up what is,
-  processes each message once. (A subscription that another has taken over may hear late of a first copy.) A
-  further copy within one subscription is only allowed when a worker has ended, or the task was moving, after
-  the message was handed over: what a consumer that is out of reach has not acknowledged moves with the task,
-  and may come back with it.
-- Messages are received for the first time in the order of their numbers. Only what was on its way to a task
-  that was moving, when a worker on that way was killed, may come later than its turn.
-- What is received has been sent, and each producer's own balance adds up to what it has sent.
+- Every accepted message is received at least once. In the mode `queued`, a message may be missing if a worker
+  on its route (the source's or the task's) was killed after the submission of the message, and before it or
+  any later message was received. In the mode `processed`, no message may be missing. Messages that the
+  producer's ledger reports as dropped are not expected.
+- Every copy after the first is marked `redelivered`. A consumer that keeps unmarked messages, and checks
+  marked ones for duplicates, therefore processes each message once. (After a takeover, the earlier
+  subscription may still receive a first copy late.) Within one subscription, a further copy is allowed only
+  if a worker stopped, or the task moved, after the submission of the message: messages that an unreachable
+  consumer has not acknowledged move with the task, and may return with it.
+- Messages are received for the first time in the order of their numbers. Only messages in flight to a moving
+  task, when a worker on their route is killed, may be received late.
+- Every received message was sent, and each producer's ledger is balanced and matches the messages it sent.
 
 Source: the checkers of Jepsen, which judge a recorded history by a model.
 """
@@ -32,11 +32,11 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.config import AckMode
 
 _LISTED = 50
-"""So many violations of each kind are kept, and all are counted."""
+"""The maximum number of violations retained per rule; all are counted."""
 
 
 class Rule(enum.StrEnum):
-    """What a violation violates."""
+    """The rule that a violation breaks."""
 
     LOST = "lost"
     DUPLICATED = "duplicated"
@@ -47,9 +47,11 @@ class Rule(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise: so many messages of a source to a task, from this number on.
+    """A violation of one rule: `count` messages of a source to a task, from the number `first`.
 
-    task: None where all of the source's tasks are meant. detail: what was seen, in words.
+    Attributes:
+        task: None if the violation concerns all tasks of the source.
+        detail: The observation, as text.
     """
 
     rule: Rule
@@ -67,11 +69,15 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a history comes to, in messages.
+    """The result of checking a history. Quantities are numbers of messages.
 
-    redelivered: further copies that were allowed. died: missing with a killed worker, which was allowed.
-    overtaken: later than their turn after a kill during a move, which was allowed. dropped: missing, and the
-    producer was told. counts: of each rule, how many messages violate it. violations: the first of each rule.
+    Attributes:
+        redelivered: Further copies that were allowed.
+        died: Missing after a worker was killed, which was allowed.
+        overtaken: Received late after a kill during a move, which was allowed.
+        dropped: Missing, and reported as dropped by the producer's ledger.
+        counts: Messages that violate each rule.
+        violations: The first violations of each rule.
     """
 
     accepted: int
@@ -85,7 +91,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
+        """True if there are no violations."""
         return not any(self.counts.values())
 
     def __str__(self) -> str:
@@ -124,15 +130,15 @@ class _Flow:
         self.received = Ranges()
         self.unmarked = Ranges()
         self.copies: dict[int, Ranges] = {}
-        """What each subscription has received, by the order in which they began."""
+        """The messages received by each subscription, by the order in which the subscriptions started."""
         self.at_risk = Ranges()
-        """What may have died with a worker."""
+        """Messages that may be lost with a killed worker."""
         self.strayed = Ranges()
-        """What was on its way to a moving task when a worker died."""
+        """Messages that were in flight to a moving task when a worker was killed."""
         self.since = 0
-        """The first number that was handed over after a worker has ended, or the task has moved, last."""
+        """The first number submitted after the last stop of a worker or move of the task."""
         self.subscriptions: defaultdict[str, Ranges] = defaultdict(Ranges)
-        """What each subscription has received, from that number on."""
+        """The messages received by each subscription, from the number `since`."""
 
     def excuse_copies(self) -> None:
         self.subscriptions.clear()
@@ -140,7 +146,8 @@ class _Flow:
 
 
 class History:
-    """Judges a history as it is told, in the order of time; the module has the promises."""
+    """Checks a history while a test reports its events, in the order of time. The module describes the rules.
+    """
 
     def __init__(self) -> None:
         self._sources: dict[int, _Source] = {}
@@ -155,48 +162,54 @@ class History:
     # --- what happens ----------------------------------------------------------------------------
 
     def source(self, source: int, mode: AckMode, worker: str) -> None:
-        """Announce a producer: its source task, its mode, and the worker that it hands its messages to.
+        """Announce a producer: its source task, its mode, and the worker that receives its messages.
 
-        To tell of what an unknown source has sent raises ValueError.
+        handed_over() and accepted() raise ValueError for an unknown source.
         """
         self._sources[source] = _Source(mode, worker)
 
     def owns(self, task: int, worker: str) -> None:
-        """Tell that a worker may hold messages of a task from now on; before the worker itself is told."""
+        """Record that a worker may hold messages of a task from now on. Call it before the worker knows."""
         self._owners[task].add(worker)
         self._excuse_copies(task)
 
     def left(self, task: int, worker: str) -> None:
-        """Tell that a task has moved away from a worker, and that nothing of it is left there."""
+        """Record that a task has moved away from a worker, which has no more messages of the task."""
         if worker in self._owners[task]:
             self._owners[task].remove(worker)
             self._excuse_copies(task)
 
     def _excuse_copies(self, task: int) -> None:
-        """Allow marked copies of what was handed over until now."""
+        """Allow marked copies of all messages submitted until now."""
         for (_, to), flow in self._flows.items():
             if to == task:
                 flow.excuse_copies()
 
     def handed_over(self, source: int, task: int, count: int) -> None:
-        """Tell that a producer is about to send: its first `count` messages to the task may be on the way."""
+        """Record that a producer is about to send: its first `count` messages to the task may be in flight.
+        """
         self._flow(source, task).handed_over = count
 
     def accepted(self, source: int, task: int, count: int) -> None:
-        """Tell that a producer's send has returned: its first `count` messages to the task are accepted."""
+        """Record that a producer's send() returned: its first `count` messages to the task are accepted."""
         self._flow(source, task).accepted = count
 
     def settled(self, source: int, ledger: LedgerSnapshot) -> None:
-        """Tell what a producer's client says at the end about everything that it has sent."""
+        """Record the final ledger of a producer's client."""
         self._sources[source].ledger = ledger
 
     def received(
         self, source: int, task: int, first: int, count: int, *, subscription: str, redelivered: bool
     ) -> None:
-        """Tell that a consumer has received so many messages, at least one, numbered from `first` on.
+        """Record that a consumer received `count` messages, at least one, numbered from `first`.
 
-        subscription: names one subscription of one process; a new one of the same consumer is another.
-        redelivered: whether they are marked.
+        Args:
+            source: The source task.
+            task: The target task.
+            first: The number of the first message.
+            count: The number of messages.
+            subscription: The name of one subscription of one process; a new subscription needs a new name.
+            redelivered: True if the messages are marked as redelivered.
         """
         flow = self._flows[source, task]
         stop = first + count
@@ -229,11 +242,12 @@ class History:
         self._redelivered += _total(flow.received.add(first, stop))
 
     def subscribed(self, subscription: str) -> None:
-        """Tell that a subscription begins; without that, it begins with what it first receives."""
+        """Record the start of a subscription. Without this call, it starts with the first received messages.
+        """
         self._turns.setdefault(subscription, len(self._turns))
 
     def worker_ended(self, worker: str, *, killed: bool) -> None:
-        """Tell that a worker's process has ended; killed: by force, with all that it held."""
+        """Record the exit of a worker's process. killed: True if it was killed, and its messages are lost."""
         for (source, task), flow in self._flows.items():
             flow.excuse_copies()
             if not killed or flow.received.stop >= flow.handed_over:
@@ -249,7 +263,7 @@ class History:
     # --- what it comes to ------------------------------------------------------------------------
 
     def verdict(self) -> Verdict:
-        """Judge the history so far, as if it ended here."""
+        """Return the verdict on the history so far, as if it ended here."""
         counts, violations = Counter(self._counts), {rule: list(v) for rule, v in self._violations.items()}
         died = dropped = 0
         for source, sender in self._sources.items():
@@ -332,7 +346,7 @@ def _total(pieces: Iterable[Range]) -> int:
 
 
 def _without(piece: Range, others: Iterable[Range]) -> list[Range]:
-    """Return what is left of a range without others, which are in order."""
+    """Return the parts of a range outside other ranges, which are sorted."""
     left = []
     first, stop = piece
     for begin, end in others:

@@ -24,16 +24,16 @@ class Hosted(EmbeddedWorker):
         self.worker = self._worker
 
     def status(self) -> GetStatusResponse:
-        """Return its status."""
+        """Return the worker's status."""
         return self._loop.call(self.worker.status)
 
     def abort(self) -> None:
-        """End both as if the process were killed."""
+        """Stop the worker and its link as if the process were killed."""
         self.link.abort()
         super().abort()
 
     def close(self, timeout: float) -> None:
-        """End both in good order."""
+        """Close the worker cleanly, and stop its link."""
         super().close(timeout)
         self.link.abort()
 
@@ -46,7 +46,7 @@ def host(
 
 
 def assign(version: int, shares: Mapping[Hosted, Sequence[int]]) -> None:
-    """Tell workers who has which tasks."""
+    """Send workers an assignment of tasks."""
     for each in shares:
         each.assign(version, {hosted.peer: share for hosted, share in shares.items()})
 
@@ -58,7 +58,7 @@ def hosted(
     transport: str = "local",
     conf: Mapping[str, Any] | None = None,
 ) -> Iterator[list[Hosted]]:
-    """Run a worker for each share of tasks; they end with the block, and see off what they have."""
+    """Run a worker for each share of tasks. They close cleanly at the end of the block."""
     with ExitStack() as stack:
         workers: list[Hosted] = []
         for number in range(len(shares)):

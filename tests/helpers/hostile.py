@@ -1,4 +1,4 @@
-"""What somebody says who breaks the protocol, and how the worker answers."""
+"""Requests of a client that breaks the protocol, and the worker's answers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tuplewire.wire.codec import encode_frame
 SEND = "/tuplewire.v1.Messaging/Send"
 RECV = "/tuplewire.v1.Messaging/Recv"
 TARGET_TASK = 1
-"""The task that hostile messages are for."""
+"""The target task of hostile messages."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a stream ended."""
+    """The result of a stream or call."""
 
     status: grpc.StatusCode
     error: str
@@ -39,13 +39,13 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_poo
 
 
 def talk(endpoint: Endpoint, method: str, requests: list[bytes]) -> Answer:
-    """Write requests to a stream of a connection of its own, half-close it, and see how it ends."""
+    """Write requests to a stream on a separate connection, half-close it, and return its result."""
     with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
         return talk_over(channel, method, requests)
 
 
 def talk_over(channel: grpc.Channel, method: str, requests: list[bytes]) -> Answer:
-    """Do the same over a connection that is there."""
+    """Do the same over an existing connection."""
     stub: Any = channel.stream_stream(method)
     call = stub(iter(requests), timeout=20)
     responses = []
@@ -55,7 +55,7 @@ def talk_over(channel: grpc.Channel, method: str, requests: list[bytes]) -> Answ
 
 
 def answer_of(call: Any, responses: list[bytes]) -> Answer:
-    """Return how a call that is over has ended."""
+    """Return the result of a finished call."""
     trailing = dict(call.trailing_metadata() or ())
     return Answer(call.code(), str(trailing.get(ERROR_KEY, "")), call.details() or "", responses)
 
@@ -67,7 +67,7 @@ def ask(endpoint: Endpoint, method: str, request: bytes) -> Answer:
 
 
 def ask_over(channel: grpc.Channel, method: str, request: bytes) -> Answer:
-    """Do the same over a connection that is there."""
+    """Do the same over an existing connection."""
     stub: Any = channel.unary_unary(method)
     try:
         response, call = stub.with_call(request, timeout=20)
@@ -77,7 +77,7 @@ def ask_over(channel: grpc.Channel, method: str, request: bytes) -> Answer:
 
 
 async def ending(call: Any) -> Answer:
-    """Read an asyncio stream to its end."""
+    """Read an asyncio stream to its end, and return its result."""
     with contextlib.suppress(grpc.RpcError):
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -115,12 +115,12 @@ def subscribe(*tasks: int, **changes: Any) -> bytes:
 
 
 def frame(sequence: int = 1, payloads: tuple[bytes, ...] = (b"x",), task: int = TARGET_TASK) -> bytes:
-    """Return a frame as a well-behaved sender writes it."""
+    """Return a frame as written by a correct sender."""
     return encode_frame(sequence, [[TaskGroup.of(task, payloads)]])
 
 
 def raw_frame(*, task: int = TARGET_TASK, lengths: bytes = b"", data: bytes = b"", source: int = 0) -> bytes:
-    """Return a frame with one group of these very columns, which need not fit together."""
+    """Return a frame with one group of exactly these columns, which may contradict each other."""
     group = b"\x08" + varint(task % 2**64) + b"\x10" + varint(source % 2**64)
     group += b"\x1a" + varint(len(lengths)) + lengths + b"\x22" + varint(len(data)) + data
     body = b"\x08\x01\x12" + varint(len(group)) + group

@@ -1,4 +1,4 @@
-"""HTTP/2 and gRPC's framing by hand, for what a gRPC library would never write."""
+"""HTTP/2 and gRPC's framing by hand, for input that a gRPC library would never write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONT
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 """Flags."""
 GRPC_PREFIX_BYTES = 5
-"""Before each message: whether it is compressed, and its length."""
+"""The length of each message's prefix: a flag for compression, and the length of the message."""
 
 
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -33,16 +33,16 @@ def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> byt
 
 
 OPENING = PREFACE + http2_frame(SETTINGS, 0, 0)
-"""What a client says first."""
+"""The first bytes that a client sends."""
 
 
 def window_of(size: int) -> bytes:
-    """Return the setting that lets so many bytes of each stream through until more are asked for."""
+    """Return the setting of the initial window of each stream, in bytes."""
     return struct.pack(">HI", 4, size)
 
 
 def call_headers(stream: int, path: bytes = SEND.encode(), flags: int = END_HEADERS) -> bytes:
-    """Return the headers of a gRPC call; each is a literal that needs no table."""
+    """Return the headers of a gRPC call; each is a literal that does not need a table."""
     block = b""
     for name, value in (
         (b":method", b"POST"),
@@ -57,12 +57,12 @@ def call_headers(stream: int, path: bytes = SEND.encode(), flags: int = END_HEAD
 
 
 def grpc_message(message: bytes, *, compressed: int = 0, length: int | None = None) -> bytes:
-    """Return a message as gRPC frames it; length: what it says of itself."""
+    """Return a message in gRPC's framing. length: the declared length, if it differs from the real one."""
     return struct.pack(">BI", compressed, len(message) if length is None else length) + message
 
 
 def connected(address: str, timeout: float = 5.0) -> socket.socket:
-    """Return a connection to host:port or unix:///path; OSError when nobody listens."""
+    """Return a connection to host:port or unix:///path. Raises OSError if the address does not accept it."""
     if address.startswith("unix://"):
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(timeout)

@@ -1,4 +1,4 @@
-"""Waiting for executors to have nothing to do."""
+"""Waiting until executors are idle."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 
 def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:
-    """Wait until nothing is left to do in a worker; False when the time is over first.
+    """Wait until a worker is idle. False if the timeout expires first.
 
-    That is: no tuple is queued or being executed, and every spout is exhausted or inactive. Raises the
-    TaskError by which the worker has failed.
+    A worker is idle if no tuple is queued or being executed, and every spout is exhausted or inactive. Raises
+    the TaskError of a failed worker.
     """
     idle = worker.wait_idle(timeout)
     worker.check()

@@ -1,4 +1,4 @@
-"""The worker's image, built as operators build it, and what an OCI runtime starts."""
+"""The worker's image, built as operators build it, and unpacked for an OCI runtime."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from helpers.container import require_namespaces
 from helpers.tools import ROOT, require_tool
 
 NAME_OF_AN_INDEX = "index-of-this-machine.invalid"
-"""Stands in pip's configuration when the image is built, and must not be found in it."""
+"""Used in pip's configuration during the build; it must not occur in the image."""
 
 
 def build_image(layout: Path) -> None:
-    """Build the image into an OCI layout; what was downloaded once is used again."""
+    """Build the image into an OCI layout. Earlier downloads are used again."""
     require_namespaces()  # the build mounts, too
     for tool in ("buildah", "skopeo", "mmdebstrap"):
         require_tool(tool, f"Debian's {tool}")

@@ -1,4 +1,4 @@
-"""Interpreters for Spark's executors, with this one's packages but for Tuplewire, or with some of them."""
+"""Interpreters for Spark's executors, with copies of or links to this interpreter's packages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from helpers.tools import missing
 
 
 def make_interpreter(home: Path, *, without: Sequence[str] = ()) -> Path:
-    """Make a virtual environment that has links to this one's packages, and return its python.
+    """Make a virtual environment with links to this interpreter's packages, and return its python.
 
-    without: names, or beginnings, of more that are left out; Tuplewire always is.
+    without: prefixes of the names of further packages to omit. Tuplewire is always omitted.
     """
     python = _empty(home)
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -28,7 +28,7 @@ def make_interpreter(home: Path, *, without: Sequence[str] = ()) -> Path:
 
 
 def make_movable_interpreter(home: Path, packages: Sequence[str]) -> Path:
-    """Make a virtual environment that has copies of these, less what is large, and return its python."""
+    """Make a virtual environment with copies of these packages, except large files, and return its python."""
     python = _empty(home)
     large = shutil.ignore_patterns("include", "tests", "libarrow_flight*", "libarrow_s3*")
     for name in packages:
@@ -44,9 +44,9 @@ def make_movable_interpreter(home: Path, packages: Sequence[str]) -> Path:
 
 
 def other_python() -> str:
-    """Return an interpreter of another minor version; without one the test is skipped loudly.
+    """Return an interpreter of another minor version. Without one, the test is skipped loudly.
 
-    They are looked for on the PATH, and where pyenv keeps them.
+    It is searched for on the PATH, and in pyenv's folder.
     """
     places = [Path(each) for each in os.environ["PATH"].split(os.pathsep)]
     places += sorted(Path.home().glob(".pyenv/versions/*/bin"))
@@ -60,7 +60,7 @@ def other_python() -> str:
 
 
 def site_packages(python: Path) -> Path:
-    """Return where an interpreter made here has its packages."""
+    """Return the package folder of an interpreter made here."""
     (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
     return site
 

@@ -1,4 +1,4 @@
-"""As much of the Kubernetes API as Spark needs to ask for pods: it notes what was asked for."""
+"""The part of the Kubernetes API that Spark needs to create pods. It records the requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
 
 
 class KubernetesApi(ThreadingHTTPServer):
-    """Takes whatever is created, says that it runs, and leaves that to others."""
+    """Accepts every resource, and reports it as running without starting anything."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -24,16 +24,16 @@ class KubernetesApi(ThreadingHTTPServer):
 
     @property
     def master(self) -> str:
-        """What Spark calls it."""
+        """The address of this server, as a Spark master."""
         return f"k8s://http://127.0.0.1:{self.server_port}"
 
     def of_kind(self, kind: str) -> list[Manifest]:
-        """Return what was asked for, of one kind."""
+        """Return the created resources of one kind."""
         return [each for each in self.created if each["kind"] == kind]
 
 
 def kubernetes_api() -> AbstractContextManager[KubernetesApi]:
-    """Serve it while the block runs."""
+    """Run the server during the block."""
     return served(KubernetesApi())
 
 
@@ -49,12 +49,12 @@ class _Handler(JsonHandler, BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.body())
         self.server.created.append(asked)
-        # It answers with a copy: what was asked for stays as it came.
+        # The answer is a copy: the recorded resource stays unchanged.
         metadata = {**asked["metadata"], "uid": str(len(self.server.created)), "resourceVersion": "1"}
         self.answer(HTTPStatus.CREATED, {**asked, "metadata": metadata})
 
     def do_PATCH(self) -> None:
-        # Server-side apply, which is how Spark makes all but pods.
+        # Server-side apply, which Spark uses for everything except pods.
         asked = yaml.safe_load(self.body())
         self.server.created.append(asked)
         self.answer(HTTPStatus.OK, asked)

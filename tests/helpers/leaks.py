@@ -1,4 +1,4 @@
-"""What a test may leave behind: threads, child processes, asyncio tasks."""
+"""Detection of threads, child processes and asyncio tasks that a test leaves running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers import fork_server
 
 _GRACE_SECONDS = 3.0
 
-# These belong to the interpreter, not to a test: PySpark keeps its JVM, multiprocessing its helpers.
+# These belong to the interpreter, not to a test: the JVM of PySpark, and helpers of multiprocessing.
 _KEPT_PROCESSES = (
     "java",
     "org.apache.spark",
@@ -30,7 +30,7 @@ _left_by_runners: list[Task[Any]] = []
 
 
 def install() -> None:
-    """Start to take note of every event loop; asyncio.run cancels what is left, so it is asked first."""
+    """Start to record every event loop, and the tasks that asyncio.run() would cancel at its end."""
     make = BaseEventLoop.__init__
     cancel_all: Any = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]
 
@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def children() -> dict[int, str]:
-    """Return this process's children and their command lines; `defunct` for one that nobody waited for."""
+    """Return this process's children and their command lines; `defunct` for a child that has exited."""
     found: dict[int, str] = {}
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - it is done twice for each test
         for child in _read(f"/proc/self/task/{thread}/children").split():
@@ -62,7 +62,7 @@ def children() -> dict[int, str]:
 
 
 def _read(path: str) -> str:
-    """Return the text of a file of /proc that fits one read; nothing for a process that is gone."""
+    """Return the text of a file of /proc that fits one read; empty if the process no longer exists."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def _read(path: str) -> str:
 
 
 def _running() -> dict[object, str]:
-    """Return everything that runs now and should not outlive a test."""
+    """Return everything that is running now and should not outlive a test."""
     running: dict[object, str] = {t: f"thread {t.name}" for t in threading.enumerate() if not t.daemon}
     for pid, command in children().items():
         running[pid] = f"child process {pid}: {command}"
@@ -88,7 +88,7 @@ def _running() -> dict[object, str]:
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fail when something that was started within still runs a moment after its end."""
+    """Fail if something started in the block is still running shortly after the block."""
     before = _running().keys()
     _left_by_runners.clear()
     yield

@@ -1,4 +1,4 @@
-"""Run the shipped conformance kit on the installed toy; prints the name of each test that has passed."""
+"""Run the shipped conformance kit on the installed toy transport; print the name of each passed test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuplewire_service.testing import TransportConformance
 
 
 class Suite(TransportConformance):
-    """As found by the name on the command line."""
+    """The conformance kit, on the transport named on the command line."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: sys.argv[1]})

@@ -1,5 +1,5 @@
-"""A transport of somebody else's: plain TCP by asyncio.
+"""A third-party transport: plain TCP by asyncio.
 
-It shows what a transport has to do itself: carry byte strings both ways, in order, and tell why a stream has
-ended. Sessions, credit, acknowledgements, reconnecting and the ledger are Tuplewire's.
+It shows the duties of a transport: carry byte strings both ways, in order, and report the reason for the end
+of a stream. Tuplewire adds sessions, credit, acknowledgements, reconnecting and the ledger.
 """

@@ -1,4 +1,4 @@
-"""What the factory finds: an IContext, and a factory of one."""
+"""The entry points for Tuplewire's transport factory: an IContext, and a factory of contexts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ToyContext(StreamedContext):
     server = ToyServer
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
-        del topology_id  # the hello names it
+        del topology_id  # the hello contains it
 
         @asynccontextmanager
         async def open_stream(method: str) -> AsyncIterator[ClientStream]:
@@ -73,7 +73,7 @@ class ToyContext(StreamedContext):
 
 
 class ToyFactory:
-    """Not an IContext: it makes one, prepared."""
+    """A factory that is not an IContext: it creates and prepares one."""
 
     @staticmethod
     def make_context(conf: Mapping[str, Any]) -> ToyContext:

@@ -1,4 +1,4 @@
-"""Both sides of a stream. It has a TCP connection of its own; a kind and a length precede every message."""
+"""Both sides of a stream. Each stream uses one TCP connection; a kind and a length precede every message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToyStream(MessageStream):
         self._why: TuplewireError = UnreachableError("the connection was lost")
 
     async def put(self, kind: int, data: bytes = b"") -> None:
-        """Write a message, and wait while the other side is slow."""
+        """Write a message, waiting while the other side is slow."""
         try:
             self._writer.write(bytes([kind]) + len(data).to_bytes(4, "big") + data)
             await self._writer.drain()
@@ -45,7 +45,7 @@ class ToyStream(MessageStream):
         return data if kind == DATA else None
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._writer.close()
 
 
@@ -59,7 +59,7 @@ class ToyClientStream(ToyStream, ClientStream):
         with contextlib.suppress(StreamBroken, TimeoutError):
             async with asyncio.timeout(1):
                 while await self.read() is not None:
-                    pass  # the reason may be on the way
+                    pass  # the reason may be in flight
         return self._why
 
 
