@@ -1,4 +1,4 @@
-"""Workers with smaller limits: a process of its own for each, in which constants have other values."""
+"""Workers in separate processes with smaller limits: some constants have other values there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuplewire_service.messaging.grpc import grpc_transport
 
 @contextmanager
 def limited_workers(limits: Mapping[str, float]) -> Iterator[None]:
-    """Start the WorkerProcesses of a block with these values of constants."""
+    """Start the block's WorkerProcesses with these values of constants."""
     words_of = worker_processes.worker_words
 
     def words(*arguments: Any, **options: Any) -> list[str]:
@@ -32,7 +32,7 @@ def limited_workers(limits: Mapping[str, float]) -> Iterator[None]:
 
 
 def _limit(name: str, value: float) -> None:
-    """Give a constant another value in each module that has it."""
+    """Set a constant to another value in each module that has it."""
     modules = [each for each in (streamed_stream, grpc_transport) if hasattr(each, name)]
     assert modules, name
     for each in modules:

@@ -1,4 +1,4 @@
-"""Where a process waits for connections, as the kernel tells it."""
+"""The addresses on which a process listens, read from /proc."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LISTENING = "0A"
 
 
 def listening_hosts(process: int) -> set[str]:
-    """Return the addresses, without ports, at which a process takes TCP connections."""
+    """Return the addresses, without ports, on which a process accepts TCP connections."""
     own = set()
     for link in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(OSError):  # it is closed meanwhile
+        with contextlib.suppress(OSError):  # it was closed in the meantime
             own.add(str(link.readlink()))
     found = set()
     for name, family in _FAMILIES.items():
@@ -22,7 +22,7 @@ def listening_hosts(process: int) -> set[str]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == _LISTENING and f"socket:[{inode}]" in own:
                 host = socket.inet_ntop(family, _packed(local.partition(":")[0]))
-                found.add(host.removeprefix("::ffff:"))  # IPv4 by a socket for both
+                found.add(host.removeprefix("::ffff:"))  # IPv4 on a socket for both families
     return found
 
 

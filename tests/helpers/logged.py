@@ -1,4 +1,4 @@
-"""What was logged, by its event."""
+"""Log records by their event."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import pytest
 
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
-    """Return the facts of each line of an event, in order."""
+    """Return the attributes of each record of an event, in order."""
     return [vars(each) for each in caplog.records if vars(each).get("event") == event]

@@ -1,4 +1,4 @@
-"""What Helm makes of the chart, as plain dicts."""
+"""The chart's manifests, rendered by Helm, as plain dicts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "prod": ("--set=monitoring.enabled=true",),
     "default": (),
 }
-"""Values of the chart, as Helm's flags, by the names that tests know them by."""
+"""Values of the chart, as Helm's flags, by the name of the profile."""
 _HELM = ROOT / "build" / "bin" / "helm"
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Helm; the one that the installer has built comes first."""
+    """Run Helm, preferably the one built by the installer."""
     program = shutil.which(_HELM) or shutil.which("helm")
     if program is None:
         missing("helm is not there; deploy/install-tools.sh builds it")
@@ -37,31 +37,31 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def rendered(*flags: str) -> tuple[Manifest, ...]:
-    """Return what Helm makes of the chart with these flags."""
+    """Return the chart's manifests, rendered with these flags."""
     done = helm("template", "a-release", CHART, *flags)
     assert done.returncode == 0, done.stderr
     return tuple(filter(None, yaml.safe_load_all(done.stdout)))
 
 
 def chart(*settings: str) -> tuple[Manifest, ...]:
-    """Return what Helm makes of the chart with values, each as `a.b=c`."""
+    """Return the chart's manifests with values, each as `a.b=c`."""
     return rendered(*(f"--set={each}" for each in settings))
 
 
 def cluster(profile: str) -> tuple[Manifest, ...]:
-    """Return what is applied to a cluster."""
+    """Return the manifests that are applied to a cluster with this profile."""
     return rendered(*PROFILES[profile])
 
 
 def executor(profile: str, role: str = "executor") -> Manifest:
-    """Return Spark's template of an executor's pod, or of a driver's."""
+    """Return Spark's template of an executor's pod, or of a driver's pod."""
     data = the(cluster(profile), "ConfigMap", f"tuplewire-{role}-template")["data"]
     found: Manifest = yaml.safe_load(data[f"{role}-template.yaml"])
     return found
 
 
 def the(manifests: tuple[Manifest, ...], kind: str, name: str = "") -> Manifest:
-    """Return the one of a kind, or of a kind and name."""
+    """Return the only manifest of a kind, or of a kind and name."""
     (found,) = [each for each in manifests if each["kind"] == kind and name in {"", each["metadata"]["name"]}]
     return found
 
@@ -88,12 +88,12 @@ def container(pod: Manifest, name: str = "tuplewire") -> Manifest:
 
 
 def variables(one: Manifest) -> dict[str, str]:
-    """Return the environment of a container; what the pod fills in is written $(name)."""
+    """Return the environment of a container. A variable that the pod fills in has the value $(name)."""
     return {each["name"]: each.get("value", f"$({each['name']})") for each in one.get("env", [])}
 
 
 def selects(selector: Manifest, labels: Manifest) -> bool:
-    """Whether a label selector (matchLabels, matchExpressions with In) takes something with these labels."""
+    """True if a label selector (matchLabels, matchExpressions with In) matches these labels."""
     by_label = selector.get("matchLabels", {}).items() <= labels.items()
     return by_label and all(
         labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])

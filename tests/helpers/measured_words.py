@@ -1,4 +1,4 @@
-"""The words of `words`, with metrics of their own: imported by other processes."""
+"""The words of `words`, with user metrics. Other processes import this module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT, LONG = (sum(count for size, count in LETTERS.items() if size <= bound) fo
 
 
 class MeasuredLines(Lines):
-    """Tells how many lines are left."""
+    """Exports the number of remaining lines as a gauge."""
 
     def open(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
@@ -33,7 +33,7 @@ class MeasuredLines(Lines):
 
 
 class Measure(BasicBolt):
-    """Counts words, and how long they are; one gauge of it cannot be read."""
+    """Counts words and their lengths. One of its gauges cannot be read."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
         self.words = context.register_counter("words")
@@ -47,7 +47,7 @@ class Measure(BasicBolt):
 
 
 def topology() -> Topology:
-    """Return it: lines is task 1, measure has 2 and 3."""
+    """Return the topology: lines is task 1, measure has tasks 2 and 3."""
     builder = TopologyBuilder()
     builder.set_spout("lines", MeasuredLines(LINES))
     builder.set_bolt("measure", Measure(), 2).shuffle_grouping("lines")
@@ -55,12 +55,12 @@ def topology() -> Topology:
 
 
 def added_up(read: dict[str, float], start: str) -> float:
-    """Add up the series that begin so."""
+    """Add up the series with this prefix."""
     return sum(value for name, value in read.items() if name.startswith(start))
 
 
 def check(read: dict[str, float]) -> None:
-    """See that the series of all processes together are what was counted."""
+    """Check that the series of all processes add up to the expected counts."""
     user = "tuplewire_user_"
     assert added_up(read, user + 'words_total{component="measure"') == WORDS
     assert {name for name in read if name.startswith(user + "words_total")} == {

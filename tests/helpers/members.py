@@ -1,4 +1,4 @@
-"""Workers as a membership sees them: a plain model of what they say, for tests of the registry alone."""
+"""A plain model of workers and their answers to a membership, for tests of the registry alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOPOLOGY = "test"
 
 @dataclass
 class ModelWorker:
-    """What one worker would answer."""
+    """A model of one worker."""
 
     worker_id: str
     incarnation: int = 1
@@ -25,7 +25,7 @@ class ModelWorker:
     peer_addresses: tuple[str, ...] = ()
 
     def report(self, address: str, registry: Registry) -> Report | TuplewireError:
-        """Answer a look of a registry, which knows this worker by its address."""
+        """Answer a poll of a registry, which knows this worker by its address."""
         if not self.alive:
             return UnreachableError("nobody answers")
         known = self.assignment.version if self.assignment is not None else 0
@@ -43,7 +43,7 @@ class ModelWorker:
         return status, self.assignment if registry.may_be_foreign(address, known) else None
 
     def take(self, assignment: control_pb2.Assignment) -> TuplewireError | None:
-        """Take an assignment, as a worker does."""
+        """Accept or refuse an assignment, as a worker does."""
         if not self.alive:
             return UnreachableError("nobody answers")
         known = self.assignment
@@ -53,28 +53,28 @@ class ModelWorker:
         return None
 
     def restart(self) -> None:
-        """Begin the next life."""
+        """Start the next incarnation."""
         self.incarnation += 1
         self.alive, self.draining, self.moving, self.assignment = True, False, 0, None
 
 
 @dataclass
 class World:
-    """Workers at their addresses, those that are wanted, and a clock that a test moves."""
+    """Workers at their addresses, the wanted addresses, and a clock that a test moves."""
 
     workers: dict[str, ModelWorker] = field(default_factory=dict)
     wanted: dict[str, str] = field(default_factory=dict)
     now: float = 0.0
 
     def add(self, number: int) -> ModelWorker:
-        """Let a worker arrive, with an executor."""
+        """Add a worker with an executor."""
         address = f"10.0.0.{number}:6700"
         self.wanted[address] = f"executor {number}"
         self.workers[address] = worker = ModelWorker(f"w{number}")
         return worker
 
     def round(self, registry: Registry, lost: frozenset[str] = frozenset()) -> control_pb2.Assignment | None:
-        """Do what the thread of a membership does in one turn; what is said to the `lost` does not arrive."""
+        """Run one round of the membership's thread. Assignments for the addresses in `lost` do not arrive."""
         addresses = dict.fromkeys([*self.wanted, *registry.addresses])
         answers = {
             address: self.workers[address].report(address, registry)
@@ -94,7 +94,7 @@ class World:
         return issued
 
     def settle(self, registry: Registry) -> None:
-        """Go on until all is settled."""
+        """Run rounds until the membership is settled."""
         for _ in range(50):
             self.round(registry)
             if registry.status().settled:

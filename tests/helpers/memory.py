@@ -1,4 +1,4 @@
-"""How much memory a process holds."""
+"""The memory of a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 MIB = 1 << 20
 _HEAP = 64 * MIB
-"""glibc reserves so much for each heap beside the first, at a multiple of it."""
+"""The size that glibc reserves for each heap except the first; its address is a multiple of this size."""
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) .* 0\s*$")
 
 
@@ -20,7 +20,7 @@ def rss(process_id: int) -> int:
 
 
 def heaps(process_id: int) -> int:
-    """Return how many heaps glibc has made for the threads of a process, beside the first."""
+    """Return the number of heaps that glibc created for the threads of a process, except the first."""
     lines = Path(f"/proc/{process_id}/maps").read_text(encoding="utf-8").splitlines()
     found = [(int(m[1], 16), int(m[2], 16), m[3]) for m in map(_MAPPING.match, lines) if m is not None]
     return sum(

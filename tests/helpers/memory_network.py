@@ -1,4 +1,4 @@
-"""A network in memory: streams between processes on a HandLoop, which a test delivers, holds and cuts."""
+"""An in-memory network: streams between processes on a HandLoop, which a test delivers, holds and cuts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 HOST = "127.0.0.1"
 _ROOM = 8
-"""So many messages may be on the way in one direction; then whoever writes waits."""
+"""The maximum number of messages in flight in one direction; further writes wait."""
 
 
 class _End:
-    """The last in a pipe: the stream has ended (with an error), or is broken."""
+    """The last entry of a pipe: the stream was closed (perhaps with an error), or is broken."""
 
     def __init__(self, error: TuplewireError | None = None, *, broken: bool = False) -> None:
         self.error = error
@@ -43,7 +43,7 @@ class Pipe:
         self._moved = asyncio.Event()
         self._closed = False
         self.end: _End | None = None
-        """How the stream has ended, as seen by who reads."""
+        """The end of the stream, once the reader has reached it."""
 
     def __len__(self) -> int:
         return len(self._on_the_way)
@@ -56,21 +56,21 @@ class Pipe:
             self._on_the_way.append(data)
 
     def close(self, end: _End) -> None:
-        """Let nothing follow what is on the way but the end."""
+        """Close the pipe: only the messages in flight and then the end still arrive."""
         if not self._closed:
             self._closed = True
             self._on_the_way.append(end)
             self._moved.set()
 
     def cut(self, keep: int) -> None:
-        """Break: of what is on the way only the first so many still arrive."""
+        """Break the pipe: only the first `keep` messages in flight still arrive."""
         while len(self._on_the_way) > keep:
             self._on_the_way.pop()
         self._closed = False
         self.close(_End(broken=True))
 
     def deliver(self, count: int) -> bool:
-        """Let so many arrive; return whether there was something."""
+        """Deliver up to `count` messages. Return True if any were in flight."""
         moved = bool(self._on_the_way)
         for _ in range(min(count, len(self._on_the_way))):
             self._arrived.append(self._on_the_way.popleft())
@@ -92,7 +92,7 @@ class Pipe:
 
 
 class Link:
-    """A stream in both directions; whoever has gone away is told so by the end of its pipe."""
+    """A stream in both directions. The end of a pipe notifies one side that the other has left."""
 
     def __init__(self, method: str, client: str, server: str) -> None:
         self.method, self.client, self.server = method, client, server
@@ -103,12 +103,12 @@ class Link:
         return f"<{self.method} {self.client} -> {self.server}: {len(self.up)} up, {len(self.down)} down>"
 
     def cut(self, keep_up: int, keep_down: int) -> None:
-        """Break it; each side notices when the break is delivered."""
+        """Break the stream; each side notices the break when it is delivered."""
         self.up.cut(keep_up)
         self.down.cut(keep_down)
 
     def deliver(self, count: int) -> bool:
-        """Deliver so many messages in each direction; return whether there was something."""
+        """Deliver up to `count` messages in each direction. Return True if any were in flight."""
         up, down = self.up.deliver(count), self.down.deliver(count)
         return up or down
 
@@ -136,7 +136,7 @@ class _Client(ClientStream):
 
 
 class _Refused(Exception):  # noqa: N818 - ends a handler, as gRPC's abort does
-    """A stream was ended with an error."""
+    """A stream was closed with an error."""
 
 
 class _Server(ServerStream):
@@ -161,7 +161,7 @@ _Handlers = Mapping[str, Callable[[ServerStream], Awaitable[None]]]
 
 
 class Network:
-    """Links between processes, which are known by name; servers have addresses, too."""
+    """Links between named processes. Servers also have addresses."""
 
     def __init__(self, loop: HandLoop) -> None:
         self.loop = loop
@@ -171,11 +171,11 @@ class Network:
         self._calls: dict[Link, asyncio.Task[None]] = {}
 
     def listen(self, address: str, handlers: _Handlers) -> None:
-        """Serve streams to an address in the present process."""
+        """Serve streams to an address in the current process."""
         self._servers[address] = process_name.get(), handlers
 
     async def close(self, address: str, grace: float | None) -> None:
-        """Serve no more; what is still open gets so many seconds."""
+        """Stop serving an address. Open streams get `grace` seconds."""
         process, _ = self._servers.pop(address)
         if calls := [task for link, task in self._calls.items() if link.server == process]:
             await asyncio.wait(calls, timeout=grace or 0)
@@ -183,7 +183,7 @@ class Network:
             task.cancel()
 
     def dial(self, address: str) -> Dial:
-        """Return what opens streams to an address, from the present process."""
+        """Return a function that opens streams from the current process to an address."""
         return partial(self._open, process_name.get(), address)
 
     @asynccontextmanager
@@ -215,17 +215,17 @@ class Network:
             del self._calls[link]
 
     def kill(self, process: str) -> None:
-        """End a process at once: what it has written may still arrive."""
+        """Stop a process immediately. Data that it has already written may still arrive."""
         for address in [each for each, (server, _) in self._servers.items() if server == process]:
             del self._servers[address]
         self.loop.kill(process)
 
     def sweep(self) -> None:
-        """Forget the links that both sides have left."""
+        """Remove the links that both sides have left."""
         self.links = [link for link in self.links if not (link.client_gone and link.server_gone)]
 
     def deliver_all(self) -> bool:
-        """Deliver whatever is on the way now; return whether there was something."""
+        """Deliver all messages in flight. Return True if there were any."""
         self.sweep()
         moved = [link.deliver(_ROOM) for link in self.links]
         self.loop.settle()
@@ -260,7 +260,7 @@ class NetworkContext(StreamedContext):
         return self.network.thread
 
     def _dial(self, topology_id: str, host: str, port: int) -> Dial:
-        del topology_id  # the hello names it
+        del topology_id  # the hello contains it
         return self.network.dial(f"{host}:{port}")
 
     def connect(
@@ -271,7 +271,7 @@ class NetworkContext(StreamedContext):
         receiver_id: str = "",
         events: SendEvents | None = None,
     ) -> StreamedClient:
-        """Connect on the network's loop, under an id that is the same in each run."""
+        """Connect on the network's loop, with an id that is the same in each run."""
         self._connections += 1
         settings, dial = self.settings, self._dial(topology_id, host, port)
         sender_id = f"{settings.worker_id}/{self._connections}"
@@ -282,7 +282,7 @@ class NetworkContext(StreamedContext):
         )
 
     def term(self) -> None:
-        """See IContext. A drain or a kill has closed everything."""
+        """See IContext. Does nothing: a drain or a kill has already closed everything."""
 
 
 def sender(

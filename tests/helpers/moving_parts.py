@@ -47,7 +47,7 @@ def address_of(worker: int) -> str:
 
 
 def numbered(task: int, source: int, first: int, count: int, padding: int) -> TaskGroup:
-    """Return messages that are numbered from `first` on, each with so many further bytes."""
+    """Return messages numbered from `first`, each with `padding` further bytes."""
     payloads = [_NUMBER.pack(number) + bytes(padding) for number in range(first, first + count)]
     return TaskGroup.of(task, payloads, source)
 
@@ -58,7 +58,7 @@ def numbers_in(group: TaskGroup) -> list[int]:
 
 
 class Lives:
-    """In which order a stream's messages may come: of each life of its first worker, in theirs."""
+    """The permitted order of a stream: for each life of its first worker, the order of the numbers."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -68,17 +68,17 @@ class Lives:
         self._free = 0
 
     def new_life(self, first: int) -> None:
-        """Let the first worker start anew, with this number: what comes may overtake what came before."""
+        """Record a restart of the first worker: from this number on, messages may overtake earlier ones."""
         self._begin.append(first)
         self._next.append(first)
 
     def die(self, offered: int) -> None:
-        """Let a worker be killed: what was on its way may be overtaken."""
+        """Record a killed worker: messages in flight may be received out of order."""
         self._free = offered
         self.new_life(offered)
 
     def see(self, number: int, *, marked: bool) -> None:
-        """Take a message in; AssertionError when it must not come now."""
+        """Record a received message. Raises AssertionError if it must not be received now."""
         if not marked:
             assert number not in self.unmarked, f"{number} came twice without a mark"
             self.unmarked.add(number)
@@ -94,17 +94,17 @@ class Lives:
 
 
 class Program:
-    """A program that sends, from a source of its own, to all tasks by one worker."""
+    """A program that sends from its own source to all tasks, through one worker."""
 
     def __init__(self, number: int, network: Network, mode: AckMode, worker: int | None = None) -> None:
-        """Begin to send. worker: where; None: at the worker of the same number."""
+        """Start to send. worker: the entry worker; None means the worker with the program's number."""
         self.source = FIRST_SOURCE + number
         self.worker = number if worker is None else worker
         self.mode = mode
         self.offered = dict.fromkeys(TASKS, 0)
         self.settled = dict.fromkeys(TASKS, 0)
         self.done: dict[int, set[int]] = {task: set() for task in TASKS}
-        """What consumers are done with."""
+        """Messages that consumers have acknowledged."""
         session = SessionSettings(
             **{name: getattr(SESSION, name) for name in SESSION.__slots__ if name != "ack_mode"},
             ack_mode=mode,
@@ -140,7 +140,7 @@ class Consumer:
 
 
 class Host:
-    """Where a worker lives, again and again."""
+    """The place of one worker, which is started repeatedly."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -148,11 +148,11 @@ class Host:
         self.worker: Worker | None = None
         self.draining: Task[LedgerSnapshot] | None = None
         self.version = 0
-        """Of the assignment that it was told last."""
+        """The version of the last assignment that it received."""
 
     @property
     def incarnation(self) -> int:
-        """A number that no other start of any worker has."""
+        """A number that is unique among all starts of all workers."""
         return self.life * len(WORKERS) + self.number
 
     @property

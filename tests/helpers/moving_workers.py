@@ -1,4 +1,4 @@
-"""Three workers between which a task moves, and that are replaced."""
+"""Three workers that are replaced, and a task that moves between them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tuplewire.processes.worker_processes import Endpoint
 
 TASK = 1
 ELSEWHERE = {"a": 2, "b": 3, "c": 4}
-"""A task for each worker that stays, so that the assignment has them all."""
+"""A task that stays at each worker, so that the assignment contains all workers."""
 
 
 class Workers:
-    """Three workers, and where the task is."""
+    """Three workers, and the current owner of the task."""
 
     def __init__(
         self, directory: Path, stack: ExitStack, drain_seconds: int = 1, flags: Sequence[str] = ()
@@ -30,14 +30,14 @@ class Workers:
         self._stack = stack
         self._version = self._starts = 0
         self.owner = ""
-        """The worker that has the task."""
+        """The worker that owns the task."""
         self._ports: dict[str, int] = {}
         self.running: dict[str, Endpoint] = {}
         for name in ELSEWHERE:
             self.start(name)
 
     def start(self, name: str, *, same_port: bool = False) -> None:
-        """Start a worker, also again, at another port or at the same."""
+        """Start or restart a worker, on a new port or on the same port."""
         port = self._ports[name] = self._ports[name] if same_port else free_port()
         self._starts += 1
         home = self._directory / str(self._starts)
@@ -47,9 +47,9 @@ class Workers:
         )
 
     def put(self, owner: str, told: Sequence[str] | None = None) -> None:
-        """Move the task, and wait until all workers know.
+        """Move the task, and wait until all workers have applied the assignment.
 
-        told: the only ones that hear of it, in this order; then it waits for nobody.
+        `told`: notify only these workers, in this order, and do not wait.
         """
         self._version += 1
         self.owner = owner
@@ -62,20 +62,20 @@ class Workers:
                 control.wait_ready(20)
 
     def replace(self, name: str, other: str) -> None:
-        """Have a worker drain and start again, while another one has the task."""
+        """Drain and restart a worker while another one owns the task."""
         self.put(other)
         self.drain(name)
         self.start(name)
         self.put(other)
 
     def discard(self) -> None:
-        """Kill those that still run: nobody takes what a test has left, and a drain would wait for it."""
+        """Kill the running workers: a drain would wait for remaining messages that no consumer takes."""
         for each in self.running.values():
             if not has_ended(each):
                 os.kill(each.process_id, signal.SIGKILL)
 
     def drain(self, name: str, seconds: float | None = None) -> None:
-        """Have a worker drain, for its configured time or another one, and wait until its process is over."""
+        """Drain a worker, for its configured time or another one, and wait for the exit of its process."""
         endpoint = self.running.pop(name)
         with ControlClient(endpoint.address) as control:
             control.drain(seconds)

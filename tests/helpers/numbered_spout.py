@@ -1,4 +1,4 @@
-"""A topology that loses nothing where its workers lose nothing: a spout that remembers, bolts that write."""
+"""A topology that loses no tuple unless its workers do: a spout with memory, and bolts that write files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DONE = "done"
 
 
 class Numbers(Spout):
-    """Emits numbers one after the other until a file says stop; a new life begins with what was not acked.
+    """Emits numbers until the file `stop` exists. After a restart, unacknowledged numbers are emitted first.
 
-    It notes in a file, a line each, what is acknowledged; its topology's configuration names the folder.
+    It writes each acknowledged number to a file, one per line. The topology's configuration names the folder.
     """
 
     outputs = ("number",)
@@ -61,7 +61,7 @@ class Numbers(Spout):
 
 
 class WriteDown(BasicBolt):
-    """Writes each number into a file of its task."""
+    """Writes each number to a file of its task."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
         self.file = (Path(conf["mine.folder"]) / f"seen-{context.task}").open("a", buffering=1)
@@ -71,7 +71,7 @@ class WriteDown(BasicBolt):
 
 
 def topology() -> Topology:
-    """Return it: an acker, a spout, and three tasks of the bolt."""
+    """Return the topology: an acker, a spout, and three tasks of the bolt."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers())
     builder.set_bolt("write", WriteDown(), 3).shuffle_grouping("numbers")

@@ -1,4 +1,4 @@
-"""A router of one worker, without a server: task 0 is here, task 1 at another worker."""
+"""A router of one worker, without a server: task 0 is local, task 1 is on another worker."""
 
 from __future__ import annotations
 

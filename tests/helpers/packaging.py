@@ -1,4 +1,4 @@
-"""Building wheels, and installing them into virtual environments of their own."""
+"""Building wheels, and installing them into separate virtual environments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command as from a shell of its own, and return its output; it is in the error when it fails."""
-    # What is on the path of the tests must not stand in for what is installed.
+    """Run a command as from a new shell, and return its output. A failure shows the output."""
+    # Modules on the tests' path must not replace the installed ones.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
@@ -22,7 +22,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def build_wheel(source: Path, out: Path) -> Path:
     """Build the wheel of a source tree into a folder, and return it."""
-    # With the build backend at hand there is no need to install it again.
+    # If the build backend is installed, it does not have to be installed again.
     isolation = ["--no-isolation"] if find_spec("hatchling") else []
     run(sys.executable, "-m", "build", "--wheel", *isolation, "--outdir", out, source, cwd=out)
     (built,) = out.glob("*.whl")
@@ -30,9 +30,10 @@ def build_wheel(source: Path, out: Path) -> Path:
 
 
 def install(home: Path, *wheels: Path) -> Path:
-    """Install wheels, with nothing but what they ask for, into an empty environment; return its programs.
+    """Install wheels and their dependencies into an empty environment; return the folder of its programs.
 
-    The pip is that of the tests: one of its own, and compiling what is hardly used, take most of the time.
+    It uses the pip of the tests and does not compile modules: installing pip and compiling would take most of
+    the time.
     """
     run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
     programs = home / "venv" / "bin"

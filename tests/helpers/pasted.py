@@ -1,4 +1,4 @@
-"""Pages, pasted block by block as a person does it: into a shell and a Python, in a fresh directory."""
+"""Running the blocks of pages as a reader would paste them: into a shell and Python, in a fresh directory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _END = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """Pages that a test pastes one after the other, and what this prints."""
+    """Pages that a test pastes one after the other, and their expected output."""
 
     pages: tuple[str, ...]
     prints: tuple[str, ...] = ()
     logs: tuple[str, ...] = field(default=(), kw_only=True)
-    """What stands on standard error."""
+    """Patterns of the output on standard error."""
 
 
 PASTED = (
@@ -59,13 +59,13 @@ PASTED_ON_SPARK = Pasted(
     ),
 )
 ELSEWHERE = {"docs/reference/wire.md": "tests/deploy/test_clients_page.py"}
-"""Pages whose blocks take programs of their own, and the tests that run them."""
+"""Pages with blocks that need further programs, and the tests that run them."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """Return what a page tells to paste: the language of each block, and its text.
+    """Return the blocks of a page that a reader pastes: the language and the text of each.
 
-    Other blocks have another language, or none: they are parts, or take a cluster or the network.
+    Other blocks have another language or none: they are fragments, or need a cluster or the network.
     """
     return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
@@ -73,17 +73,17 @@ def blocks(page: str) -> list[tuple[str, str]]:
 def paste(
     pages: Iterable[str], folder: Path, seconds: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Paste the blocks of pages into one shell; blocks of Python that follow each other share a Python.
+    """Paste the blocks of pages into one shell; consecutive Python blocks share one Python process.
 
-    The folder has the environment of this Python as `.venv`. The worker's address is one that is free,
-    and /tmp is in the folder. It ends with the first block that fails.
+    The folder contains the environment of this Python as `.venv`, and replaces /tmp. The worker gets a free
+    address. The shell exits at the first block that fails.
     """
     address = f"127.0.0.1:{free_port()}"
     at_address = {
         "TUPLEWIRE_LISTEN": address,
         "TUPLEWIRE_ADDRESS": address,
         "TUPLEWIRE_ADMIN": "127.0.0.1:0",
-        "TUPLEWIRE_DRAIN_SECONDS": "1",  # nobody takes what a page leaves
+        "TUPLEWIRE_DRAIN_SECONDS": "1",  # no consumer takes the rest
     }
     (folder / ".venv").symlink_to(sys.prefix)
     script = ["set -e", _END, "pip() { :; }  # it is installed"]
@@ -123,7 +123,7 @@ def paste(
 
 
 def check(pasted: Pasted, ran: subprocess.CompletedProcess[str]) -> None:
-    """Assert that all blocks have run, and have printed what they are to print."""
+    """Assert that all blocks ran and printed the expected output."""
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr, ran.stderr
     for pattern in pasted.prints:

@@ -1,4 +1,4 @@
-"""What must hold for any pod, and what no schema says."""
+"""Checks of pods that no schema covers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quantity(text: str | float) -> Decimal:
 
 
 def check_pod(pod: Manifest) -> None:
-    """Fail where a pod would be refused, or its containers could not start or not be reached."""
+    """Fail if a pod would be rejected, or its containers could not start or would be unreachable."""
     _are_different([each["name"] for each in containers(pod)])
     _are_different([each["name"] for each in pod["spec"].get("volumes", [])])
     ports = [port for each in containers(pod) for port in each.get("ports", [])]
@@ -44,19 +44,19 @@ def check_pod(pod: Manifest) -> None:
 
 
 def check_sidecar(pod: Manifest) -> None:
-    """Fail where the worker is not up before all others, and ended after them."""
+    """Fail unless the worker starts before, and stops after, all other containers."""
     first = next(containers(pod))
     assert first["name"] == "tuplewire"
     assert first in pod["spec"]["initContainers"]
     assert first["restartPolicy"] == "Always"
-    # Readiness comes with the assignment, which comes when the executor runs.
+    # Readiness depends on the assignment, which arrives after the start of the executor.
     assert first["startupProbe"]["httpGet"]["path"] == "/livez"
 
 
 def check_restricted(pod: Manifest, name: str) -> None:
-    """Fail where a container has more than Kubernetes' standard `restricted` allows, or is another user.
+    """Fail if a container exceeds Kubernetes' standard `restricted`, or runs as another user.
 
-    That is 185 and its group, but 186 for a worker beside other containers.
+    The user is 185 and its group, but 186 for a worker next to other containers.
     """
     context = container(pod, name)["securityContext"]
     assert context["allowPrivilegeEscalation"] is False
@@ -66,12 +66,12 @@ def check_restricted(pod: Manifest, name: str) -> None:
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["spec"]["securityContext"]["fsGroup"] == 185
-    if pod["metadata"]["labels"]["app.kubernetes.io/component"] != "driver":  # which asks for its executors
+    if pod["metadata"]["labels"]["app.kubernetes.io/component"] != "driver":  # which creates its executors
         assert pod["spec"]["automountServiceAccountToken"] is False
 
 
 def mounted(one: Manifest, path: str) -> Manifest | None:
-    """Return the mount of a container that a path is in."""
+    """Return the mount of a container that contains a path, or None."""
     for mount in one.get("volumeMounts", []):
         if PurePosixPath(path).is_relative_to(mount["mountPath"]):
             return dict(mount)

@@ -1,4 +1,4 @@
-"""An executor's pod as processes of this machine; its volumes are folders."""
+"""An executor's pod, run as processes of this machine. Its volumes are folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_PORTS = ("--listen=[::]:0", "--admin=127.0.0.1:0")
 
 
 class PodHere:
-    """volumes: the folder of each, which several containers may have, at places of their own."""
+    """The pod. volumes: the folder of each volume, which containers may mount at different paths."""
 
     def __init__(self, pod: Manifest, name: str, volumes: Mapping[str, Path], folder: Path) -> None:
         self.pod = pod
@@ -51,22 +51,22 @@ class PodHere:
 
     @property
     def process_ended(self) -> bool:
-        """Whether the worker is gone."""
+        """True if the worker's process has exited."""
         return self.process is not None and self.process.poll() is not None
 
     @property
     def address(self) -> str:
-        """Where the worker says that others reach it."""
+        """The address that the worker announces to its peers."""
         return str(self._written("address"))
 
     def probe(self, name: str) -> int:
-        """Return the HTTP status that a probe of the worker gets."""
+        """Return the HTTP status of a probe of the worker."""
         path = container(self.pod)[name]["httpGet"]["path"]
         url = str(self._written("metrics_url")).replace("/metrics", path)
         return get(url)[0]
 
     def run(self, program: str, *without: str) -> subprocess.CompletedProcess[str]:
-        """Run a Python program as the executor would, but for some variables."""
+        """Run a Python program as the executor would, without some of the variables."""
         environment = self._environment(container(self.pod, SPARK))
         for name in without:
             environment.pop(name, None)
@@ -90,7 +90,7 @@ class PodHere:
 
     @contextmanager
     def running(self, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a command in the executor's place while the block runs."""
+        """Run a command in place of the executor during the block."""
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 command, env=self._environment(container(self.pod, SPARK)), stdout=log, stderr=log
@@ -103,17 +103,17 @@ class PodHere:
 
     @property
     def log(self) -> str:
-        """What worker and executor have written."""
+        """The output of the worker and the executor."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def end(self) -> int:
-        """Send SIGTERM to the worker, as the kubelet does after the executor's end; return its exit code."""
+        """Send SIGTERM to the worker, as the kubelet does after the executor's exit; return its exit code."""
         assert self.process
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(_SECONDS)
 
     def local(self, one: Manifest, text: str) -> str:
-        """Return a text with the places of a container's mounts as places of this machine."""
+        """Replace the mount paths of a container in a string by the paths of this machine."""
         mounts = sorted(one["volumeMounts"], key=lambda mount: len(mount["mountPath"]), reverse=True)
         for mount in mounts:
             source = self.volumes[mount["name"]] / mount.get("subPath", "")
@@ -138,9 +138,10 @@ class PodHere:
 def pod_here(
     pod: Manifest, name: str, folder: Path, config: str, secrets: Mapping[str, Path]
 ) -> Iterator[PodHere]:
-    """Make the volumes of a pod and run its worker; it is killed if the block has not ended it.
+    """Create the volumes of a pod and run its worker, which is killed if the block has not stopped it.
 
-    config: worker.toml. secrets: the folder of each Secret, and of each other ConfigMap, by its name.
+    config: the content of worker.toml. secrets: the folder of each Secret, and of each other ConfigMap, by
+    its name.
     """
     volumes = {}
     for volume in pod["spec"]["volumes"]:

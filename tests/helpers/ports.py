@@ -1,17 +1,17 @@
-"""Ports that stay free while a worker that had one is away."""
+"""Ports that stay free while the worker that used one is stopped."""
 
 from __future__ import annotations
 
 import random
 import socket
 
-_CHANCE = random.SystemRandom()  # what a seed makes certain would be the same in tests side by side
+_CHANCE = random.SystemRandom()  # a fixed seed would give parallel tests the same ports
 _LOWEST, _EPHEMERAL = 10_000, 32_768
-"""From the second on, Linux gives a port to whoever asks for any."""
+"""From the second number on, Linux assigns ports to programs that request any free port."""
 
 
 def free_port() -> int:
-    """Return a port that nobody has, and that nobody gets who does not name it."""
+    """Return a free port that Linux does not assign automatically."""
     while True:
         port = _CHANCE.randrange(_LOWEST, _EPHEMERAL)
         with socket.socket() as probe:
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many of them."""
+    """Return `count` different free ports."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(free_port())
@@ -31,5 +31,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def listen_peers(transport: str) -> list[str]:
-    """Return the flags that give a worker a port for its peers, where that is not the one for programs."""
+    """Return the flags for a worker's port for peers, if its transport needs a separate one."""
     return [f"--listen-peers=127.0.0.1:{free_port()}"] if transport == "zmq" else []

@@ -1,4 +1,4 @@
-"""A process beside a test, which answers questions over a pipe."""
+"""A second process for a test, which answers questions over a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ANSWER_SECONDS = 120.0
 
 
 class Program:
-    """A forked process that answers questions; ends with the block."""
+    """A forked process that answers questions. It exits at the end of the block."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -29,7 +29,7 @@ class Program:
         return self._process.pid
 
     def ask(self, question: str, timeout: float = _ANSWER_SECONDS) -> Any:
-        """Return the answer; RuntimeError with the process's own words when it has failed."""
+        """Return the answer. Raises RuntimeError, with the process's error, if the process has failed."""
         try:
             self._pipe.send(question)
             if not self._pipe.poll(timeout):
@@ -42,7 +42,7 @@ class Program:
         return answer
 
     def await_end(self) -> None:
-        """Wait until the process is gone, with all that it had open; AssertionError after 20 seconds."""
+        """Wait until the process and its open files are closed. Raises AssertionError after 20 seconds."""
         self._process.join(20)
         assert self._process.exitcode is not None, f"{self._process.name} has not ended"
 
@@ -65,7 +65,7 @@ def _run(pipe: Connection, target: Callable[..., None], arguments: Sequence[Any]
 def serve(
     pipe: Connection, answers: Mapping[str, Callable[[], Any]], errors: Sequence[BaseException]
 ) -> None:
-    """Answer until the other end is closed; with a thread's error once there is one."""
+    """Answer until the other end is closed. Each answer includes the first error of a thread, if any."""
     while True:
         try:
             question = pipe.recv()
@@ -76,7 +76,7 @@ def serve(
 
 
 class Threads:
-    """Threads that go on until told to stop; keeps what they raise."""
+    """Threads that run until `stop` is set. Their exceptions are recorded."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()

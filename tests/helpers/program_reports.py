@@ -1,4 +1,4 @@
-"""Reports of programs, and what they consist of."""
+"""Reports of programs, and their parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def histogram(task: int) -> pb.MetricFamily:
 
 
 def component(first_task: int, executed: int, busy: float = 0.0) -> pb.ComponentStatus:
-    """Return a bolt with one executor, which has executed so many tuples."""
+    """Return a bolt with one executor, which has executed `executed` tuples."""
     executor = pb.ExecutorStatus(
         first_task=first_task, tasks=1, executed=executed, busy_seconds=busy, queued_tuples=7
     )

@@ -1,4 +1,4 @@
-"""A real Prometheus with our configuration, and what to ask it."""
+"""A real Prometheus with the project's configuration, and queries to it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Sample = tuple[Mapping[str, str], float]
 
 
 def discovered(name: str, address: str, **labels: str) -> dict[str, Any]:
-    """Return a target as Kubernetes' discovery gives it: a native sidecar's port in an executor's pod.
+    """Return a target in the form of Kubernetes' discovery: a native sidecar's port in an executor's pod.
 
-    labels: others than usual, without `__meta_kubernetes_`.
+    labels: different from the usual ones, without `__meta_kubernetes_`.
     """
     usual = {
         "namespace": "spark",
@@ -44,12 +44,12 @@ def discovered(name: str, address: str, **labels: str) -> dict[str, Any]:
 
 
 def with_files(targets: Iterable[Mapping[str, Any]], directory: Path) -> dict[str, Any]:
-    """Return our prometheus.yml with targets of a file, in place of those of a cluster."""
+    """Return the project's prometheus.yml with the targets of a file in place of a cluster's."""
     file = directory / "targets.json"
     file.write_text(json.dumps(list(targets)), encoding="utf-8")
     config: dict[str, Any] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
     (job,) = config["scrape_configs"]
-    # Debian's Prometheus is built without Kubernetes' discovery and refuses its settings.
+    # Debian's Prometheus is built without Kubernetes' discovery and rejects its settings.
     del job["kubernetes_sd_configs"]
     job["file_sd_configs"] = [{"files": [str(file)]}]
     config["rule_files"] = [str(PROMETHEUS / "rules.yml")]
@@ -57,12 +57,12 @@ def with_files(targets: Iterable[Mapping[str, Any]], directory: Path) -> dict[st
 
 
 def hasten(rules: str) -> str:
-    """Return rules that look at ten seconds, and wait for two."""
+    """Return the rules with rates over ten seconds, and alerts that fire after two seconds."""
     return re.sub(r"for: \d+m", "for: 2s", re.sub(r"\[\d+m\]", f"[{RATE_INTERVAL}]", rules))
 
 
 class Prometheus:
-    """Scrapes workers every second, with our rules in haste; ends with the block."""
+    """Scrapes workers every second, with accelerated rules. It stops at the end of the block."""
 
     def __init__(self, workers: Iterable[Endpoint], directory: Path) -> None:
         program = require_tool("prometheus", "Debian's package prometheus")
@@ -117,12 +117,12 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def query(self, expression: str) -> list[Sample]:
-        """Return what an expression gives now, one sample per series; AssertionError with what is wrong."""
+        """Return the current samples of an expression, one per series. An error raises AssertionError."""
         result = self._get("query", query=expression)["result"]
         return [(each["metric"], float(each["value"][1])) for each in result]
 
     def range(self, expression: str, began: float, ended: float, step: int, *, now: bool) -> list[Any]:
-        """Return what an expression gave in a time, in Prometheus's form; now: only at its end."""
+        """Return the samples of an expression in a time range, in Prometheus's form; now: only at its end."""
         if now:
             found = self._get("query", query=expression, time=str(ended))
         else:
@@ -133,11 +133,11 @@ class Prometheus:
         return result
 
     def until(self, expression: str, satisfied: Callable[[list[Sample]], bool]) -> None:
-        """Wait until the samples of an expression are as wanted, a minute at most."""
+        """Wait, for at most a minute, until the samples of an expression satisfy a condition."""
         deadline = time.monotonic() + 60
         while not satisfied(samples := self.query(expression)):
             assert time.monotonic() < deadline, f"{expression}\ngives {samples}"
-            # It scrapes once a second; to be asked all the time only keeps the others from work.
+            # It scrapes once a second; more frequent queries would only use CPU time.
             time.sleep(0.2)
 
     def targets(self) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class Prometheus:
         return active
 
     def firing(self, alert: str) -> list[dict[str, Any]]:
-        """Return an alert's instances that fire now, with `labels` and `annotations`."""
+        """Return the firing instances of an alert, with `labels` and `annotations`."""
         return [
             each
             for each in self._get("alerts")["alerts"]

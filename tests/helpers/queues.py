@@ -1,4 +1,4 @@
-"""The receive queues of a worker, and what serves their consumers."""
+"""The receive queues of a worker, and their consumers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 
 def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
-    """Return the queues of tasks that have just come to a worker."""
+    """Return the queues of tasks that were just assigned to a worker."""
     queues = ReceiveQueues(
         WorkerSettings(worker_id="w", topology="t", **settings),
         lambda _task, _done: None,
@@ -28,7 +28,7 @@ def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
 
 
 def delivered(*payloads: bytes, sender: Program | None = None) -> Queue:
-    """Return the queue of task 1, whose messages were delivered."""
+    """Return the queue of task 1, with all its messages delivered."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, payloads), sender or Program())
     queue = queues.get(1)
@@ -38,5 +38,5 @@ def delivered(*payloads: bytes, sender: Program | None = None) -> Queue:
 
 
 def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:
-    """Return what serves the consumers of some queues."""
+    """Return the QueueConsumers of some queues."""
     return QueueConsumers(1, queues, rejections or RejectionsWithoutTimers())

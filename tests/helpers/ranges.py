@@ -1,4 +1,4 @@
-"""A set of whole numbers, kept as ranges: a million in a row take as much room as one."""
+"""A set of whole numbers, stored as ranges: a million consecutive numbers take as much memory as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 Range = tuple[int, int]
-"""The numbers from the first up to, and without, the second."""
+"""The numbers from the first value up to, but not including, the second."""
 
 
 class Ranges:
@@ -18,7 +18,7 @@ class Ranges:
         self._starts: list[int] = []
         self._stops: list[int] = []
         self.size = 0
-        """How many numbers there are."""
+        """The number of elements."""
 
     def __iter__(self) -> Iterator[Range]:
         return iter(zip(self._starts, self._stops, strict=True))
@@ -28,11 +28,11 @@ class Ranges:
 
     @property
     def stop(self) -> int:
-        """One more than the largest number; 0 when there is none."""
+        """One more than the largest number, or 0 if the set is empty."""
         return self._stops[-1] if self._stops else 0
 
     def add(self, first: int, stop: int) -> list[Range]:
-        """Add the numbers from `first` up to `stop`, at least one; return those that were there already."""
+        """Add the numbers from `first` up to `stop`, at least one; return the ranges already present."""
         self.size += stop - first
         starts, stops = self._starts, self._stops
         if not stops or first > stops[-1]:
@@ -50,14 +50,14 @@ class Ranges:
         return known
 
     def within(self, first: int, stop: int) -> Iterator[Range]:
-        """Return the numbers from `first` up to `stop` that are here, in order."""
+        """Return the ranges from `first` up to `stop` that are in the set, in order."""
         low = bisect_right(self._stops, first)
         high = bisect_left(self._starts, stop)
         for begin, end in zip(self._starts[low:high], self._stops[low:high], strict=True):
             yield max(first, begin), min(stop, end)
 
     def missing(self, first: int, stop: int) -> Iterator[Range]:
-        """Return the numbers from `first` up to `stop` that are not here, in order."""
+        """Return the ranges from `first` up to `stop` that are not in the set, in order."""
         for begin, end in self.within(first, stop):
             if first < begin:
                 yield first, begin

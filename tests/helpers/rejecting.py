@@ -1,4 +1,4 @@
-"""A worker's rejections where there is no event loop."""
+"""A worker's rejections without an event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 
 class RejectionsWithoutTimers(Rejections):
-    """The same state, and nothing comes back by itself."""
+    """The same state without timers: no message is redelivered automatically."""
 
     def __init__(self, limit: int = 5, dead_letter_task: int | None = None, most: int = 100) -> None:
         settings = WorkerSettings(
@@ -22,4 +22,4 @@ class RejectionsWithoutTimers(Rejections):
         super().__init__(settings, Ledger(), lambda _: None, lambda _: True)
 
     def wake(self, at: float) -> None:
-        """Look at nothing."""
+        """Do nothing."""

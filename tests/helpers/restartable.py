@@ -1,4 +1,4 @@
-"""A worker that is ended and comes back at the same address, as in a rolling restart."""
+"""A worker that is stopped and restarted at the same address, as in a rolling restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a process runs: its IP address, the context in which it starts, and more flags for a worker."""
+    """The host of a process: its IP address, the context for its start, and further flags of a worker."""
 
     address: str = "127.0.0.1"
     entered: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -35,12 +35,13 @@ THIS_HOST = Host()
 
 
 def drained_ledger(log: Path) -> LedgerSnapshot:
-    """Return the balance that a worker printed when it ended; AssertionError when it printed none."""
+    """Return the ledger that a worker logged at its exit. Raises AssertionError unless there is exactly one.
+    """
     printed = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
     assert len(printed) == 1, f"{log} has {len(printed)} balances"
     counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", printed[0])}
     accepted, acknowledged, pending = (counts.pop(name) for name in ("accepted", "acknowledged", "pending"))
-    counts.pop("dropped", None)  # the word itself, with 0 after it when there is no reason to name
+    counts.pop("dropped", None)  # the word itself, followed by 0 if there are no reasons
     ledger = LedgerSnapshot(accepted, acknowledged, counts, pending)
     assert str(ledger) == printed[0]
     return ledger
@@ -48,7 +49,7 @@ def drained_ledger(log: Path) -> LedgerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How a worker ended, and how long it was away; seconds."""
+    """The exit of a worker, and the times until its exit and until it was ready again, in seconds."""
 
     worker_id: str
     exit_code: int
@@ -64,9 +65,9 @@ class Restart:
 
 
 class RestartableWorker:
-    """One worker; every start has a directory, and so a log, of its own.
+    """One worker. Each start has a separate directory, and therefore a separate log.
 
-    assignment: the file that it takes its assignment from, which need not exist yet.
+    assignment: the worker's assignment file, which does not need to exist yet.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class RestartableWorker:
         peers = [each.replace(THIS_HOST.address, host.address) for each in listen_peers(transport)]
         self._listen = [f"--listen={address}", *peers]
         self.reached = Endpoint(worker_id, address, "", "", 0, "".join(peers).partition("=")[2])
-        """What an assignment says of it, before it has started, too."""
+        """The worker's entry in an assignment; usable before its start, too."""
         self._starts = 0
         self._workers: WorkerProcesses
 
@@ -102,21 +103,21 @@ class RestartableWorker:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is reached; only the process id changes."""
+        """The worker's addresses. Only the process id changes."""
         return self._workers.endpoints[0]
 
     @property
     def alive(self) -> bool:
-        """True if it was started and not ended since."""
+        """True if the worker was started and has not been stopped since."""
         return bool(self._workers._children)
 
     @property
     def log(self) -> str:
-        """What it has logged since it was last started."""
+        """The log since the last start."""
         return self._workers.log_of(0).read_text(encoding="utf-8")
 
     def start(self) -> None:
-        """Start it, at its ports."""
+        """Start the worker on its ports."""
         self._starts += 1
         directory = self._directory / f"{self.worker_id}-{self._starts}"
         directory.mkdir()
@@ -132,41 +133,43 @@ class RestartableWorker:
         self._workers = workers
 
     def wait_ready(self) -> None:
-        """Wait until it has its assignment and its connections."""
+        """Wait until the worker has its assignment and its connections."""
         with ControlClient(self.endpoint.unix_address) as control:
             control.wait_ready(_READY_SECONDS)
 
     def end(self) -> tuple[int, LedgerSnapshot]:
-        """End it by SIGTERM; return the exit code (-9: it had to be killed) and the balance it printed."""
+        """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed) and the logged ledger.
+        """
         code = self.stop()
         return code, drained_ledger(self._workers.log_of(0))
 
     def stop(self) -> int:
-        """End it by SIGTERM; return the exit code (-9: it had to be killed)."""
+        """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed)."""
         (code,) = self._workers.stop()
         return code
 
     def ledger(self) -> LedgerSnapshot:
-        """Return its balance now."""
+        """Return the worker's current ledger."""
         with ControlClient(self.endpoint.unix_address) as control:
             return ledger_of(control.status().ledger)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
+        """Send a signal to the worker's process."""
         os.kill(self.endpoint.process_id, number)
 
     def kill(self) -> None:
-        """End it by SIGKILL; start() brings it back."""
+        """Kill the worker by SIGKILL; start() restarts it."""
         self.signal(signal.SIGKILL)
         self._workers.stop()
 
     def discard(self) -> None:
-        """Kill it, if it was not ended: nobody takes what a test has left, and a drain would wait for it."""
+        """Kill the worker if it is running: a drain would wait for remaining messages that no consumer takes.
+        """
         if self.alive:
             self.kill()
 
     def restart(self) -> Restart:
-        """End it by SIGTERM, start it again, and wait until it is ready."""
+        """Stop the worker by SIGTERM, start it again, and wait until it is ready."""
         started = time.monotonic()
         code, ledger = self.end()
         ended = time.monotonic()
@@ -177,7 +180,7 @@ class RestartableWorker:
 
 @contextmanager
 def restartable(directory: Path, tasks: Iterable[int], *flags: str) -> Iterator[RestartableWorker]:
-    """Run a worker; it has these tasks after each start."""
+    """Run a worker that has these tasks after each start."""
     file = directory / "assignment.json"
     worker = RestartableWorker("w", directory, file, ["--drain-seconds=1", *flags])
     assignment_file(directory, 1, {worker.reached: tasks})

@@ -1,4 +1,4 @@
-"""Storm's RollingTopWords: a count that emits on ticks, and behind it a ranking that emits on ticks."""
+"""Storm's RollingTopWords: a count that emits on ticks, followed by a ranking that emits on ticks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RollingCount(BasicBolt):
 
 
 class Ranking(BasicBolt):
-    """Emits the word of the highest count on a tick; an empty one while it has none."""
+    """Emits the word with the highest count on a tick, or an empty word if there are no counts."""
 
     outputs = ("word", "count")
 
@@ -60,7 +60,7 @@ class Ranking(BasicBolt):
 
 
 def rolling_top_words() -> Topology:
-    """Return it; "ranking" has to emit ("omega", OMEGAS) and nothing else, as only the last tick comes."""
+    """Return the topology. With only the last tick, "ranking" must emit just ("omega", OMEGAS)."""
     builder = TopologyBuilder()
     builder.set_spout("words", Words())
     count = builder.set_bolt("count", RollingCount(), 2).fields_grouping("words", "word")

@@ -1,4 +1,4 @@
-"""Counting rows that come out of Spark's sink, millions of them, at several workers at once."""
+"""Counting millions of rows from Spark's sink, at several workers at the same time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WAIT_SECONDS = 0.5
 
 
 class RowCounter:
-    """How often each row has come, by the number with which its message begins.
+    """Counts the copies of each row by its number, which is the start of its message.
 
-    rows: more than the largest number. row_bytes: of each message.
+    rows: more than the largest number. row_bytes: the size of each message.
     """
 
     def __init__(self, rows: int, row_bytes: int) -> None:
@@ -28,7 +28,7 @@ class RowCounter:
 
     @contextmanager
     def reading(self, workers: Sequence[Any], tasks: Mapping[int, Sequence[int]]) -> Iterator[None]:
-        """Take what comes to the tasks of some workers, and what is there at the end of the block."""
+        """Read the messages to tasks of some workers during the block, and then the pending ones."""
         threads = [
             threading.Thread(target=self._read, args=(workers[index].address, tasks[index]))
             for index in tasks
@@ -56,7 +56,7 @@ class RowCounter:
                         while True:
                             self._add(next(batches).groups)
                 batches.acknowledge()
-        except Exception as error:  # noqa: BLE001 - for the thread that has begun this one
+        except Exception as error:  # noqa: BLE001 - checked at the end of reading()
             self._errors.append(error)
 
     def _add(self, groups: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
-"""What every runtime of topologies promises, as one set of tests, and the components that they use.
+"""The contract of all runtimes of topologies, as one set of tests, and the components used by the tests.
 
-A runtime's test file has a class that inherits from RuntimeContract and gives it a `runtime`. The components
-write what happens to files of a directory, as they may run in another process; see Notes.
+A runtime's test file has a class that inherits from RuntimeContract and defines a fixture `runtime`. The
+components write events to files in a directory, because they may run in another process; see Notes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COUNT = 400
 
 
 class Notes:
-    """Lines of text in a file for each subject, which the test and every process share."""
+    """One file of text lines for each subject, shared by the test and all processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,14 +52,14 @@ class Notes:
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def count(self, subject: str) -> int:
-        """Return how many there are."""
+        """Return the number of lines so far."""
         return len(self.read(subject))
 
 
 class Numbers(Spout):
-    """Emits 0, 1, 2, ..., and those that fail once more; notes what it is told.
+    """Emits 0, 1, 2, ..., and failed numbers once more; records the calls it receives.
 
-    count: how many; None: no end. pause: seconds that it waits after every tenth, emitting nothing.
+    count: the number of values; None: no end. pause: seconds without emitting after every tenth value.
     """
 
     outputs = ("number",)
@@ -114,7 +114,7 @@ class Numbers(Spout):
 
 
 class Pass(BasicBolt):
-    """Passes on what it gets; notes it, and that it was prepared and cleaned up."""
+    """Forwards its input; records it, and its own preparation and cleanup."""
 
     outputs = ("number",)
 
@@ -138,7 +138,7 @@ class Pass(BasicBolt):
 
 
 class FailOnce(Pass):
-    """Fails each tenth number the first time that it comes."""
+    """Fails each tenth number at its first execution."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         number = message["number"]
@@ -158,16 +158,16 @@ class Raise(Pass):
 
 
 class Stall(Pass):
-    """Stands still once, for longer than a send may wait."""
+    """Stalls once, for longer than a send may wait."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message["number"] == COUNT // 10:
-            time.sleep(2.0)  # as user code does that waits for a database
+            time.sleep(2.0)  # like user code that waits for a database
         super().execute(message, collector)
 
 
 class Total(BasicBolt):
-    """Counts numbers, and emits how many on a tick."""
+    """Counts numbers, and emits the counts on a tick."""
 
     outputs = ("total", "different")
 
@@ -183,7 +183,7 @@ class Total(BasicBolt):
 
 
 def passing(spout: Spout, bolt: BasicBolt) -> Topology:
-    """Return a spout, two tasks of a bolt, and behind them a total that comes with the last tick."""
+    """Return a spout, two tasks of a bolt, and a final total that emits on the last tick."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", spout)
     builder.set_bolt("pass", bolt, 2).fields_grouping("numbers", "number")
@@ -193,38 +193,38 @@ def passing(spout: Spout, bolt: BasicBolt) -> Topology:
 
 
 class Running(ABC):
-    """A topology that runs, in any runtime."""
+    """A running topology, in any runtime."""
 
     @abstractmethod
     def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
-        """Wait until it is over; return what the last bolt emitted. Raises what the topology failed by."""
+        """Wait until the topology ends; return the tuples of the last bolt. Raises the topology's error."""
 
     @abstractmethod
     def counts(self, component: str) -> Counter[str]:
-        """Return emitted, executed, acked and failed tuples of a component."""
+        """Return the numbers of emitted, executed, acked and failed tuples of a component."""
 
     @abstractmethod
     def metric(self, name: str) -> float:
-        """Return the sum of a metric over the runtime's /metrics, or what stands for them."""
+        """Return the sum of a metric over the runtime's /metrics, or over its equivalent."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, with everything processed that was emitted."""
+        """Stop the topology after all emitted tuples are processed."""
 
     def dead_letters(self) -> list[tuple[int, int, str]]:
-        """Return the number, the tries and the reason of each dead letter, once it is over."""
+        """Return the number, the tries and the reason of each dead letter, after the end of the topology."""
         raise NotImplementedError
 
     @abstractmethod
     def activate(self) -> None:
-        """Have the spouts asked."""
+        """Activate the spouts."""
 
     @abstractmethod
     def deactivate(self) -> None:
-        """Have them asked no longer."""
+        """Deactivate the spouts."""
 
     def rest(self) -> None:  # noqa: B027 - a Spark job has no such call
-        """Wait until an inactive topology has nothing to do, if the runtime can."""
+        """Wait until an inactive topology is idle, if the runtime supports it."""
 
     def move(self, task: int) -> None:
         """Move a task to the other worker."""
@@ -232,13 +232,13 @@ class Running(ABC):
 
     @abstractmethod
     def kill(self, task: int, notes: Notes) -> None:
-        """End the worker of a task as a crash would; it comes back."""
+        """Kill the worker of a task, as in a crash; it is restarted."""
 
 
 class Runtime(ABC):
     """Runs topologies with two workers.
 
-    again: whether all begins anew when a process is lost, and the result is that of the last life alone.
+    again: True if a lost process restarts the whole topology, and only the last run has a result.
     """
 
     again = False
@@ -252,20 +252,20 @@ FOLLOWED = {"topology.max.spout.pending": 50, "topology.message.timeout.secs": 3
 
 
 class Contract:
-    """Inherit from those below, and give a fixture `runtime`."""
+    """Base of the contracts below. A subclass defines a fixture `runtime`."""
 
     @pytest.fixture
     def notes(self, tmp_path: Path) -> Notes:
-        """Return notes of the test."""
+        """Return the notes of the test."""
         return Notes(tmp_path)
 
 
 class RuntimeContract(Contract):
-    """What every runtime keeps."""
+    """The contract of every runtime."""
 
     @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["busy", "pausing"])
     def test_it_is_over_when_all_is_processed(self, runtime: Runtime, notes: Notes, pause: float) -> None:
-        """finish() waits for every tuple, also of a spout that pauses; the last tick comes after all."""
+        """finish() waits for every tuple, also if a spout pauses; the last tick follows all tuples."""
         with runtime.run(passing(Numbers(notes, pause=pause), Pass(notes))) as running:
             assert running.finish() == [(COUNT, COUNT)]
             done = running.counts("pass")
@@ -274,18 +274,18 @@ class RuntimeContract(Contract):
         assert notes.read("activations")[:1] == ["activate"]
 
     def test_order_is_kept(self, runtime: Runtime, notes: Notes) -> None:
-        """A task gets what another task sends to it in order, and each tuple once."""
+        """A task receives the tuples of another task in order, and each tuple once."""
         with runtime.run(passing(Numbers(notes), Pass(notes))) as running:
             running.finish()
         check_order(notes)
 
     def test_last_ticks_come_in_the_order_of_the_graph(self, runtime: Runtime) -> None:
-        """A bolt that ranks on ticks gets its last one when the last counts of those before it have come."""
+        """A bolt that ranks on ticks gets its last tick after the last counts of the bolts before it."""
         with runtime.run(rolling_words.rolling_top_words()) as running:
             assert running.finish("ranking") == [("omega", rolling_words.OMEGAS)]
 
     def test_a_spout_hears_of_every_tuple(self, runtime: Runtime, notes: Notes) -> None:
-        """Each tuple is acked once; the statistics say so."""
+        """Each tuple is acked once, and the statistics include it."""
         with runtime.run(passing(Numbers(notes), Pass(notes)), **FOLLOWED) as running:
             running.finish()
             told = running.counts("numbers")
@@ -293,7 +293,7 @@ class RuntimeContract(Contract):
         assert (told["acked"], told["failed"]) == (COUNT, 0)
 
     def test_what_fails_can_be_emitted_again(self, runtime: Runtime, notes: Notes) -> None:
-        """A tuple that a bolt fails is told to its spout at once; the second time it is acked."""
+        """A failed tuple is reported to its spout immediately; after the second attempt, it is acked."""
         with runtime.run(passing(Numbers(notes), FailOnce(notes)), **FOLLOWED) as running:
             assert running.finish() == [(COUNT, COUNT)]
             told = running.counts("numbers")
@@ -302,19 +302,20 @@ class RuntimeContract(Contract):
         assert (told["acked"], told["failed"]) == (COUNT, COUNT // 10)
 
     def test_a_bolt_that_stalls_makes_its_spout_wait(self, runtime: Runtime, notes: Notes) -> None:
-        """While a bolt stands still, the others wait as long as that takes; nothing fails or is lost."""
+        """While a bolt is stalled, the other components wait without a time limit; no tuple fails or is lost.
+        """
         few = {
             "topology.executor.receive.buffer.size": 16,
             "tuplewire.session.max_pending_task_messages": 16,
             "tuplewire.session.max_block_seconds": 0.2,
         }
-        many = 8 * COUNT  # more than all queues hold
+        many = 8 * COUNT  # more than the capacity of all queues
         with runtime.run(passing(Numbers(notes, many), Stall(notes)), **few) as running:
             assert running.finish() == [(many, many)]
         assert sorted(map(int, notes.read("acked"))) == list(range(many))
 
     def test_an_error_ends_it(self, runtime: Runtime, notes: Notes) -> None:
-        """What a bolt raises is raised to whoever waits, with its component and reason."""
+        """finish() raises the exception of a bolt, with its component and reason."""
         with (
             runtime.run(passing(Numbers(notes, count=None), Raise(notes)), **FOLLOWED) as running,
             pytest.raises(Exception, match="of 'pass': ValueError: no place for"),
@@ -322,7 +323,7 @@ class RuntimeContract(Contract):
             running.finish()
 
     def test_user_metrics(self, runtime: Runtime, notes: Notes) -> None:
-        """What spouts and bolts count is in the metrics, and so is what executors count by themselves."""
+        """The metrics contain the counters of spouts and bolts, and the built-in counters of executors."""
         with runtime.run(passing(Numbers(notes), Pass(notes))) as running:
             running.finish()
             assert running.metric("tuplewire_user_numbers_emitted_total") == COUNT
@@ -330,7 +331,7 @@ class RuntimeContract(Contract):
             assert running.metric('tuplewire_executed_tuples_total{component="pass"') == COUNT
 
     def test_stopping_loses_nothing(self, runtime: Runtime, notes: Notes) -> None:
-        """A topology without end that is stopped processes everything that was emitted."""
+        """A topology without end that is stopped processes every emitted tuple."""
         with runtime.run(passing(Numbers(notes, count=None), Pass(notes)), **FOLLOWED) as running:
             eventually(lambda: notes.count("acked") > COUNT, SECONDS)
             running.stop()
@@ -339,7 +340,7 @@ class RuntimeContract(Contract):
         assert notes.read("activations") == ["activate", "deactivate"]
 
     def test_deactivate_and_activate(self, runtime: Runtime, notes: Notes) -> None:
-        """An inactive topology emits nothing, processes what is in flight, and goes on where it was."""
+        """An inactive topology emits nothing, processes tuples in flight, and resumes at the next number."""
         with runtime.run(passing(Numbers(notes, count=None), Pass(notes)), **FOLLOWED) as running:
             eventually(lambda: notes.count("acked") > COUNT, SECONDS)
             running.deactivate()
@@ -352,7 +353,7 @@ class RuntimeContract(Contract):
             assert notes.read("activations") == ["activate", "deactivate", "activate"]
 
     def test_a_lost_process_comes_back(self, runtime: Runtime, notes: Notes) -> None:
-        """When the process of a bolt dies, what was in it fails and is emitted again; all arrives."""
+        """If the process of a bolt dies, its tuples fail and are emitted again; every number arrives."""
         spout = Numbers(notes, pause=0.02)
         with runtime.run(passing(spout, Pass(notes)), **FOLLOWED) as running:
             eventually(lambda: notes.count("acked") > 10, SECONDS)
@@ -365,10 +366,11 @@ class RuntimeContract(Contract):
 
 
 class KeepsLetters(Contract):
-    """Dead letters that whoever started the topology can read."""
+    """The program that started the topology can read the dead letters."""
 
     def test_dead_letters(self, runtime: Runtime, notes: Notes) -> None:
-        """With the policy, what a bolt cannot process is kept with its tries and reason; the rest arrives."""
+        """With the policy, a tuple that a bolt cannot process becomes a dead letter; all other tuples arrive.
+        """
         policy = {"topology.error.policy": "dead_letter", "topology.error.tries": 2}
         with runtime.run(passing(Numbers(notes), Raise(notes)), **FOLLOWED, **policy) as running:
             refused = COUNT // 100
@@ -383,11 +385,11 @@ class MovesTasks(Contract):
     """Tasks move between workers."""
 
     def test_a_task_moves(self, runtime: Runtime, notes: Notes) -> None:
-        """A bolt that moves while tuples flow gets all of them, each once and in order."""
+        """A bolt that moves while tuples flow receives all of them, each once and in order."""
         with runtime.run(passing(Numbers(notes, count=None), Pass(notes)), **FOLLOWED) as running:
             for _ in range(2):
                 seen = notes.count("acked")
-                eventually(lambda: notes.count("acked") > seen + COUNT, SECONDS)  # noqa: B023 - at once
+                eventually(lambda: notes.count("acked") > seen + COUNT, SECONDS)  # noqa: B023 - called here
                 running.move(FIRST_PASS)
             running.stop()
         check_order(notes)
@@ -396,16 +398,16 @@ class MovesTasks(Contract):
 
 
 FIRST_PASS = 2
-"""The first task of "pass": components have their tasks in the order of their names."""
+"""The first task of "pass": tasks are numbered in the order of the components' names."""
 
 
 def passed(notes: Notes) -> list[int]:
-    """Return what both tasks of "pass" have noted."""
+    """Return the numbers that both tasks of "pass" have recorded."""
     return [int(line) for path in notes.folder.glob("passed-*") for line in notes.read(path.name)]
 
 
 def check_order(notes: Notes) -> None:
-    """Fail unless each task of "pass" had its numbers in order, and all of them came once."""
+    """Fail unless each task of "pass" received its numbers in order, and every number once."""
     for path in notes.folder.glob("passed-*"):
         numbers = list(map(int, notes.read(path.name)))
         assert numbers == sorted(numbers)
@@ -414,7 +416,7 @@ def check_order(notes: Notes) -> None:
 
 
 def typed(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, int]]:
-    """Return pairs with numbers in place of their texts: Spark's fields come back as texts."""
+    """Return pairs with numbers in place of digit strings: Spark returns fields as strings."""
     return [(int(first) if str(first).isdigit() else first, int(second)) for first, second in rows]
 
 

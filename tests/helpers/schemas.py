@@ -1,4 +1,4 @@
-"""The schemas of Kubernetes, in several versions, and those of the operators of Prometheus and KEDA."""
+"""The schemas of Kubernetes, in several versions, and of the operators of Prometheus and KEDA."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from helpers.tools import ROOT, missing, require_tool
 
 NEWEST = "newest"
 VERSIONS = ("1.29", "1.32", NEWEST)
-"""The oldest that has native sidecars by default, one between, and the newest that there is a schema of."""
+"""The oldest version with native sidecars by default, one between, and the newest version with a schema."""
 
 _MODELS = {
     "monitoring.coreos.com/v1": "@kubernetes-models/prometheus-operator",
     "keda.sh/v1alpha1": "@kubernetes-models/keda",
 }
-"""Which npm module has the schemas of kinds that are not Kubernetes' own."""
+"""The npm modules with the schemas of kinds that are not part of Kubernetes."""
 _VALIDATE = """
 import {{ readFileSync }} from "node:fs";
 import * as kinds from "{models}/{version}";
@@ -26,7 +26,7 @@ new kinds[manifest.kind](manifest).validate();
 
 
 def validate(manifest: Manifest, version: str) -> None:
-    """Fail unless an object is one of its kind; without unknown fields, where Kubernetes knows it."""
+    """Fail unless an object is valid for its kind. Kubernetes' own kinds also reject unknown fields."""
     if manifest["apiVersion"] in _MODELS:
         _validate_by_operator(manifest, _MODELS[manifest["apiVersion"]])
         return

@@ -13,12 +13,12 @@ from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 
 
 def tls_flags(folder: Path) -> list[str]:
-    """Return the flags of a worker whose files are in a folder."""
+    """Return the flags of a worker with its files in a folder."""
     return [f"--tls-certificate={folder}/tls.crt", f"--tls-key={folder}/tls.key", f"--tls-ca={folder}/ca.crt"]
 
 
 def files_of(issued: Issued, folder: Path, *worker_names: str, token_file: Path | None = None) -> Credentials:
-    """Write a certificate to a folder, and return the credentials of a program that has it."""
+    """Write a certificate to a folder, and return the credentials of a program that uses it."""
     issued.write(folder)
     return Credentials(
         tls_ca=str(folder / "ca.crt"),
@@ -30,7 +30,7 @@ def files_of(issued: Issued, folder: Path, *worker_names: str, token_file: Path 
 
 
 def variables_of(credentials: Credentials) -> dict[str, str]:
-    """Return the environment that says the same."""
+    """Return the environment variables for the same credentials."""
     named = {
         "TLS_CA": credentials.tls_ca,
         "TLS_CERTIFICATE": credentials.tls_certificate,
@@ -42,19 +42,19 @@ def variables_of(credentials: Credentials) -> dict[str, str]:
 
 
 def denied(endpoint: Endpoint, reason: str) -> float:
-    """Return how many were denied for a reason."""
+    """Return the number of denials for a reason."""
     return metric(endpoint, f'tuplewire_denied_total{{reason="{reason}"}}')
 
 
 def secret_file(file: Path, content: str) -> Path:
-    """Write a file that is its owner's alone."""
+    """Write a file that only its owner can read."""
     file.touch(0o600)
     file.write_text(content, encoding="utf-8")
     return file
 
 
 def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]]:
-    """Write a worker's token file and one for each program; return it, and their credentials by name."""
+    """Write a worker's token file and one for each program; return it, and the credentials by name."""
     lines = {name: f"{name} {name}-{'0' * 20}" for name in names}
     tokens = secret_file(folder / "tokens", "\n".join(lines.values()))
     return tokens, {
@@ -67,9 +67,9 @@ def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]
 def guarded(
     folder: Path, rules: str, *names: str, topology: str = "test"
 ) -> Iterator[tuple[WorkerProcesses, dict[str, Credentials]]]:
-    """Run one worker that requires tokens, and uses the rules, if there are any, in permissions.toml.
+    """Run one worker that requires tokens, with the rules, if there are any, in permissions.toml.
 
-    names: each has a token; the worker itself has the first one.
+    names: each has a token; the worker itself uses the first one.
     """
     tokens, credentials = token_files(folder, *names)
     flags = [f"--token-file={tokens}"]

@@ -1,12 +1,12 @@
-"""Who has sent a message, as far as a worker's queues and router see it."""
+"""Senders of messages, as seen by a worker's queues and router."""
 
 from __future__ import annotations
 
 
 class Program:
-    """A program that sends, or another worker; it counts what is released.
+    """A program or another worker that sends messages; it counts released messages.
 
-    wants_releases: whether it waits until its messages are processed.
+    wants_releases: True if it waits until its messages are processed.
     """
 
     source, sender_id = "program", "p"

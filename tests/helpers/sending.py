@@ -1,4 +1,4 @@
-"""A send window whose messages number themselves, and what its frames hold."""
+"""A send window with numbered messages, and the contents of its frames."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PLENTY = 1_000_000
 
 
 def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
-    """Connect to a receiver that has taken nothing yet, and grants plenty.
+    """Connect to a receiver that has accepted nothing yet, and grants plenty of credit.
 
-    incarnation: the session's; worker: the worker's.
+    incarnation: of the session. worker: the incarnation of the worker.
     """
     welcome = pb.Welcome(
         receiver_incarnation=incarnation,
@@ -34,7 +34,7 @@ def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
 
 
 class Sending:
-    """A window whose messages number themselves; its ledger must add up after every step."""
+    """A window with numbered messages. Its ledger must be balanced after every step."""
 
     def __init__(
         self, *, processed: bool = False, opened: bool = True, initial: int = PLENTY, **settings: Any
@@ -72,7 +72,7 @@ class Sending:
         return self._settled()
 
     def offer(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> bool:
-        """Offer so many messages of one byte; each byte is the message's number."""
+        """Offer `messages` messages of one byte; each byte is the message's number."""
         payloads = [bytes([next(self._numbers)]) for _ in range(messages)]
         return self.offer_groups(TaskGroup.of(task, payloads, source), tag=tag)
 
@@ -89,19 +89,19 @@ class Sending:
         return frame
 
     def frames(self) -> list[OutFrame]:
-        """Return every frame that can be written now, without a bound on those under way."""
+        """Return every frame that can be written now, without a limit on frames in flight."""
         with mock.patch.object(send, "MAX_FRAMES_IN_FLIGHT", PLENTY):
             return list(iter(self.frame, None))
 
     def write(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> None:
-        """Offer so many messages, and write every frame that can be written."""
+        """Offer `messages` messages, and write every frame that can be written."""
         self.offer(task, messages, source, tag)
         self.frames()
 
     def update(
         self, sequence: int, *, grants: tuple[pb.TaskCredit, ...] = (), refusals: tuple[pb.Refusal, ...] = ()
     ) -> list[Settled]:
-        """Hear an acknowledgement."""
+        """Receive an acknowledgement."""
         self.window.update(ack_of(sequence, grants, refusals))
         return self._settled()
 
@@ -116,12 +116,12 @@ class Sending:
 
     @property
     def acknowledged(self) -> int:
-        """Messages that are acknowledged."""
+        """The number of acknowledged messages."""
         return self.window.ledger().acknowledged
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Messages that were dropped, by reason."""
+        """The number of dropped messages, by reason."""
         return {reason: number for reason, number in self.window.ledger().dropped.items() if number}
 
 

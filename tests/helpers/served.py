@@ -1,4 +1,4 @@
-"""Servers of HTTP that stand in for others' in a test: they answer while a block runs."""
+"""HTTP servers that replace external services in a test. They answer during a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 @contextmanager
 def served(server: Server) -> Iterator[Server]:
-    """Let a server answer while the block runs, on a thread that ends with it."""
+    """Run a server during the block, on a separate thread."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -29,15 +29,16 @@ def served(server: Server) -> Iterator[Server]:
 class JsonHandler(BaseHTTPRequestHandler):
     """Reads and answers JSON, and logs nothing.
 
-    Its subclasses name BaseHTTPRequestHandler, too: the linter then knows why their methods are called so.
+    Its subclasses also name BaseHTTPRequestHandler as a base: the linter then accepts the names of their
+    methods.
     """
 
     def body(self) -> bytes:
-        """Read what was sent."""
+        """Read the body of the request."""
         return self.rfile.read(int(self.headers["Content-Length"]))
 
     def answer(self, status: HTTPStatus, body: Any) -> None:
-        """Answer, and end the request."""
+        """Send the response."""
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -46,4 +47,4 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""

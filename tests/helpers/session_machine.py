@@ -1,6 +1,6 @@
-"""A session as a machine: sender, receiver, queues and consumer, and the model that they are held against."""
+"""A session as a state machine: sender, receiver, queues and consumer, and the model to compare them with."""
 
-# ruff: noqa: D401 - a rule's docstring says what happens
+# ruff: noqa: D401 - a rule's docstring describes an event
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """A session, what can happen to it, and what a perfect session would have done of it."""
+    """A session, the events that can happen to it, and a model of a perfect session."""
 
     @initialize(
         processed=st.booleans(),
@@ -114,7 +114,7 @@ class SessionMachine(RuleBasedStateMachine):
         padding: int,
         headed: bool,  # noqa: FBT001 - drawn
     ) -> None:
-        """A batch is taken exactly when there is room or room can be made; only what is in its way goes."""
+        """A batch is accepted exactly if it fits, or dropping older messages frees enough space."""
         batch = Batch(sum(self.offered.values()), {}, {})
         groups = []
         for task, count in counts.items():
@@ -135,7 +135,7 @@ class SessionMachine(RuleBasedStateMachine):
                 self.offered[source, task] += count
 
     def _in_the_way(self, batch: Batch) -> list[Message] | None:
-        """Return what has to go for a batch: the oldest that were never written; None: they are too few."""
+        """Return the messages to drop for a batch, the oldest unwritten ones, or None if they are too few."""
         waiting = sorted(
             (self.batch_of[message].number, message[1], message[2], message)
             for message in self.pending
@@ -161,7 +161,7 @@ class SessionMachine(RuleBasedStateMachine):
         return gone
 
     def _give_way(self, gone: list[Message]) -> None:
-        """What was given up, and told, is exactly this."""
+        """The window dropped and reported exactly these messages."""
         told: Counter[tuple[int, int]] = Counter()
         told_bytes = 0
         for each in self.window.take_settled():
@@ -177,7 +177,7 @@ class SessionMachine(RuleBasedStateMachine):
             del self.pending[message]
 
     def write(self, limit: int) -> None:
-        """The sender writes some frames."""
+        """The sender writes frames."""
         for _ in range(limit if self.sending.connected else 0):
             frame = self.window.next_frame()
             if frame is None:
@@ -189,36 +189,36 @@ class SessionMachine(RuleBasedStateMachine):
             self.sending.up.append(encode_frame(frame.sequence, frame.runs, closed=frame.closed))
 
     def close_unused(self, limit: int) -> None:
-        """Both sides forget what is not used; the counts begin anew with the next message."""
+        """Both sides close unused flows; the counts start again with the next message."""
         for _ in range(min(limit, 2)):
             self.window.close_unused()
 
     def hear(self, limit: int) -> None:
-        """The sender hears some of what the receiver has said."""
+        """The sender receives some updates of the receiver."""
         while self.sending.down and limit:
             limit -= 1
             update = pb.Ack.FromString(self.sending.down.popleft())
             if self.window.missed(update):
                 assert self.update_lost, "nothing was lost"
-                continue  # it asks, sooner or later
+                continue  # it sends a probe, sooner or later
             self.heard.append(update)
             self.window.update(update)
             self._settle(self.window.take_settled())
 
     def hear_again(self, limit: int) -> None:
-        """Whatever is said twice, however late, settles nothing the second time."""
+        """A repeated update settles nothing, however late it is received."""
         for update in reversed(self.heard[-limit:]):
             self.window.update(update)
             assert self.window.take_settled() == []
 
     def miss(self, limit: int) -> None:
-        """Updates are lost, and refusals with them."""
+        """Updates are lost, and their refusals with them."""
         for _ in range(min(limit, len(self.sending.down))):
             self.sending.down.popleft()
             self.update_lost = True
 
     def probe(self, _: int) -> None:
-        """The sender asks to be told everything again, which changes nothing where it knows it."""
+        """The sender requests a complete update, which changes nothing that it already knows."""
         if self.sending.connected:
             self.worker.session.probe(self.window.acknowledged)
 
@@ -249,7 +249,7 @@ class SessionMachine(RuleBasedStateMachine):
     # --- the stream between sender and receiver -----------------------------------------------------
 
     def connect(self, limit: int) -> None:
-        """The sender comes back; the first welcomes may be lost on the way."""
+        """The sender reconnects; the first welcomes may be lost in transit."""
         if self.sending.connected:
             return
         worker = self.worker
@@ -274,7 +274,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.sending.connected = True
 
     def cut(self, limit: int) -> None:
-        """The stream breaks while both sides write: some of it still arrives."""
+        """The stream breaks while both sides write; some of the data still arrives."""
         self.write(4)
         self.arrive(limit)
         self.answer(1)
@@ -284,7 +284,7 @@ class SessionMachine(RuleBasedStateMachine):
     # --- the receiver -------------------------------------------------------------------------------
 
     def arrive(self, limit: int) -> None:
-        """Frames arrive; an exception here is a sender that broke the protocol."""
+        """Frames arrive; an exception here means that the sender broke the protocol."""
         worker = self.worker
         while self.sending.up and limit:
             limit -= 1
@@ -301,10 +301,10 @@ class SessionMachine(RuleBasedStateMachine):
         for source, task, number in messages:
             expected = worker.next_number.get((source, task))
             if expected is None:
-                # Everything before it is settled, or the receiver would have got it first.
+                # Everything before it is settled, or the receiver would have received it first.
                 assert not any((source, task, earlier) in self.pending for earlier in range(number))
             else:
-                # What the receiver's predecessor refused does not come again.
+                # Messages that the receiver's predecessor refused are not sent again.
                 between = {(source, task, each) for each in range(expected, number)}
                 assert number >= expected, "doubled, or out of order"
                 assert between <= self.gone, "a message is missing"
@@ -319,13 +319,13 @@ class SessionMachine(RuleBasedStateMachine):
             worker.logs[group.task].append(group, worker)
 
     def answer(self, _: int) -> None:
-        """The receiver says what is new."""
+        """The receiver sends an update if its state has changed."""
         update = self.worker.session.update() if self.sending.connected else None
         if update is not None:
             self.sending.down.append(update.SerializeToString())
 
     def open_or_close(self, task: int) -> None:
-        """The receiver begins or ceases to refuse a task."""
+        """The receiver starts or stops refusing a task."""
         self.closed_tasks ^= {task}
 
     def resize(self, number: int) -> None:
@@ -334,7 +334,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.worker.shares.shared_by(1)
 
     def crowd(self, number: int) -> None:
-        """Senders that are gone have left a task's queue nearly full, or what they left is done with."""
+        """Disconnected senders leave a task's queue nearly full, or their messages are released."""
         self._crowd(TASKS[number % len(TASKS)], number)
 
     def _crowd(self, task: int, messages: int) -> None:
@@ -347,7 +347,7 @@ class SessionMachine(RuleBasedStateMachine):
             worker.session.credit.freed(task)
 
     def kill_worker(self, limit: int) -> None:
-        """The receiver dies with everything in it, and starts again."""
+        """The receiver is killed with all its messages, and restarts."""
         self.cut(limit)
         self.cut_consumer(limit)
         old = self.worker
@@ -359,7 +359,7 @@ class SessionMachine(RuleBasedStateMachine):
     # --- the consumer -------------------------------------------------------------------------------
 
     def subscribe(self, limit: int) -> None:
-        """The consumer comes back or is new, and acknowledges some meanwhile."""
+        """A consumer connects or reconnects, and acknowledges some messages at the same time."""
         if self.receiving.connected:
             return
         worker, consumer = self.worker, self.consumer
@@ -386,7 +386,7 @@ class SessionMachine(RuleBasedStateMachine):
         self._say_progress()
 
     def fetch(self, limit: int) -> None:
-        """The worker hands out what the consumer has room for."""
+        """The worker delivers as many messages as the consumer has credit for."""
         for task, log in self.worker.logs.items() if self.receiving.connected else ():
             deliveries = log.take(*self.worker.cursors[task], limit * 40)
             if deliveries:
@@ -395,7 +395,7 @@ class SessionMachine(RuleBasedStateMachine):
                 self.receiving.down.append(encode_frame(1, runs, firsts))
 
     def see(self, limit: int) -> None:
-        """Messages arrive at the consumer: once each, in order."""
+        """Messages arrive at the consumer, once each and in order."""
         consumer = self.consumer
         while self.receiving.down and limit:
             limit -= 1
@@ -417,7 +417,7 @@ class SessionMachine(RuleBasedStateMachine):
                     consumer.last_seen[source, task] = number
 
     def acknowledge(self, limit: int) -> None:
-        """The consumer is done with some batches, and says so when it is connected."""
+        """The consumer acknowledges some batches, and reports it if it is connected."""
         consumer = self.consumer
         while consumer.held and limit:
             limit -= 1
@@ -438,7 +438,7 @@ class SessionMachine(RuleBasedStateMachine):
             )
 
     def hear_progress(self, limit: int) -> None:
-        """The worker hears what the consumer is done with; hearing it twice changes nothing."""
+        """The worker applies the consumer's progress; a repeated report changes nothing."""
         while self.receiving.up and limit:
             limit -= 1
             cursor = cursor_of(*struct.unpack(">5Q", self.receiving.up.popleft()))
@@ -453,7 +453,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.worker.session.credit.released(cursor.task, done.messages, done.size_bytes)
 
     def cut_consumer(self, limit: int) -> None:
-        """The consumer's stream breaks while both sides write: some of it still arrives."""
+        """The consumer's stream breaks while both sides write; some of the data still arrives."""
         self.fetch(4)
         self.see(limit)
         self.acknowledge(1)
@@ -461,12 +461,12 @@ class SessionMachine(RuleBasedStateMachine):
         self.receiving.cut()
 
     def kill_consumer(self, limit: int) -> None:
-        """The consumer dies; a new one takes its place."""
+        """The consumer dies; a new one replaces it."""
         self.cut_consumer(limit)
         self.consumers += 1
         self.consumer = Consumer(self.consumers)
 
     def change_consumers(self, limit: int) -> None:
-        """Another consumer takes the tasks over; this one lives, and may take them back."""
+        """Another consumer takes over the tasks; this one keeps running, and may take them back."""
         self.cut_consumer(limit)
         self.consumer, self.other = self.other, self.consumer
