@@ -1,5 +1,4 @@
-"""The shipped conformance kit, and the behaviour that all transports share, run on each built-in transport.
-"""
+"""The shipped conformance kit, and the behaviour that all transports share, run on each own transport."""
 
 from __future__ import annotations
 

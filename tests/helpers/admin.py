@@ -9,8 +9,7 @@ _SECONDS = 30
 
 
 def get(url: str, accept: str = "", authorization: str = "") -> tuple[int, str]:
-    """Return the status and body of the response, also of an error. accept, authorization: request headers.
-    """
+    """Return the status and body of any response. accept, authorization: request headers."""
     given = {"Accept": accept, "Authorization": authorization}
     headers = {name: value for name, value in given.items() if value or name == "Accept"}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own http address

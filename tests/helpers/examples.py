@@ -19,5 +19,5 @@ PRINTS = {
 
 
 def on_spark(name: str) -> bool:
-    """True if an example starts Spark."""
+    """Return True if an example starts Spark."""
     return "import SparkSession" in (EXAMPLES / name).read_text(encoding="utf-8")

@@ -146,8 +146,7 @@ class _Flow:
 
 
 class History:
-    """Checks a history while a test reports its events, in the order of time. The module describes the rules.
-    """
+    """Checks a history while a test reports its events, in order of time. The module describes the rules."""
 
     def __init__(self) -> None:
         self._sources: dict[int, _Source] = {}
@@ -186,8 +185,7 @@ class History:
                 flow.excuse_copies()
 
     def handed_over(self, source: int, task: int, count: int) -> None:
-        """Record that a producer is about to send: its first `count` messages to the task may be in flight.
-        """
+        """Record that a producer starts to send: its first `count` messages to the task may be in flight."""
         self._flow(source, task).handed_over = count
 
     def accepted(self, source: int, task: int, count: int) -> None:
@@ -242,8 +240,7 @@ class History:
         self._redelivered += _total(flow.received.add(first, stop))
 
     def subscribed(self, subscription: str) -> None:
-        """Record the start of a subscription. Without this call, it starts with the first received messages.
-        """
+        """Record the start of a subscription. Without this call, it starts with its first messages."""
         self._turns.setdefault(subscription, len(self._turns))
 
     def worker_ended(self, worker: str, *, killed: bool) -> None:

@@ -93,7 +93,7 @@ def variables(one: Manifest) -> dict[str, str]:
 
 
 def selects(selector: Manifest, labels: Manifest) -> bool:
-    """True if a label selector (matchLabels, matchExpressions with In) matches these labels."""
+    """Return True if a label selector (matchLabels, matchExpressions with In) matches these labels."""
     by_label = selector.get("matchLabels", {}).items() <= labels.items()
     return by_label and all(
         labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])

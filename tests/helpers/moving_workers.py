@@ -69,7 +69,7 @@ class Workers:
         self.put(other)
 
     def discard(self) -> None:
-        """Kill the running workers: a drain would wait for remaining messages that no consumer takes."""
+        """Kill the running workers: a drain would wait for messages that no consumer takes."""
         for each in self.running.values():
             if not has_ended(each):
                 os.kill(each.process_id, signal.SIGKILL)

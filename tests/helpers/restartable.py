@@ -35,8 +35,7 @@ THIS_HOST = Host()
 
 
 def drained_ledger(log: Path) -> LedgerSnapshot:
-    """Return the ledger that a worker logged at its exit. Raises AssertionError unless there is exactly one.
-    """
+    """Return the ledger that a worker logged at its exit. Raises AssertionError unless there is one."""
     printed = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
     assert len(printed) == 1, f"{log} has {len(printed)} balances"
     counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", printed[0])}
@@ -138,8 +137,7 @@ class RestartableWorker:
             control.wait_ready(_READY_SECONDS)
 
     def end(self) -> tuple[int, LedgerSnapshot]:
-        """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed) and the logged ledger.
-        """
+        """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed) and the ledger."""
         code = self.stop()
         return code, drained_ledger(self._workers.log_of(0))
 
@@ -163,8 +161,7 @@ class RestartableWorker:
         self._workers.stop()
 
     def discard(self) -> None:
-        """Kill the worker if it is running: a drain would wait for remaining messages that no consumer takes.
-        """
+        """Kill the worker if it is running: a drain would wait for messages that no consumer takes."""
         if self.alive:
             self.kill()
 

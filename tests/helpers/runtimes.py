@@ -302,8 +302,7 @@ class RuntimeContract(Contract):
         assert (told["acked"], told["failed"]) == (COUNT, COUNT // 10)
 
     def test_a_bolt_that_stalls_makes_its_spout_wait(self, runtime: Runtime, notes: Notes) -> None:
-        """While a bolt is stalled, the other components wait without a time limit; no tuple fails or is lost.
-        """
+        """While a bolt is stalled, the others wait without a time limit; no tuple fails or is lost."""
         few = {
             "topology.executor.receive.buffer.size": 16,
             "tuplewire.session.max_pending_task_messages": 16,
@@ -369,8 +368,7 @@ class KeepsLetters(Contract):
     """The program that started the topology can read the dead letters."""
 
     def test_dead_letters(self, runtime: Runtime, notes: Notes) -> None:
-        """With the policy, a tuple that a bolt cannot process becomes a dead letter; all other tuples arrive.
-        """
+        """With the policy, a tuple that a bolt cannot process becomes a dead letter; the others arrive."""
         policy = {"topology.error.policy": "dead_letter", "topology.error.tries": 2}
         with runtime.run(passing(Numbers(notes), Raise(notes)), **FOLLOWED, **policy) as running:
             refused = COUNT // 100

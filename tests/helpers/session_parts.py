@@ -1,4 +1,4 @@
-"""What the session's property test drives: batches, a link, a worker and a consumer, as plain state."""
+"""The parts of the session's property test: batches, a link, a worker and a consumer, as plain state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Message = tuple[int | None, int, int]
 
 
 def group_of(messages: list[Message], padding: int, *, headed: bool) -> TaskGroup:
-    """Return a group whose payloads name its messages; each second one has headers, if any has.
+    """Return a group with payloads that name its messages. If `headed`, each second message has headers.
 
-    Sizes differ within it, so that cuts by bytes fall anywhere.
+    Sizes differ within the group, so that cuts by bytes fall anywhere.
     """
     payloads, headers = [], []
     for source, task, number in messages:
@@ -52,7 +52,7 @@ def group_of(messages: list[Message], padding: int, *, headed: bool) -> TaskGrou
 
 
 def messages_in(group: TaskGroup) -> list[Message]:
-    """Return the messages that a group's payloads name; source, task and headers must be their own."""
+    """Return the messages that a group's payloads name. Checks that source, task and headers match."""
     messages = []
     headers = group.encoded_headers() or [b""] * len(group)
     for payload, entry in zip(group.payloads(), headers, strict=True):
@@ -65,7 +65,7 @@ def messages_in(group: TaskGroup) -> list[Message]:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one offer held, by task; the token of the messages. Settled messages leave it."""
+    """The messages of one offer, by task; also their token. Settled messages are removed."""
 
     number: int
     open: dict[int, list[Message]]
@@ -74,21 +74,21 @@ class Batch:
 
 @dataclass(slots=True)
 class Link:
-    """A stream in both directions: what was written and has not arrived."""
+    """A stream in both directions, with the written data that has not arrived yet."""
 
     up: deque[bytes] = field(default_factory=deque)
     down: deque[bytes] = field(default_factory=deque)
     connected: bool = False
 
     def cut(self) -> None:
-        """Lose what is on the way."""
+        """Lose the data in flight."""
         self.up.clear()
         self.down.clear()
         self.connected = False
 
 
 class Worker:
-    """The receiver's process: dies with its memory."""
+    """The receiver's process. Its state is lost when it is killed."""
 
     def __init__(self, incarnation: int, window: Share, *, processed: bool) -> None:
         self.incarnation = incarnation
@@ -110,7 +110,7 @@ class Worker:
 
 
 class Consumer:
-    """The consumer's process: dies with what it had not acknowledged."""
+    """The consumer's process. Its unacknowledged messages are redelivered if it is killed."""
 
     def __init__(self, number: int) -> None:
         self.id = number

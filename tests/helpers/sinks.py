@@ -1,4 +1,4 @@
-"""A sink's epochs without Spark: staged and published at a worker, or wherever the tasks are."""
+"""A sink's epochs without Spark: staged and published at one worker, or at all workers of the tasks."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def publish(
     worker_id: str = "",
     publisher: WorkerClient | None = None,
 ) -> int:
-    """Stage one attempt at one worker and publish it; return how many messages were new.
+    """Stage one attempt at one worker and publish it; return the number of new messages.
 
-    publisher: who publishes, where it is not who stages.
+    publisher: the client that publishes, if it is not the one that stages.
     """
     attempt = uuid.uuid4().hex
     assert not control.stage(first_piece(sink, epoch, attempt, groups, worker_id))
@@ -59,7 +59,7 @@ def publish(
 
 
 def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:
-    """Stage and publish one attempt as Spark's sink does; return how many messages were new."""
+    """Stage and publish one attempt as Spark's sink does; return the number of new messages."""
     options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
     with AttemptStage(options, sink, epoch, 0) as stage:
         stage.add(groups)

@@ -1,4 +1,4 @@
-"""The memory of a worker, as docs/how-to/tune.md reckons it."""
+"""The memory of a worker, estimated as in docs/how-to/tune.md."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from tuplewire_service.messaging.receiving_end import MAX_SESSIONS
 
 MIB = 1 << 20
 BASE_BYTES = 64 * MIB
-"""A worker that holds nothing."""
+"""The memory of an idle worker."""
 PER_MESSAGE_BYTES = 80
-"""What is kept for a message besides its payload, be it alone in its group."""
+"""The memory for a message in addition to its payload, even if it is alone in its group."""
 REMEMBERED_BYTES = MAX_SESSIONS * 5 * 1024
-"""What is kept of senders that are gone and may resume."""
+"""The memory for disconnected senders that may resume."""
 PIECE_BYTES = 64 * MIB
-"""Limits are rounded up to this."""
+"""Limits are rounded up to a multiple of this."""
 
 
 def task_bytes(config: WorkerConfig, sessions: int) -> int:
-    """Return what one task's queue can come to, when so many senders join one after the other.
+    """Return the maximum size of one task's queue, if `sessions` senders join one after the other.
 
-    The share of each is the queue by the sessions that there are, and at least one largest message.
+    The share of each sender is the queue divided by the current number of sessions, and at least one message
+    of the maximum size.
     """
     payload = sum(
         max(config.receive_queue_bytes // joined, config.max_message_bytes)
@@ -29,13 +30,13 @@ def task_bytes(config: WorkerConfig, sessions: int) -> int:
 
 
 def memory_bytes(config: WorkerConfig, *, local_tasks: int, remote_tasks: int, sessions: int) -> int:
-    """Return the limit of memory for a worker.
+    """Return the memory limit for a worker.
 
-    local_tasks: its own. remote_tasks: those of other workers that its programs send to. sessions: senders,
-    which are programs and other workers, at the same time.
+    local_tasks: the number of its own tasks. remote_tasks: tasks of other workers that its programs send to.
+    sessions: senders (programs and other workers) at the same time.
     """
     queues = (local_tasks + remote_tasks) * task_bytes(config, sessions)
-    # What Spark's sinks publish, and copies of rejected messages.
+    # Epochs of Spark's sinks, and copies of rejected messages.
     more = 2 * local_tasks * config.receive_queue_bytes + config.staging_memory_bytes
     senders = sessions * config.session.max_request_bytes + REMEMBERED_BYTES
     return -(-(BASE_BYTES + queues + more + senders) // PIECE_BYTES) * PIECE_BYTES

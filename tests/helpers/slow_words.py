@@ -1,4 +1,4 @@
-"""A topology with a bolt that is too slow while a file is there: it then sleeps for each word."""
+"""A topology with a bolt that is too slow while a file exists: it then sleeps for each word."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tuplewire_topology import (
 )
 
 FILE_KEY = "mine.slow"
-"""Names the file."""
+"""The key of the file's path."""
 _SECONDS = 0.005
-"""What a word takes then."""
+"""The time per word while the file exists."""
 _LINE_SECONDS = 0.005
-"""What a line takes at least: so few that nobody else has much to do, however busy the machine is."""
+"""The minimum time per line, which limits the load of the other components even on a busy machine."""
 
 
 class Lines(Spout):
@@ -32,7 +32,7 @@ class Lines(Spout):
     number = 0
 
     def next_tuple(self) -> None:
-        """Emit one."""
+        """Emit a line."""
         time.sleep(_LINE_SECONDS)
         self.number += 1
         self.collector.emit([f"the line of number {self.number % 1000}"])
@@ -50,27 +50,27 @@ class Split(BasicBolt):
 
 
 class Count(BasicBolt):
-    """Takes words, and its time."""
+    """Receives words, and sleeps while the file exists."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
-        """Find the file."""
+        """Read the file's path."""
         self.file = Path(conf[FILE_KEY])
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
-        """Sleep, perhaps."""
+        """Sleep if the file exists."""
         if self.file.exists():
             time.sleep(_SECONDS)
 
 
 class Store(BasicBolt):
-    """Does nothing, quickly."""
+    """Ignores its input without delay."""
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Drop a line."""
+        """Ignore a line."""
 
 
 def topology() -> Topology:
-    """Return it: lines are split, words are counted; and lines are stored."""
+    """Return the topology: lines are split and the words counted; lines are also stored."""
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines())
     builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")

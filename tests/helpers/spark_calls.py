@@ -1,4 +1,4 @@
-"""What Spark does with readers and writers, without a JVM."""
+"""Spark's calls of readers and writers, without a JVM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Reader(Protocol):
 
 
 def begin_attempt(partition: int = 0, attempt: int = 0, epoch: int = 0, run: str = "") -> None:
-    """Be an attempt of a Spark task from now on, in a micro-batch of a query's run."""
+    """Simulate an attempt of a Spark task from now on, in a micro-batch of a query's run."""
     context = TaskContext()
     context._partitionId, context._taskAttemptId = partition, attempt
     query = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(epoch)}
@@ -27,12 +27,12 @@ def begin_attempt(partition: int = 0, attempt: int = 0, epoch: int = 0, run: str
 
 
 def end_attempt() -> None:
-    """Be no Spark task any more."""
+    """Stop simulating a Spark task."""
     TaskContext._setTaskContext(None)
 
 
 def rows(task: int, payloads: range) -> pa.RecordBatch:
-    """Return rows as Spark hands them over: numbers for a task."""
+    """Return rows in Spark's form: numbers for a task."""
     tasks = pa.array([task] * len(payloads), pa.int32())
     return pa.RecordBatch.from_pydict({"task": tasks, "message": [str(number) for number in payloads]})
 

@@ -1,4 +1,4 @@
-"""What runs in a process that a test spawns; such a process imports it by its name."""
+"""Functions for processes that a test spawns. Such a process imports them by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuplewire_topology.authoring.component import TaskError
 
 
 def send_and_receive(address: str, task: int) -> None:
-    """Send a 1 to a task that has a 0 waiting, and receive both; exit with 3 when that is not what comes."""
+    """Send a 1 to a task that has a 0 queued, and receive both; exit with code 3 if the result differs."""
     client = Client(address, topology=TOPOLOGY)
     client.send(task, b"1")
     client.flush(10)
@@ -20,5 +20,5 @@ def send_and_receive(address: str, task: int) -> None:
 
 
 def fails() -> None:
-    """Raise an error whose constructor takes more than its words."""
+    """Raise an error with a constructor that needs more than a message."""
     raise TaskError("bolt", 7, ValueError("no"))

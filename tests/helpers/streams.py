@@ -1,7 +1,7 @@
-"""Programs beside a test: a producer and a consumer of numbered messages, each in a process of its own.
+"""Processes for a test: a producer and a consumer of numbered messages.
 
-A payload begins with its number, counted from 0 per (source, task). So a consumer sees every loss, double and
-disorder at once, and remembers nothing but the next number.
+A payload begins with its number, counted from 0 per (source, task). A consumer therefore detects every loss,
+duplicate and reordering immediately, and only stores the next number.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _FLUSH_SECONDS = 60.0
 _MOST_PROBLEMS = 20
 
 Stream = tuple[int, int]
-"""A source task and the task that it sends to."""
+"""A source task and its target task."""
 Routes = Sequence[tuple[str, int]]
-"""Workers' addresses, each with the source task that sends there."""
+"""Workers' addresses, each with the source task of the sender."""
 
 
 def numbered_group(task: int, source: int, first: int, count: int, size: int = NUMBER_BYTES) -> TaskGroup:
-    """Return messages of so many bytes to a task, numbered from `first` on."""
+    """Return messages of `size` bytes to a task, numbered from `first`."""
     lengths = array("I", [size]) * count
     filler = bytes(size - NUMBER_BYTES)
     data = b"".join(
@@ -41,16 +41,16 @@ def numbered_group(task: int, source: int, first: int, count: int, size: int = N
 
 
 class Sequences:
-    """What a consumer has seen of each stream; takes groups as numbered_group makes them."""
+    """The messages of each stream that a consumer has received. Groups must be made by numbered_group()."""
 
     def __init__(self) -> None:
         self.next: dict[Stream, int] = {}
-        """The number that comes next, which is how many have come."""
+        """The next expected number, which is also the number of received messages."""
         self.problems: list[str] = []
-        """What was lost, doubled or out of order, in words; the first few."""
+        """Descriptions of lost, duplicated or reordered messages; only the first ones."""
 
     def take(self, group: TaskGroup) -> None:
-        """Look at a group's numbers."""
+        """Check a group's numbers."""
         stream = (-1 if group.source is None else group.source, group.task)
         first, count = self.next.get(stream, 0), len(group)
         size = len(group.data) // count
@@ -66,7 +66,7 @@ class Sequences:
         self.next[stream] = numbers[-1] + 1
 
     def take_new(self, group: TaskGroup) -> None:
-        """Do the same where a process may have died: what is marked as redelivered may have come before."""
+        """Check a group after a possible failure: messages marked as redelivered may be duplicates."""
         if not group.redelivered:
             self.take(group)
             return
@@ -79,21 +79,21 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What a producer has done so far."""
+    """The progress of a producer."""
 
     sent: dict[Stream, int]
-    """How many messages `send` has returned from."""
+    """The number of messages accepted by `send`."""
     refused: int
-    """How many it would not take, for want of room."""
+    """The number of messages rejected because the buffer was full."""
     ledgers: dict[int, LedgerSnapshot] = field(default_factory=dict)
-    """The balance of each source's client."""
+    """The ledger of each source's client."""
     connections: dict[int, int] = field(default_factory=dict)
-    """How often each has connected."""
+    """The number of connections of each source's client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a consumer has seen so far."""
+    """The progress of a consumer."""
 
     received: dict[Stream, int]
     problems: list[str]
@@ -101,10 +101,15 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a producer sends, to each of its tasks alike.
+    """The messages of a producer; each of its tasks gets the same number.
 
-    batch: messages per task that are handed over at a time, of `size` bytes. pause: seconds between batches.
-    try_send: never wait for room. waits: connect, and wait for `go`. settings: those of the Client.
+    Attributes:
+        batch: Messages per task in one call of send().
+        size: Bytes per message.
+        pause: Seconds between batches.
+        try_send: True to never wait for buffer space.
+        waits: True to connect, and then wait for `go`.
+        settings: Of the Client.
     """
 
     tasks: Sequence[int]
@@ -117,10 +122,10 @@ class Load:
 
 
 def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> None:
-    """Be a process that sends to all tasks, over each route from a thread and with a client of its own.
+    """Run a process that sends to all tasks, over each route with a separate thread and client.
 
-    Answers with what was sent so far. `go`: begin, where the load waits for that, or go on. `rest`: send
-    nothing for a while. `finish`: stop, and wait until everything is acknowledged.
+    Each answer contains the progress so far. `go`: start (if the load waits for it) or resume. `rest`: pause
+    sending. `finish`: stop, and wait until all messages are acknowledged.
     """
     tasks = load.tasks
     going = threading.Event()
@@ -193,9 +198,9 @@ def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> Non
 
 
 def consumer(pipe: Connection, topology: str, subscriptions: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """Be a process that receives from (address, tasks), each with a client of its own, through any silence.
+    """Run a process that receives from (address, tasks), each with a separate client, without a time limit.
 
-    Answers `progress` with what it has seen so far, and with `finish` when it has stopped.
+    Answers `progress` with its progress so far, and `finish` after it has stopped.
     """
     threads = Threads()
     sequences = [Sequences() for _ in subscriptions]

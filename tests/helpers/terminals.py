@@ -1,4 +1,4 @@
-"""A program on a terminal: what it draws."""
+"""A program on a terminal, and its output."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _LINES, _COLUMNS = 40, 300
 
 @dataclass
 class OnTerminal:
-    """A program on a terminal of its own."""
+    """A program on a separate terminal."""
 
     process: subprocess.Popen[bytes]
     controller: int
     terminal: int
     before: list[Any]
-    """The terminal's settings before it began."""
+    """The terminal's settings before the program started."""
     _seen: bytearray = field(default_factory=bytearray)
 
     def seen(self) -> bytes:
-        """Return all that it has drawn so far."""
+        """Return all output so far."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.controller, 65536):
                 self._seen += chunk
         return bytes(self._seen)
 
     def ended(self) -> bool:
-        """Whether it has; what it draws is read meanwhile."""
+        """Return True if the program has exited. Also reads its output, so that it does not block."""
         self.seen()
         return self.process.poll() is not None
 
     def as_before(self) -> bool:
-        """Whether the terminal is set as it was before."""
+        """Return True if the terminal has its original settings."""
         return bool(termios.tcgetattr(self.terminal) == self.before)
 
 

@@ -1,4 +1,4 @@
-"""Programs that are not ours and that a test needs."""
+"""External programs that a test needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def require_tool(name: str, found_in: str) -> str:
-    """Return the path of a program; without it the test is skipped loudly, or fails where all must be there.
+    """Return the path of a program. Without it, the test is skipped loudly, or fails.
 
-    found_in: what to install. REQUIRE_TOOLS=1 makes a missing program a failure. What pip has put
-    beside this interpreter comes first.
+    found_in: the package to install. With REQUIRE_TOOLS=1, a missing program is a failure. Programs that pip
+    installed next to this interpreter have priority.
     """
     path = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if path is None:
@@ -26,7 +26,7 @@ def require_tool(name: str, found_in: str) -> str:
 
 
 def missing(what: str) -> NoReturn:
-    """Skip the test loudly, or fail it where nothing may be missing."""
+    """Skip the test loudly, or fail it if REQUIRE_TOOLS=1 is set."""
     if os.environ.get("REQUIRE_TOOLS") == "1":
         pytest.fail(what)
     pytest.skip(f"NOT CHECKED: {what}")

@@ -1,4 +1,4 @@
-"""Real workers for a test, and what its messages look like: numbered, so that any loss or disorder shows."""
+"""Real workers for a test, and numbered messages, which reveal any loss or reordering."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
 Message = tuple[int | None, bytes]
-"""What a consumer sees: the source task and the payload."""
+"""The source task and the payload of a received message."""
 
 
 class Pair:
-    """Two workers with a thousand tasks each; a test takes tasks that no other test uses."""
+    """Two workers with a thousand tasks each. Each test uses different tasks."""
 
     def __init__(self, near: Endpoint, far: Endpoint) -> None:
         self.near = near
@@ -46,14 +46,14 @@ class Pair:
         return next(self._far_tasks)
 
     def check_balance(self) -> None:
-        """Fail when a worker's ledger does not add up."""
+        """Fail if a worker's ledger is not balanced."""
         for endpoint in (self.near, self.far):
             assert ledger(endpoint).balanced, ledger(endpoint)
 
 
 @contextmanager
 def pair_of_workers(*flags: str) -> Iterator[Pair]:
-    """Run two workers; both must end with 0 and a balance that adds up."""
+    """Run two workers; both must exit with 0 and a balanced ledger."""
     with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5", *flags]) as workers:
         workers.assign({0: range(1000), 1: range(1000, 2000)})
         pair = Pair(*workers.endpoints)
@@ -66,9 +66,9 @@ def pair_of_workers(*flags: str) -> Iterator[Pair]:
 def one_worker(
     worker_id: str, *flags: str, directory: Path, port: int = 0, tasks: Iterable[int] | None = None
 ) -> Iterator[Endpoint]:
-    """Run one worker, at a given port if it comes back there; it may be killed by the test.
+    """Run one worker, on a given port if it will be restarted there. The test may kill it.
 
-    tasks: it has these by assignment 1; None: it has no assignment.
+    tasks: assigned by assignment 1; None: the worker has no assignment.
     """
     own = directory / f"{worker_id}-{port}"
     own.mkdir()
@@ -90,18 +90,18 @@ def one_worker(
 
 
 Tasks = Mapping[tuple[str, str], Iterable[int]] | Mapping[Endpoint, Iterable[int]]
-"""(worker id, address), or where a worker is reached, to tasks."""
+"""(worker id, address), or a worker's endpoint, mapped to tasks."""
 
 
 def through(proxy: FaultProxy, endpoint: Endpoint) -> Endpoint:
-    """Return where other workers reach a worker whose peers' address is that proxy's target."""
+    """Return a worker's endpoint for other workers, with the proxy in place of the proxy's target."""
     if endpoint.peer_address:
         return replace(endpoint, peer_address=proxy.address)
     return replace(endpoint, address=proxy.address)
 
 
 def proxy_before(endpoint: Endpoint) -> FaultProxy:
-    """Return a proxy between a worker and those that send to it."""
+    """Return a proxy between a worker and its senders."""
     return FaultProxy(endpoint.peer_address or endpoint.address)
 
 
@@ -130,7 +130,7 @@ def ready(*workers: Endpoint) -> None:
 
 
 def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:
-    """Write an assignment to a file, for a worker that is to have it from the start."""
+    """Write an assignment to a file, for a worker that needs it from the start."""
     file = directory / "assignment.json"
     file.write_text(as_json(_assignment(version, workers)))
     return file
@@ -150,18 +150,18 @@ def status(endpoint: Endpoint) -> control_pb2.GetStatusResponse:
 
 
 def ledger(endpoint: Endpoint) -> LedgerSnapshot:
-    """Return a worker's balance."""
+    """Return a worker's ledger."""
     return ledger_of(status(endpoint).ledger)
 
 
 def has_ended(endpoint: Endpoint) -> bool:
-    """Whether a worker's process is over, though nobody has asked for its exit code yet."""
+    """Return True if a worker's process has exited. Its parent must not have read the exit code yet."""
     state = Path(f"/proc/{endpoint.process_id}/stat").read_text().rpartition(")")[2].split()[0]
     return state == "Z"
 
 
 def queued(endpoint: Endpoint, task: int) -> int:
-    """Return how many messages a worker holds for a local task."""
+    """Return the number of messages in a worker's queue of a local task."""
     return next(each.queued_messages for each in status(endpoint).tasks if each.task == task)
 
 
@@ -172,12 +172,12 @@ def acknowledged(endpoint: Endpoint, task: int) -> int:
 
 
 def metric(endpoint: Endpoint, sample: str) -> float:
-    """Return one sample of a worker's metrics, named with its labels; 0 when it is not there."""
+    """Return one sample of a worker's metrics, named with its labels, or 0 if it is missing."""
     return samples(endpoint.metrics_url).get(sample, 0.0)
 
 
 def numbered(task: int, numbers: Iterable[int], source: int | None = None) -> TaskMessageBatch:
-    """Return messages to a task whose payloads are numbers in text."""
+    """Return messages to a task with numbers in text as payloads."""
     return TaskMessageBatch.from_groups([TaskGroup.of(task, [b"%d" % number for number in numbers], source)])
 
 
@@ -187,7 +187,7 @@ def messages_of(batch: TaskMessageBatch) -> list[Message]:
 
 
 def collect(subscription: Subscription, how_many: int) -> list[Message]:
-    """Take exactly so many messages and acknowledge them; a subscription's own timeout ends the wait."""
+    """Receive exactly `how_many` messages and acknowledge them. The subscription has the timeout."""
     messages: list[Message] = []
     while len(messages) < how_many:
         messages += messages_of(next(subscription))
@@ -197,12 +197,12 @@ def collect(subscription: Subscription, how_many: int) -> list[Message]:
 
 
 def numbers(messages: Iterable[Message], source: int | None = None) -> list[int]:
-    """Return the numbers that came from one source, in the order of arrival."""
+    """Return the numbers received from one source, in the order of arrival."""
     return [int(payload) for sender, payload in messages if sender == source]
 
 
 def settled(endpoint: Endpoint, *, accepted: int, acknowledged: int) -> bool:
-    """Whether a worker's balance is exactly this, with nothing pending or dropped."""
+    """Return True if a worker's ledger has exactly these counts, and nothing pending or dropped."""
     return ledger(endpoint) == LedgerSnapshot(
         accepted, acknowledged, dict.fromkeys((reason.value for reason in DropReason), 0), 0
     )
@@ -210,7 +210,7 @@ def settled(endpoint: Endpoint, *, accepted: int, acknowledged: int) -> bool:
 
 @contextmanager
 def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
-    """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""
+    """Run workers a (task 0) and b (task 1); a connects to b through a proxy."""
     flag = f"--transport={transport}"
     with (
         one_worker("a", flag, directory=directory) as a,
@@ -223,13 +223,13 @@ def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, End
 
 
 def connected(endpoint: Endpoint) -> bool:
-    """Whether a worker has its only outbound connection."""
+    """Return True if a worker's only outbound connection is connected."""
     (peer,) = status(endpoint).peers
     return peer.connected
 
 
 def balances(sender: Client, *hops: Endpoint, sent: int) -> None:
-    """See that the sender and every worker on the way have settled exactly what the test has sent."""
+    """Check that the sender and every worker on the route have settled exactly `sent` messages."""
     sender.flush(20)
     assert (sender.ledger().accepted, sender.ledger().acknowledged) == (sent, sent)
     for hop in hops:

@@ -20,9 +20,9 @@ _SILENCE_SECONDS = 0.5
 
 
 class Trackers:
-    """A consumer of each task, where the membership says that the task is; of what helpers.streams sends.
+    """A consumer of each task at its current worker; it reads the messages of helpers.streams.
 
-    once: whether nothing may come twice; otherwise what is marked as redelivered may.
+    once: True if no duplicates are allowed; otherwise, messages marked as redelivered may be duplicates.
     """
 
     def __init__(self, membership: Membership, tasks: Iterable[int], *, once: bool = True) -> None:
@@ -67,17 +67,17 @@ class Trackers:
 
     @property
     def received(self) -> dict[Stream, int]:
-        """How many messages of each stream have come."""
+        """The number of received messages of each stream."""
         with self._lock:
             return dict(self._seen.next)
 
     @property
     def problems(self) -> list[str]:
-        """What was lost, doubled or out of order, and what the threads have failed with."""
+        """Lost, duplicated or reordered messages, and errors of the threads."""
         return [*self._seen.problems, *map(repr, self._threads.errors)]
 
     def goes_on(self, messages: int = 200) -> None:
-        """Wait until so many more have come for every task."""
+        """Wait until `messages` more have arrived for every task."""
         before = self._by_task()
         eventually(
             lambda: all(self._by_task()[task] >= before[task] + messages for task in self._tasks),
@@ -92,5 +92,5 @@ class Trackers:
         return counts
 
     def has(self, sent: dict[Stream, int]) -> None:
-        """Wait until all of this has come."""
+        """Wait until exactly these messages have arrived."""
         eventually(lambda: self.received == sent, 60, f"all that was sent; of that {self.problems}")

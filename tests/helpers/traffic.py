@@ -1,4 +1,4 @@
-"""Programs that send and receive numbered messages in threads of their own, until told to stop."""
+"""Programs that send and receive numbered messages in separate threads until they are stopped."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SILENCE_SECONDS = 20.0
 
 
 def deliver(client: Client | TaskClient, *messages: Any, **more: Any) -> None:
-    """Send what `Client.send` takes, and wait until all of it is acknowledged."""
+    """Send messages as `Client.send` does, and wait until all are acknowledged."""
     client.send(*messages, **more)
     client.flush(60)
 
 
 def reaches(count: Callable[[], int], goal: int, what: str) -> None:
-    """Wait until so many are there, however long that takes; fail when none is added for a while."""
+    """Wait without a time limit until a count reaches a goal. Fail if it does not grow for some time."""
     while (before := count()) < goal:
         eventually(
             lambda before=before: count() > before,  # type: ignore[misc]
@@ -37,7 +37,7 @@ def reaches(count: Callable[[], int], goal: int, what: str) -> None:
 
 
 class Feeder:
-    """Sends numbers to a task from a thread of its own, one at a time, until told to stop."""
+    """Sends numbers to a task from a separate thread, one at a time, until it is stopped."""
 
     def __init__(self, client: Client, task: int) -> None:
         self.sent = 0
@@ -61,13 +61,13 @@ class Feeder:
         self._thread.join()
 
     def goes_on(self, messages: int = 100) -> None:
-        """Wait until so many more were sent."""
+        """Wait until `messages` more are sent."""
         goal = self.sent + messages
         eventually(lambda: self.sent >= goal, 20, f"{goal} messages sent")
 
 
 class Reader:
-    """Reads a subscription in a thread of its own, through any silence, until told to stop."""
+    """Reads a subscription in a separate thread until it is stopped. Timeouts are ignored."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.got: list[Message] = []
@@ -85,7 +85,7 @@ class Reader:
             for group in batch.groups:
                 if group.redelivered:
                     self.redelivered += [(group.source, payload) for payload in group.payloads()]
-            self.got += messages_of(batch)  # last: whoever waits for it looks at the others then
+            self.got += messages_of(batch)  # last: a thread that waits for it then reads the other attributes
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -97,15 +97,15 @@ class Reader:
         self._subscription.acknowledge()
 
     def has(self, messages: int) -> None:
-        """Wait until so many have come."""
+        """Wait until this number of messages has arrived."""
         reaches(lambda: len(self.got), messages, "messages received")
 
 
 @contextmanager
 def fed(entry: Endpoint, owner: Endpoint, task: int) -> Iterator[tuple[Feeder, Reader]]:
-    """Send to a task through one worker, and read it at its own, while the block runs.
+    """Send to a task through one worker, and read it at its owner, during the block.
 
-    After it all has come, once and in order, and the ledgers add up.
+    Afterwards, all messages have arrived, once and in order, and the ledgers are balanced.
     """
     with (
         client_of(entry.address) as sender,

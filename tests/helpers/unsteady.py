@@ -1,4 +1,4 @@
-"""A line that breaks again and again, in a process of its own."""
+"""An unreliable connection that breaks repeatedly, in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STEADY_SECONDS = 2.0
 
 
 def unsteady_proxy(pipe: Connection, target: str) -> None:
-    """Run a proxy before the target that breaks every connection every other second; answers `address`.
+    """Run a proxy that cuts all connections to the target every other second; answers `address`.
 
     For helpers.program.Program.
     """

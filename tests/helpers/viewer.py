@@ -17,7 +17,7 @@ from helpers.worker_process import COMMAND, environment_without_ours
 
 @contextmanager
 def web_viewer(address: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run it for a worker until the block ends, as by Ctrl-C; yield its link."""
+    """Run the viewer for a worker until the block ends, then stop it as by Ctrl-C; yield its link."""
     viewer = subprocess.Popen(
         [*COMMAND, "top", "--web", "--port=0", "--interval=1", address],
         env={**environment_without_ours(), **(environment or {})},
@@ -38,7 +38,7 @@ def web_viewer(address: str, environment: Mapping[str, str] | None = None) -> It
 
 
 def page_data(link: str) -> dict[str, Any]:
-    """Return the data that the page of a link reads."""
+    """Return the data for the page of a link."""
     parts = urlsplit(link)
     token = parts.fragment.removeprefix("token=")
     request = Request(f"http://{parts.netloc}/live.json", headers={"Authorization": f"Bearer {token}"})

@@ -1,7 +1,7 @@
-"""A topology that other processes import: words of some lines, counted, the counts emitted on ticks.
+"""A topology that other processes import: it counts the words of some lines, and emits counts on ticks.
 
-Some words do harm: one is an error, one kills its process, the count of one has no form in a message,
-and one takes until a file is there.
+Some words cause faults: one raises an error, one kills its process, one has a count that cannot be
+serialized, and one blocks until a file exists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLOW = "slow"
 
 
 class Lines(Spout):
-    """Emits its lines, and those that fail once more."""
+    """Emits its lines, and failed lines once more."""
 
     outputs = ("line",)
 
@@ -60,7 +60,7 @@ class Lines(Spout):
 
 
 class Split(BasicBolt):
-    """Emits words; raises at one of them, and at another ends its process, once."""
+    """Emits words. One word raises an error; another word kills the process, once."""
 
     outputs = ("word",)
 
@@ -81,7 +81,7 @@ class Split(BasicBolt):
 
 
 class Count(BasicBolt):
-    """Counts, and emits every count on a tick."""
+    """Counts words, and emits every count on a tick."""
 
     outputs = ("word", "count", "process")
 
@@ -107,5 +107,5 @@ def topology_of(lines: list[str]) -> Topology:
 
 
 def topology() -> Topology:
-    """Return it with LINES, for those who name it."""
+    """Return the topology with LINES, for programs that refer to it by name."""
     return topology_of(LINES)

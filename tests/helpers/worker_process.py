@@ -1,4 +1,4 @@
-"""A worker as a process of its own, by the command line."""
+"""A worker in a separate process, started by the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "tuplewire_service"]
 
 
 def environment_without_ours() -> dict[str, str]:
-    """Return the variables of this process that are not for a worker."""
+    """Return the environment of this process without Tuplewire's variables."""
     return {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
 
 
@@ -68,7 +68,7 @@ class Running:
 def running(
     directory: Path, *flags: str, command: list[str] | None = None, environment: dict[str, str] | None = None
 ) -> Iterator[Running]:
-    """Start a worker on free ports, and kill it if the test has not ended it."""
+    """Start a worker on free ports, and kill it if the test has not stopped it."""
     addresses = directory / "addresses.json"
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -97,7 +97,7 @@ def running(
 
 
 def assignment_for(worker: Running, version: int = 1, topology: str = "default") -> control_pb2.Assignment:
-    """Return one that gives the tasks 0 and 1 to this worker."""
+    """Return an assignment of the tasks 0 and 1 to this worker."""
     return assignment_to_wire(
         Assignment(version, topology, (AssignedWorker("a", worker.address, (0, 1)),)),
     )

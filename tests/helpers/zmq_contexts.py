@@ -13,7 +13,7 @@ from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, eventual
 
 @contextlib.contextmanager
 def transport(**settings: object) -> Iterator[IContext]:
-    """Give a prepared context."""
+    """Yield a prepared context."""
     conf = {key.replace("__", "."): value for key, value in settings.items()}
     context = TransportFactory.make_context({TRANSPORT_KEY: "zmq", **conf})
     try:
@@ -24,7 +24,7 @@ def transport(**settings: object) -> Iterator[IContext]:
 
 @contextlib.contextmanager
 def bound(recorder: Recorder, **settings: object) -> Iterator[tuple[IContext, ZmqServerConnection]]:
-    """Give a context and a server of it."""
+    """Yield a context and one of its servers."""
     with transport(**settings) as context:
         bound_server = context.bind(TOPOLOGY, 0, recorder)
         assert isinstance(bound_server, ZmqServerConnection)

@@ -1,4 +1,4 @@
-"""What a test of the ZeroMQ transport runs in processes of their own."""
+"""Processes for tests of the ZeroMQ transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder
 
 
 def server(pipe: Connection, mode: str = "distributed", directory: str | None = None) -> None:
-    """Be a process with a server; says its `port`, and which `payloads` task 1 has had.
+    """Run a process with a server; it answers `port`, and the `payloads` that task 1 has received.
 
     directory: for temporary files.
     """
@@ -26,7 +26,7 @@ def server(pipe: Connection, mode: str = "distributed", directory: str | None = 
 
 
 def sender(pipe: Connection, port: int) -> None:
-    """Be a process that sends numbered messages to task 1 until it is killed."""
+    """Run a process that sends numbered messages to task 1 until it is killed."""
     context = TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
     client = context.connect(TOPOLOGY, HOST, port)
     threads = Threads()

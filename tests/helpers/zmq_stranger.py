@@ -1,4 +1,4 @@
-"""Somebody with a ZeroMQ socket who does not keep to the transport's protocol, or only where told to."""
+"""A ZeroMQ socket that violates the transport's protocol, or follows it only as a test requires."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stranger:
         self._context.destroy(linger=0)
 
     def say(self, *parts: bytes) -> None:
-        """Send parts, whatever they are."""
+        """Send arbitrary parts."""
         self._socket.send_multipart(parts)
 
     def put(self, kind: FrameKind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
@@ -41,18 +41,18 @@ class Stranger:
         self.say(*encode(kind, allowance, body))
 
     def hear(self) -> Frame:
-        """Return the next frame; zmq.Again when none comes."""
+        """Return the next frame. Raises zmq.Again after a timeout."""
         return decode(self._socket.recv_multipart())
 
     def ending(self) -> str:
-        """Read to the refusal, and return its code."""
+        """Read until the refusal, and return its code."""
         while (frame := self.hear()).kind is not FrameKind.REFUSED:
             pass
         return frame.body.partition(b"\0")[0].decode()
 
 
 class StandIn:
-    """A ROUTER in place of a worker's, which answers as the test wants; in a thread, until closed."""
+    """A ROUTER in place of a worker's, with answers chosen by the test. It runs in a thread until closed."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -67,7 +67,7 @@ class StandIn:
         self._thread.start()
 
     def put(self, kind: FrameKind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
-        """Send a frame to whoever was heard last."""
+        """Send a frame to the sender of the last received frame."""
         self._answers.append(encode(kind, allowance, body))
 
     def _run(self) -> None:
@@ -79,7 +79,7 @@ class StandIn:
                 self._socket.send_multipart([self._peer, *self._answers.pop(0)])
 
     def close(self) -> None:
-        """End it, and its connections; does nothing the second time."""
+        """Close it and its connections. Further calls do nothing."""
         self._stop.set()
         self._thread.join()
         self._context.destroy(linger=0)
