@@ -1,4 +1,4 @@
-"""What type checkers see of the public API. mypy reads it with the rest; it is never run."""
+"""The public API as type checkers see it. mypy checks this file; it is never run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocking(batch: TaskMessageBatch) -> None:
 
 
 async def awaited(batch: TaskMessageBatch) -> None:
-    """Check that the client for asyncio takes the same."""
+    """Check that the client for asyncio accepts the same arguments."""
     async with tuplewire.aio.Client(flush_seconds=5) as client:
         await client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
         await client.send(batch)
@@ -53,7 +53,7 @@ async def awaited(batch: TaskMessageBatch) -> None:
 
 
 def in_spark(batch: TaskMessageBatch) -> None:
-    """Check that the client of a function that Spark runs does, too."""
+    """Check the same for the client of a function that Spark runs."""
     with ClientHandle(flush_seconds=5) as client:
         assert_type(client, TaskClient)
         client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
@@ -65,13 +65,13 @@ def in_spark(batch: TaskMessageBatch) -> None:
 
 
 def beside(worker: tuplewire.local) -> None:
-    """Check the client of a worker beside the program."""
+    """Check the client of a local worker."""
     with worker.client(source=7, ack_mode="processed") as client:
         assert_type(client, tuplewire.Client)
 
 
 def members(spark: SparkSession) -> None:
-    """Check the workers beside Spark's executors."""
+    """Check the workers of Spark's executors."""
     with membership(spark, range(64), topology="words", at_least=2, expire_seconds=5) as workers:
         assert_type(workers, Membership)
     membership(spark, range(64), atleast=2)  # type: ignore[call-arg]

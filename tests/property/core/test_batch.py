@@ -1,4 +1,4 @@
-"""The laws of TaskMessageBatch: it behaves as a plain list of (source, task, payload) would."""
+"""The laws of TaskMessageBatch: it behaves like a plain list of (source, task, payload)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 Row = tuple[int, int, bytes]  # source (-1: none), task, payload
 
 tasks = st.integers(0, 3) | st.integers(0, 2**31 - 1)
-# Payloads of one size take another way through a group than payloads of many.
+# Groups with payloads of one size use a different code path.
 payloads = st.binary(max_size=6) | st.binary(min_size=4, max_size=4)
 rows = st.tuples(st.sampled_from([-1, -1, 0, 7]), tasks, payloads)
 slices = st.builds(
@@ -55,7 +55,7 @@ def groups_of(model: list[Row]) -> list[TaskGroup]:
 
 
 def of_columns(model: list[Row]) -> TaskMessageBatch:
-    """Build from columns; a source column cannot say none, so each run of one source is built alone."""
+    """Build from columns. A column has no missing sources, so runs without one are built separately."""
     batch = TaskMessageBatch()
     start = 0
     while start < len(model):
@@ -71,13 +71,13 @@ def of_columns(model: list[Row]) -> TaskMessageBatch:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[TaskMessageBatch, list[Row]]:
-    """Make a batch, in either of its forms, and the list that it should behave as."""
+    """Make a batch, in one of its two forms, and the list that it should behave like."""
     model = draw(st.lists(rows, max_size=12))
     if draw(st.booleans()):
         return of_columns(model), model
     batch = TaskMessageBatch.from_groups(groups_of(model))
     if draw(st.booleans()):
-        list(batch)  # fills the columns in beside the groups
+        list(batch)  # adds the columns to the groups
     return batch, model
 
 
@@ -88,7 +88,7 @@ def rows_of(batch: TaskMessageBatch) -> list[Row]:
 
 @given(batches())
 def test_reads_as_a_list(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """Length, size, iteration and indexing are those of the list."""
+    """Length, size, iteration and indexing are the same as for the list."""
     batch, model = pair
     messages = [TaskMessage(task, payload) for _, task, payload in model]
     assert len(batch) == len(model)
@@ -104,7 +104,7 @@ def test_reads_as_a_list(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
 
 @given(batches(), slices)
 def test_slices(pair: tuple[TaskMessageBatch, list[Row]], part: slice) -> None:
-    """A slice is the slice of the list, and its groups agree with it."""
+    """A slice equals the slice of the list, and its groups agree with it."""
     batch, model = pair
     piece = batch[part]
     assert len(piece) == len(model[part])
@@ -114,14 +114,14 @@ def test_slices(pair: tuple[TaskMessageBatch, list[Row]], part: slice) -> None:
 
 @given(batches(), batches())
 def test_sums(left: tuple[TaskMessageBatch, list[Row]], right: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """A sum is the sum of the lists, whichever forms meet."""
+    """A sum equals the sum of the lists, for any combination of forms."""
     total = left[0] + right[0]
     assert rows_of(total) == left[1] + right[1]
     assert group_payloads(total) == by_pair(left[1] + right[1])
 
 
 def group_payloads(batch: TaskMessageBatch) -> dict[tuple[int, int], list[bytes]]:
-    """Read a batch through its groups; none of them may be empty."""
+    """Read a batch through its groups; no group may be empty."""
     found = defaultdict(list)
     for group in batch.groups:
         assert len(group) == len(group.sizes()) > 0
@@ -131,7 +131,7 @@ def group_payloads(batch: TaskMessageBatch) -> dict[tuple[int, int], list[bytes]
 
 @given(batches())
 def test_order_within_a_pair(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """Groups hold every message once, in order within each (source, task)."""
+    """Groups contain every message once, in order within each (source, task)."""
     batch, model = pair
     assert group_payloads(batch) == by_pair(model)
     assert group_payloads(TaskMessageBatch.from_groups(batch.groups)) == by_pair(model)
@@ -150,7 +150,7 @@ def test_group_by_task(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
 
 @given(batches(), st.lists(rows, max_size=12))
 def test_equality(pair: tuple[TaskMessageBatch, list[Row]], other: list[Row]) -> None:
-    """Two batches are equal when their lists are, in whichever form; then their hashes are too."""
+    """Two batches are equal if their lists are equal, in any form; then their hashes are equal, too."""
     batch, model = pair
     for again in (of_columns(model), TaskMessageBatch.from_groups(groups_of(model))):
         assert batch == again
@@ -160,7 +160,7 @@ def test_equality(pair: tuple[TaskMessageBatch, list[Row]], other: list[Row]) ->
 
 @given(batches())
 def test_pickle(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """Pickling brings back an equal batch, with the same groups."""
+    """Pickling restores an equal batch, with the same groups."""
     batch, model = pair
     again = pickle.loads(pickle.dumps(batch))  # noqa: S301
     assert rows_of(again) == model
@@ -169,7 +169,7 @@ def test_pickle(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
 
 @given(batches())
 def test_arrow(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """To Arrow and back: the same messages, in the order of iteration."""
+    """Conversion to Arrow and back returns the same messages, in the order of iteration."""
     batch, model = pair
     table = batch.to_arrow()
     table.validate(full=True)
@@ -183,7 +183,7 @@ def test_arrow(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
 
 @given(batches())
 def test_pandas(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """A frame of pandas has the messages in the order of iteration."""
+    """A pandas frame contains the messages in the order of iteration."""
     batch, model = pair
     frame = batch.to_pandas()
     assert frame["task"].tolist() == [row[1] for row in model]
@@ -206,7 +206,7 @@ def test_from_arrow(model: list[tuple[int, bytes]], part: slice) -> None:
 
 @given(st.lists(payloads, min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 12))
 def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
-    """A slice of a group is the slice of its payloads."""
+    """A slice of a group equals the slice of its payloads."""
     start, stop = min(start, len(column)), min(stop, len(column))
     headers = column[::-1]
     group = TaskGroup.joined(1, 2, column, headers).as_redelivered()
@@ -218,7 +218,7 @@ def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
 
 @given(st.lists(st.tuples(payloads, st.just(b"") | payloads), min_size=1, max_size=12), st.integers(0, 20))
 def test_frame_pieces(model: list[tuple[bytes, bytes]], limit: int) -> None:
-    """The pieces are the group again; each is within the limit or a single message, none could hold more."""
+    """The pieces add up to the group. Each is a single message, or as large as the limit permits."""
     group = TaskGroup.joined(1, None, [row[0] for row in model], [row[1] for row in model])
     pieces = frame_pieces(group, limit)
     assert [
@@ -241,7 +241,7 @@ column_parts = st.binary(max_size=16) | st.sampled_from([b"\0\0\0\0", b"\1\0\0\0
 def test_hostile_columns(
     task: int, source: int, lengths: bytes, data: bytes, header_lengths: bytes, header_data: bytes
 ) -> None:
-    """Columns from anywhere are either refused by name or hold together."""
+    """Arbitrary columns are either rejected with a specific error, or consistent."""
     group = TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
     try:
         group.checked()
@@ -275,7 +275,7 @@ def by_task(messages: Iterable[TaskMessage]) -> dict[int, list[TaskMessage]]:
 def test_headers_stay_with_their_messages(
     left: list[TaskMessage], right: list[TaskMessage], part: slice, limit: int
 ) -> None:
-    """Whatever is cut, joined, grouped or written, every message keeps its key and headers."""
+    """Every message keeps its key and headers when batches are cut, joined, grouped or written."""
     batch, model = TaskMessageBatch(left), left + right
     total = batch + TaskMessageBatch(right)
     grouped = TaskMessageBatch.from_groups(batch.groups) + TaskMessageBatch.from_groups(
@@ -311,7 +311,7 @@ def test_headers_stay_with_their_messages(
 
 @given(mixed)
 def test_headers_in_arrow(model: list[TaskMessage]) -> None:
-    """To Arrow and back: the same keys and headers, in order, encoded to the same bytes."""
+    """Conversion to Arrow and back returns the same keys and headers, in order, with the same encoding."""
     batch = TaskMessageBatch(model)
     table = batch.to_arrow(headers=True)
     table.validate(full=True)
@@ -331,7 +331,7 @@ def test_headers_in_arrow(model: list[TaskMessage]) -> None:
 
 @given(st.binary(max_size=12))
 def test_deserialize(packet: bytes) -> None:
-    """Bytes from anywhere are either refused by name or read, and then serialize to themselves."""
+    """Arbitrary bytes are either rejected with a specific error, or read and serialized to the same bytes."""
     try:
         message = TaskMessage.deserialize(packet)
     except (InvalidTaskError, MalformedError):
@@ -341,7 +341,7 @@ def test_deserialize(packet: bytes) -> None:
 
 @given(st.integers(0, 2**31 - 1), payloads)
 def test_serialize(task: int, payload: bytes) -> None:
-    """Whatever two bytes hold comes back the same; the rest is refused."""
+    """A task id that fits into two bytes is serialized and restored; any other is rejected."""
     message = TaskMessage(task, payload)
     if task < 2**15:
         assert TaskMessage.deserialize(message.serialize()) == message

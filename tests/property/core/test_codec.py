@@ -1,4 +1,4 @@
-"""The frame codec against the generated code, and against hostile bytes."""
+"""The frame codec, compared with the generated code, and with hostile bytes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ EXAMPLES = settings(
 ids = st.integers(0, 3) | st.integers(0, 2**31 - 1)
 uint64 = st.integers(0, 300) | st.integers(0, 2**64 - 1)
 payloads = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
-# Lengths of one, two and three bytes in front of what they measure.
+# The encoded lengths of these payloads take one, two and three bytes.
 long_payloads = st.builds(lambda size, count: [bytes(size)] * count, st.integers(0, 400), st.integers(1, 60))
 
 
 def headers_of(count: int) -> st.SearchStrategy[list[bytes]]:
-    """Return what travels beside so many payloads; at least one has something."""
+    """Return headers for `count` payloads; at least one payload has headers."""
     size = st.just(300) | st.integers(0, 3)
     return st.lists(size.map(bytes), min_size=count, max_size=count).filter(any)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
-    """Return runs: groups of one task, source and mark each."""
+    """Return runs: groups with the same task, source and mark."""
     result = []
     for _ in range(draw(st.integers(0, 4))):
         task, source, redelivered = draw(ids), draw(st.none() | ids), draw(st.booleans())
@@ -84,7 +84,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
 
 
 def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
-    """Return all that groups hold."""
+    """Return all contents of groups."""
     return [
         (
             group.task,
@@ -101,7 +101,7 @@ def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
 
 
 def columns_of(frame: pb.Frame) -> list[tuple[Any, ...]]:
-    """Return the same of a frame of the generated code."""
+    """Return all contents of a frame of the generated code, in the same form."""
     return [
         (
             group.task,
@@ -128,7 +128,7 @@ def field(number: int, body: bytes) -> bytes:
 @EXAMPLES
 @given(uint64)
 def test_varint(value: int) -> None:
-    """A varint is protobuf's."""
+    """A varint has protobuf's encoding."""
     assert b"\x08" + varint(value) == (pb.Frame(sequence=value).SerializeToString() or b"\x08\0")
 
 
@@ -149,7 +149,7 @@ def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGr
 def test_encoded_frame_is_a_recv_response(
     sequence: int, groups: list[list[TaskGroup]], firsts: list[int]
 ) -> None:
-    """The same for Recv, with the sequence of each run's first message."""
+    """The generated code reads the same Recv frame, with the sequence of each run's first message."""
     data = encode_frame(sequence, groups, firsts[: len(groups)])
     assert pb.RecvResponse.FromString(data) == pb.RecvResponse(frame=frame_of(sequence, groups, firsts))
 
@@ -157,7 +157,7 @@ def test_encoded_frame_is_a_recv_response(
 @EXAMPLES
 @given(uint64, runs(), st.lists(uint64, min_size=4, max_size=4))
 def test_times_of_acceptance_travel(sequence: int, groups: list[list[TaskGroup]], times: list[int]) -> None:
-    """Each run comes with the time that it was given, and the first one's stands for a run that has none."""
+    """Each run keeps its time of acceptance; a run without a time gets the first run's time."""
     times = times[: len(groups)]
     frame = decode(pb.SendRequest, encode_frame(sequence, groups, accepted_micros=times))
     assert isinstance(frame, OpaqueFrame)
@@ -173,7 +173,7 @@ def test_times_of_acceptance_travel(sequence: int, groups: list[list[TaskGroup]]
 def test_decodes_what_the_generated_code_wrote(
     sequence: int, groups: list[list[TaskGroup]], firsts: list[int]
 ) -> None:
-    """A frame that another program wrote is read as it is."""
+    """A frame written by the generated code is read unchanged."""
     frame = frame_of(sequence, groups, firsts)
     decoded = [
         decode(pb.SendRequest, pb.SendRequest(frame=frame).SerializeToString()),
@@ -189,7 +189,7 @@ def test_decodes_what_the_generated_code_wrote(
 @EXAMPLES
 @given(runs().filter(bool), st.binary(max_size=10))
 def test_unknown_fields_do_not_matter(groups: list[list[TaskGroup]], unknown: bytes) -> None:
-    """Fields of a later release, in a frame and beside it, leave a frame what it is."""
+    """Fields of a later release, in a frame and next to it, do not change the frame."""
     frame = frame_of(5, groups)
     extra = field(1999, unknown)
     body = field(2, frame.SerializeToString() + extra)
@@ -203,7 +203,7 @@ def test_unknown_fields_do_not_matter(groups: list[list[TaskGroup]], unknown: by
 @EXAMPLES
 @given(runs().filter(bool), runs().filter(bool))
 def test_a_frame_in_two_parts(first: list[list[TaskGroup]], second: list[list[TaskGroup]]) -> None:
-    """Protobuf merges a message that comes twice; so does the codec."""
+    """Protobuf merges a message that occurs twice, and so does the codec."""
     parts = [field(2, frame_of(5, each).SerializeToString()) for each in (first, second)]
     decoded = decode(pb.SendRequest, b"".join(parts))
     assert isinstance(decoded, OpaqueFrame)
@@ -212,7 +212,7 @@ def test_a_frame_in_two_parts(first: list[list[TaskGroup]], second: list[list[Ta
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
-    """Lengths must be packed, in one piece, as every protobuf library writes them; anything else is named."""
+    """Lengths must be packed, in one piece, as every protobuf library writes them; others are rejected."""
     if packed:
         lengths = field(3, struct.pack("<I", 1)) + field(3, struct.pack("<I", 2))
     else:
@@ -237,7 +237,7 @@ def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
     ids=["hello", "goodbye", "watch_releases", "nothing"],
 )
 def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
-    """A request that holds no frame is the generated code's."""
+    """A request without a frame is decoded by the generated code."""
     assert decode(pb.SendRequest, request_.SerializeToString()) == request_
 
 
@@ -245,7 +245,7 @@ def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
 
 
 def read(data: bytes) -> None:
-    """Read bytes in every way; whatever is wrong with them has a name."""
+    """Read bytes in every way. Only MalformedError and InvalidTaskError are allowed."""
     for kind in KINDS:
         with contextlib.suppress(MalformedError, InvalidTaskError):
             frame = decode(kind, data)
@@ -260,17 +260,17 @@ def read(data: bytes) -> None:
 @EXAMPLES
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda body: field(2, body)))
 def test_arbitrary_bytes(data: bytes) -> None:
-    """Bytes of any kind are a message or a named error."""
+    """Arbitrary bytes are either a message or a specific error."""
     read(data)
 
 
 @EXAMPLES
 @given(runs().filter(bool), st.data())
 def test_mutated_frames(groups: list[list[TaskGroup]], data: st.DataObject) -> None:
-    """A frame with bytes changed, cut out or put in is a frame or a named error."""
+    """A frame with bytes changed, removed or inserted is either a frame or a specific error."""
     damaged = bytearray(encode_frame(1, groups))
     for _ in range(data.draw(st.integers(1, 3))):
-        # The beginning, where the structure is, and anywhere.
+        # The start, which contains the structure, or any position.
         end = data.draw(st.sampled_from([min(24, len(damaged)), len(damaged)]))
         position = data.draw(st.integers(0, end))
         length = data.draw(st.integers(0, 3))
@@ -290,7 +290,7 @@ def test_mutated_frames(groups: list[list[TaskGroup]], data: st.DataObject) -> N
 def test_columns_that_do_not_hold_together(
     task: int, source: int | None, lengths: bytes, data: bytes, header_lengths: bytes, header_data: bytes
 ) -> None:
-    """Well-formed protobuf with any ids and columns is a frame that holds together, or a named error."""
+    """Well-formed protobuf with any ids and columns is either a consistent frame or a specific error."""
     frame = OpaqueFrame(sequence=1)
     frame.groups.add(
         task=task,
@@ -317,6 +317,6 @@ def test_columns_that_do_not_hold_together(
 
 
 def test_an_unknown_code_is_unspecified() -> None:
-    """A refusal for a reason of a later release is still a refusal."""
+    """A refusal with an unknown code of a later release is still a refusal."""
     refusal = pb.Refusal.FromString(pb.Refusal(sequence=1, task=2).SerializeToString() + b"\x20\xe7\x07")
     assert code_name(refusal.code) == "UNSPECIFIED"

@@ -1,4 +1,4 @@
-"""The laws of groupings, whatever they are asked."""
+"""The laws of groupings, for any input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SINGLE: list[Callable[[GroupingContext], SingleGrouping]] = [
 
 
 def context_of(chosen: list[int], load: dict[int, float], near: dict[int, Locality]) -> GroupingContext:
-    """Return a context; loads and localities are drawn by a task's place and not by its id."""
+    """Return a context. Loads and localities are drawn by a task's position, not by its id."""
     return GroupingContext(
         chosen,
         source=7,
@@ -60,7 +60,7 @@ def test_every_message_has_one_task(
     load: dict[int, float],
     near: dict[int, Locality],
 ) -> None:
-    """Each message goes to exactly one of the tasks, whatever loads and localities are; order is kept."""
+    """Each message is routed to exactly one task, for any loads and localities; order is kept."""
     grouping = make(context_of(chosen, load, near))
     for batch in batches:
         routes = grouping.route(batch)
@@ -74,7 +74,7 @@ def test_every_message_has_one_task(
 
 @given(tasks, columns)
 def test_all_leaves_nobody_out(chosen: list[int], batches: list[list[Key]]) -> None:
-    """Each message goes to each task, once."""
+    """Each message is routed to each task, once."""
     grouping: Grouping = All(chosen)
     for batch in batches:
         routes = grouping.route(batch)
@@ -84,7 +84,7 @@ def test_all_leaves_nobody_out(chosen: list[int], batches: list[list[Key]]) -> N
 
 @given(tasks, columns, st.integers(0, 100))
 def test_shuffle_is_even(chosen: list[int], batches: list[list[Key]], start: int) -> None:
-    """However the messages are cut into columns, no two tasks' shares differ by more than one."""
+    """The tasks' shares differ by at most one, for any division of the messages into columns."""
     grouping = shuffle(chosen, start)
     counts = Counter(dict.fromkeys(chosen, 0))
     for batch in batches:
@@ -94,7 +94,7 @@ def test_shuffle_is_even(chosen: list[int], batches: list[list[Key]], start: int
 
 @given(tasks, columns)
 def test_fields_depends_on_the_key_alone(chosen: list[int], batches: list[list[Key]]) -> None:
-    """Two senders agree on every key, in whatever order it comes to them."""
+    """Two senders agree on every key, regardless of the order of keys."""
     one, other = Fields(chosen), Fields(chosen)
     seen = dict(
         zip(
@@ -111,7 +111,7 @@ def test_fields_depends_on_the_key_alone(chosen: list[int], batches: list[list[K
 def test_load_aware_shares_add_up(
     chosen: list[int], load: dict[int, float], near: dict[int, Locality], refreshes: int
 ) -> None:
-    """The shares are a whole, none is negative, and somebody always gets something."""
+    """The shares add up to one, and no share is negative."""
     grouping = LoadAwareShuffle(context_of(chosen, load, near))
     for _ in range(refreshes):
         grouping.refresh()

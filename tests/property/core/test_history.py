@@ -1,4 +1,4 @@
-"""The ranges behind the history checker, and its verdicts, against plain sets and lists."""
+"""The ranges behind the history checker, and its verdicts, compared with plain sets and lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def numbers(pieces: list[tuple[int, int]]) -> list[int]:
 
 @given(st.lists(SPANS, max_size=20), SPANS)
 def test_ranges_are_a_set(spans: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    """Ranges hold what a set of numbers would, say what was there, and neither overlap nor touch."""
+    """Ranges equal a set of numbers, return the numbers already present, and neither overlap nor touch."""
     ranges, model = Ranges(), set[int]()
     for first, stop in spans:
         assert numbers(ranges.add(first, stop)) == [n for n in range(first, stop) if n in model]
@@ -42,7 +42,7 @@ RECEIPTS = st.lists(st.tuples(SPANS, st.sampled_from(["one", "two"]), st.boolean
 def test_verdict_counts_each_message(
     receipts: list[tuple[tuple[int, int], str, bool]], accepted: int
 ) -> None:
-    """However receipts are cut, the verdict is that of looking at one message after the other."""
+    """The verdict is the same as for single messages, for any division of receipts into ranges."""
     history = History()
     history.source(1, AckMode.QUEUED, "w")
     history.handed_over(1, 2, 80)

@@ -1,4 +1,4 @@
-"""A registry whose workers come, drain, die, restart and are cut off in any order, before a plain model."""
+"""A registry while workers arrive, drain, die, restart and lose their network in any order; with a model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Memberships(RuleBasedStateMachine):
         self.registry = self._registry()
         self.highest = 0
         self.moved: set[int] = set()
-        """Tasks that this driver has moved since nothing moved."""
+        """Tasks that this driver has moved since the last time at rest."""
 
     def _registry(self) -> Registry:
         return Registry(TOPOLOGY, TASKS, expire_seconds=3.0)
 
     @rule(number=NUMBERS)
     def arrive(self, number: int) -> None:
-        """Let an executor come, with a worker, or a worker start again at its address."""
+        """Add an executor with a worker, or restart a worker at its address."""
         address = f"10.0.0.{number}:6700"
         if address not in self.world.workers:
             self.world.add(number)
@@ -49,12 +49,12 @@ class Memberships(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def lose_executor(self, number: int) -> None:
-        """Let an executor go; its worker may live."""
+        """Remove an executor; its worker may keep running."""
         self.world.wanted.pop(f"10.0.0.{number}:6700", None)
 
     @rule(number=NUMBERS, how=st.sampled_from(["drains", "dies", "restarts"]))
     def end(self, number: int, how: str) -> None:
-        """Let a worker end, or begin to."""
+        """Stop or restart a worker, or start its drain."""
         worker = self.world.workers.get(f"10.0.0.{number}:6700")
         if worker is None:
             return
@@ -66,21 +66,21 @@ class Memberships(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, moving=st.integers(0, 2))
     def move(self, number: int, moving: int) -> None:
-        """Let a worker have tasks that change hands, if it has ever been given tasks."""
+        """Set the number of tasks that are leaving a worker, if the worker has ever had an assignment."""
         worker = self.world.workers.get(f"10.0.0.{number}:6700")
         if worker is not None and worker.assignment is not None:
             worker.moving = moving
 
     @rule()
     def new_driver(self) -> None:
-        """Let another program take over."""
+        """Replace the driver by another program."""
         self.registry = self._registry()
         self.moved.clear()
-        self.highest = 0  # it need not know of what only its predecessor knew
+        self.highest = 0  # it may not know the versions of its predecessor
 
     @rule(lost=st.frozensets(NUMBERS))
     def look(self, lost: frozenset[int]) -> None:
-        """Let the driver take its turn; some of what it says does not arrive."""
+        """Run one round of the driver; some of its assignments do not arrive."""
         before, phases = placed(self.registry.in_force), self._phases()
         if self._at_rest():
             self.moved.clear()
@@ -112,7 +112,7 @@ class Memberships(RuleBasedStateMachine):
 
     @invariant()
     def every_task_is_somewhere(self) -> None:
-        """Once there is an assignment, tasks are only missing where no worker could take them."""
+        """Once there is an assignment, a task is only unassigned if no worker could accept it."""
         status = self.registry.status()
         if status.version and status.joined:
             assert not status.unassigned
@@ -120,7 +120,7 @@ class Memberships(RuleBasedStateMachine):
     @precondition(lambda self: any(each.alive and not each.draining for each in self.world.workers.values()))
     @rule()
     def quiet(self) -> None:
-        """Left alone, all settles: every worker that lives has its share, and the assignment in force."""
+        """Without events, all settles: every live worker has its share and the current assignment."""
         for worker in self.world.workers.values():
             worker.moving = 0
         live = {

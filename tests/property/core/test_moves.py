@@ -1,11 +1,11 @@
 """Workers, programs and consumers while tasks move and workers drain, restart and die, in any order.
 
-Everything is real but the network (helpers/memory_network.py) and time. `make property` drives many steps,
-in pieces with a seed each. A failure prints the steps that lead to it, and `make property SEED=n` begins with
-the piece that failed.
+Everything is real except the network (helpers/memory_network.py) and the clock. `make property` runs many
+steps, in pieces with one seed each. A failure prints its steps, and `make property SEED=n` starts with the
+piece that failed.
 """
 
-# ruff: noqa: D401 - a rule's docstring says what happens
+# ruff: noqa: D401 - a rule's docstring describes an event
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ACTIONS = (
 
 
 class Cluster(RuleBasedStateMachine):
-    """Drives everything, and holds it against what is promised."""
+    """Drives all processes, and checks Tuplewire's guarantees."""
 
     @initialize(
         weather=st.sampled_from(("calm", "faults", "faults", "kills")),
@@ -78,8 +78,8 @@ class Cluster(RuleBasedStateMachine):
     def start(self, weather: str, modes: Sequence[AckMode], queue_bytes: int) -> None:
         """Start everything.
 
-        weather: in a calm nothing goes wrong, so nothing may come twice; where workers are killed, only what
-        is kept until it is processed is safe.
+        weather: `calm` has no faults, so that duplicates are not allowed. With `kills`, workers are killed,
+        so that all programs use the mode `processed`.
         """
         self.calm = weather == "calm"
         self.kills = weather == "kills"
@@ -152,19 +152,19 @@ class Cluster(RuleBasedStateMachine):
             self.loop.inside(lambda: worker.update_assignment(self.assignments[version - 1]), host.process)
 
     def tell(self, which: int, skip: int) -> None:
-        """A worker hears of a newer assignment, perhaps not of the newest."""
+        """A worker receives a newer assignment, perhaps not the newest."""
         host = self.hosts[which % 3]
         self._tell(host, max(host.version, len(self.assignments) - (skip - 1)))
 
     def move(self, which: int, much: int) -> None:
-        """Each task is given to a worker, and some workers hear of it."""
+        """Each task is assigned to a worker, and some workers are notified."""
         self._assign([which % 3, which // 3 % 3])
         for number in range(which, which + much):
             if number % 4 < 3:
                 self._tell(self.hosts[number % 4], len(self.assignments))
 
     def drain(self, which: int, _: int) -> None:
-        """A worker begins to drain."""
+        """A worker starts to drain."""
         host = self.hosts[which % 3]
         worker = host.worker
         if worker is not None and host.draining is None:
@@ -173,7 +173,7 @@ class Cluster(RuleBasedStateMachine):
             )
 
     def _look_at_drains(self) -> None:
-        """A drain ends with nothing lost."""
+        """A drain finishes without lost messages."""
         for host in self.hosts:
             if host.draining is not None and host.draining.done():
                 ledger = host.draining.result()
@@ -189,14 +189,14 @@ class Cluster(RuleBasedStateMachine):
                             self.lives[program.source, task].new_life(program.settled[task])
 
     def restart(self, which: int, skip: int) -> None:
-        """A worker that has ended starts again, with an assignment or without."""
+        """A stopped worker starts again, with an assignment or without."""
         host = self.hosts[which % 3]
         if host.worker is None:
             self._start(host, (host.version, len(self.assignments), 0)[skip % 3])
 
     @rule(which=st.sampled_from(WORKERS))
     def kill_worker(self, which: int) -> None:
-        """A worker dies with all that it holds, in the runs that have that."""
+        """A worker is killed with all its messages, in the runs with kills."""
         host = self.hosts[which]
         if host.worker is not None and self.kills:
             self.network.kill(host.process)
@@ -208,7 +208,7 @@ class Cluster(RuleBasedStateMachine):
     # --- programs -----------------------------------------------------------------------------------
 
     def send(self, which: int, much: int) -> None:
-        """A program sends, where there is room."""
+        """A program sends, if there is buffer space."""
         program = self.programs[which % 3]
         tasks = TASKS[: 1 + which % len(TASKS)]
         groups = [
@@ -226,7 +226,7 @@ class Cluster(RuleBasedStateMachine):
         self.consumers.append(self.loop.inside(lambda: Consumer(name, worker, task, self.network), name))
 
     def take(self, which: int, limit: int) -> None:
-        """A consumer takes some batches, and is done with all but the last few that it holds."""
+        """A consumer receives some batches, and acknowledges all except the last few."""
         if self.consumers:
             consumer = self.consumers[which % len(self.consumers)]
             self._take(consumer, limit)
@@ -238,7 +238,7 @@ class Cluster(RuleBasedStateMachine):
                 arrived = consumer.receiver.take(0)
             except UnreachableError:
                 return
-            except RefusedError:  # the task is not there any more, or somebody else's
+            except RefusedError:  # the task has moved, or another consumer has taken over
                 self._end(consumer)
                 return
             if arrived is None:
@@ -268,14 +268,14 @@ class Cluster(RuleBasedStateMachine):
         self.consumers.remove(consumer)
 
     def kill_consumer(self, which: int, _: int) -> None:
-        """A consumer dies; another one takes its place."""
+        """A consumer dies; another one replaces it."""
         if self.consumers:
             consumer = self.consumers[which % len(self.consumers)]
             self._end(consumer)
             self._consume(consumer.worker, consumer.task)
 
     def supersede(self, which: int, _: int) -> None:
-        """Another consumer takes a task over; the older one lives on until it notices."""
+        """Another consumer takes over a task; the older one continues until it notices."""
         consumer = self.consumers[which % len(self.consumers)] if self.consumers else None
         if consumer is not None and len(self.consumers) < MOST_CONSUMERS:
             self._consume(consumer.worker, consumer.task)
@@ -283,7 +283,7 @@ class Cluster(RuleBasedStateMachine):
     # --- the network ----------------------------------------------------------------------------------
 
     def deliver(self, which: int, count: int) -> None:
-        """Something arrives."""
+        """Data of one stream arrives."""
         self.network.sweep()
         if self.network.links:
             self.network.links[which % len(self.network.links)].deliver(count)
@@ -300,11 +300,11 @@ class Cluster(RuleBasedStateMachine):
         self.loop.pass_time((0.01, 0.3, 1.2)[much % 3])
 
     def flow(self, which: int, much: int) -> None:
-        """Everything works, but one worker's consumers may do nothing."""
+        """Everything works, except perhaps the consumers of one worker."""
         self._flow(much - 1, which % 4)
 
     def _flow(self, rounds: int, idle: int = 0) -> None:
-        """Let everything go on, but the consumers of one worker."""
+        """Run everything except the consumers of one worker."""
         for _ in range(rounds):
             moved = 0
             while moved < HOPS and self.network.deliver_all():
@@ -318,7 +318,7 @@ class Cluster(RuleBasedStateMachine):
             self._look_at_drains()
 
     def _subscribe(self) -> None:
-        """See to it that every task has a consumer where its worker knows of it."""
+        """Make sure that every task has a consumer at the worker that is assigned to it."""
         served = {(consumer.worker, consumer.task) for consumer in self.consumers}
         for host in self.hosts:
             if host.worker is not None and host.version:
@@ -336,7 +336,7 @@ class Cluster(RuleBasedStateMachine):
         )
     )
     def work(self, actions: list[tuple[str, int, int]]) -> None:
-        """Everybody does something, in any order, and something goes wrong."""
+        """All processes act, in any order, with faults."""
         for action, which, much in actions:
             if not (self.calm and action in FAULTS):
                 getattr(self, action)(which, much)
@@ -344,7 +344,7 @@ class Cluster(RuleBasedStateMachine):
     # --- what always holds ----------------------------------------------------------------------------
 
     steps: ClassVar[int] = 0
-    """How many steps were taken, by all machines of this process."""
+    """The number of steps taken by all machines of this process."""
 
     @invariant()
     def counted(self) -> None:
@@ -368,7 +368,7 @@ class Cluster(RuleBasedStateMachine):
                 assert not sum(ledger.dropped.values()), f"{host.process}: {ledger}"
 
     def teardown(self) -> None:
-        """After healing, everything settles, and every message has come."""
+        """After healing, everything settles, and every message has arrived."""
         if not hasattr(self, "programs"):
             return  # the machine never started
         try:
@@ -425,9 +425,9 @@ TestCluster.settings = settings(
 
 
 def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
-    """Messages that wait for a worker that ends go where it has passed earlier ones, not to its next life."""
+    """Messages for a worker that shuts down follow earlier ones to the next worker, not to its next start."""
     for number in range(5):
-        random.seed(number)  # of the times between two attempts to connect
+        random.seed(number)  # for the delays between connection attempts
         cluster = Cluster()
         cluster.start("faults", [AckMode.QUEUED] * len(PROGRAMS), QUEUE_BYTES[0])
         for action, which, much in (
@@ -441,7 +441,7 @@ def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
 
 
 def test_who_releases_for_one_that_has_ended_says_so_first() -> None:
-    """A message waits for those before it, though the worker that passed these on to another has no more."""
+    """A message waits for earlier messages, even if the worker that forwarded those has no more of them."""
     cluster = Cluster()
     cluster.start("faults", [AckMode.QUEUED] * len(PROGRAMS), QUEUE_BYTES[-1])
     w0, w1, w2 = cluster.hosts
@@ -461,7 +461,7 @@ def test_who_releases_for_one_that_has_ended_says_so_first() -> None:
 
 @pytest.mark.skipif(not LONG, reason="takes many minutes; make property runs it")
 def test_many_steps() -> None:
-    """So many steps, piece by piece; each is the same whenever its seed is."""
+    """A long run in pieces; each piece is reproducible from its seed."""
     piece = settings(TestCluster.settings, max_examples=50, stateful_step_count=80, database=None)
     number = int(os.environ.get("TUPLEWIRE_SEED") or random.randrange(10**9))
     begun = Cluster.steps

@@ -1,8 +1,8 @@
-"""What was in a task's queue together comes together to where the task is, though nobody consumes.
+"""Messages that were in a queue together all reach the new owner of the task, without any consumer.
 
-A micro-batch of Spark's is such messages: it is acknowledged only once all of it has been read. So none of
-them may wait until another one is consumed, however moves overlap. Workers are real; the network is in memory
-(helpers/memory_network.py), and delivers what the test says.
+Such messages are, for example, a micro-batch of Spark: it is acknowledged only after all of it has been read.
+No message may therefore wait for the consumption of another, in any overlap of moves. Workers are real; the
+network is in memory (helpers/memory_network.py), and the test controls its deliveries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Message = tuple[int, int]
 
 
 class Cluster:
-    """Workers that have a task in turns, each with a program that sends to it, and no consumer."""
+    """Workers that own a task in turn, each with a program that sends to it, and no consumer."""
 
     def __init__(self) -> None:
         self.loop = HandLoop()
@@ -42,7 +42,7 @@ class Cluster:
         self.assignments: list[Assignment] = []
         self.told = [0 for _ in WORKERS]
         self.together: list[set[Message]] = []
-        """What was in the task's queue at some moment: a planned micro-batch each."""
+        """The contents of the task's queue at some moments: one planned micro-batch each."""
         self.workers = [self.loop.inside(lambda at=at: self._start(at), f"w{at}") for at in WORKERS]  # type: ignore[misc]
         self.move(0)
         for at in WORKERS:
@@ -53,7 +53,7 @@ class Cluster:
             self.new_program(at)
 
     def new_program(self, at: int) -> None:
-        """Start a program at a worker; its source is the next."""
+        """Start a program at a worker; its source is the next number."""
 
         def start() -> Program:
             program = Program(len(self.programs), self.network, AckMode.QUEUED, at)
@@ -74,20 +74,20 @@ class Cluster:
         return worker
 
     def move(self, owner: int) -> None:
-        """Make an assignment that gives the task to a worker; nobody has heard of it yet."""
+        """Make an assignment of the task to a worker, without notifying any worker."""
         workers = tuple(
             AssignedWorker(f"w{at}", address_of(at), (TASK,) if at == owner else ()) for at in WORKERS
         )
         self.assignments.append(Assignment(len(self.assignments) + 1, TOPOLOGY, workers))
 
     def tell(self, at: int) -> None:
-        """Have a worker hear of the newest assignment."""
+        """Send a worker the newest assignment."""
         if self.told[at] < len(self.assignments):
             self.told[at] = len(self.assignments)
             self.loop.inside(lambda: self.workers[at].update_assignment(self.assignments[-1]), f"w{at}")
 
     def send(self, number: int, count: int) -> None:
-        """Have a program send some messages, where it has room."""
+        """Send some messages from a program, if it has buffer space."""
         program = self.programs[number % len(self.programs)]
         group = numbered(TASK, program.source, program.offered[TASK], count, padding=count)
         if self.loop.inside(
@@ -96,14 +96,14 @@ class Cluster:
             program.offered[TASK] += count
 
     def deliver(self, which: int, count: int) -> None:
-        """Have something of one stream arrive."""
+        """Deliver data of one stream."""
         self.network.sweep()
         if self.network.links:
             self.network.links[which % len(self.network.links)].deliver(count)
             self.loop.settle()
 
     def queue(self, at: int) -> list[Message]:
-        """Return what a worker has in the task's queue, in order; nothing if it does not have the task."""
+        """Return a worker's messages in the task's queue, in order; empty if it does not have the task."""
         queue = self.workers[at].router.queues._queues.get(TASK)
         found: list[Message] = []
         for each in queue.log.held() if queue is not None else ():
@@ -112,19 +112,19 @@ class Cluster:
         return found
 
     def plan(self, at: int) -> None:
-        """Note what is in the task's queue together."""
+        """Record the current contents of the task's queue."""
         if self.told[at] == len(self.assignments) and (planned := self.queue(at)):
             self.together.append(set(planned))
 
     def settle(self) -> None:
-        """Let everything arrive, and time pass, until nothing happens any more."""
+        """Deliver everything and advance the clock, until nothing happens."""
         quiet = 0
         while quiet < 3:
             quiet = 0 if self.network.deliver_all() else quiet + 1
             self.loop.pass_time(0.02)
 
     def check(self) -> None:
-        """See that all that was together is where the task is, in order."""
+        """Check that all messages of a planned micro-batch are at the task's owner, in order."""
         for at in WORKERS:
             self.tell(at)
         self.settle()
@@ -141,7 +141,7 @@ class Cluster:
             assert not lacking, f"{sorted(lacking)} wait for others; {there}"
 
     def step(self, kind: str, which: int, much: int) -> None:
-        """Do something."""
+        """Run one step."""
         at = which % len(WORKERS)
         if kind == "deliver":
             self.deliver(which, much)
@@ -159,7 +159,7 @@ class Cluster:
             self.new_program(at)
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         for name in self.loop.processes:
             self.network.kill(name)
         self.loop.close()
@@ -182,16 +182,16 @@ PARTED = [
         ("move", 3, 3),
     ],
 ]
-"""A worker gets half of a queue, hears of the next move, and then gets the other half."""
+"""A worker receives half of a queue, is notified of the next move, and then receives the other half."""
 LITTLE_CREDIT = [
     *[("program", 24, 3), ("program", 17, 1), ("send", 16, 2), ("send", 4, 3), ("program", 13, 2)],
     *[("send", 14, 3), ("all", 24, 3), ("plan", 28, 1), ("move", 25, 1)],
 ]
-"""The new owner has more senders, and gives each less than they had at the former one."""
+"""The new owner has more senders, and gives each less credit than the previous owner."""
 
 
 def run(steps: Sequence[tuple[str, int, int]]) -> None:
-    """Take these steps, and see that what was together is together."""
+    """Run these steps, and check that messages that were together are still together."""
     cluster = Cluster()
     try:
         for each in steps:
@@ -206,13 +206,13 @@ def run(steps: Sequence[tuple[str, int, int]]) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(steps=STEPS)
 def test_what_was_together_comes_together(steps: list[tuple[str, int, int]]) -> None:
-    """Moves overlap in every way, also there and back, while messages are on their way between workers."""
+    """Moves may overlap in any way, also there and back, while messages are in flight between workers."""
     run(steps)
 
 
 @pytest.mark.slow
 def test_many_moves_of_what_was_together() -> None:
-    """The same in many long runs, each the same whenever its seed is."""
+    """Many long runs keep messages together; each run is reproducible from its seed."""
     for seed in range(300):
         chance = random.Random(seed)
         kinds = chance.choices(KINDS, k=chance.randint(20, 150))

@@ -1,4 +1,4 @@
-"""Rejected messages: a consumer's window and a worker's queues, whatever breaks between them."""
+"""Rejected messages: a consumer's window and a worker's queues, with broken streams between them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ACTIONS = (
 
 
 class Sender:
-    """A program's session: it counts what is released, and in which order."""
+    """A program's session: it counts released messages and bytes."""
 
     sender_id = "client"
     worker_number = 0
@@ -61,7 +61,7 @@ class Sender:
 
 
 class Scene:
-    """A worker, a consumer, and what is on its way between them."""
+    """A worker, a consumer, and the data in flight between them."""
 
     def __init__(self, *, wait: bool, doomed: set[int], faulty: Counter[int], most: int) -> None:
         self.wait, self.doomed, self.faulty = wait, doomed, faulty
@@ -99,7 +99,7 @@ class Scene:
         self.queues.put(group, token)
 
     def send_again(self) -> None:
-        """Send what is due, and look at queues that were held."""
+        """Send copies that are due, and check the queues that were held."""
         for copy in self.shell.take_due(time.monotonic(), sys.maxsize):
             if copy.settles is None:
                 self.ledger.acknowledged += 1
@@ -109,7 +109,7 @@ class Scene:
         self.shell.look_at_held()
 
     def take(self) -> None:
-        """As the worker writes: answers first."""
+        """Write like a worker: answers first."""
         if self.subscription is not None:
             if answers := self.subscription.take_answers():
                 self.down.append(("answer", answers))
@@ -186,13 +186,13 @@ class Scene:
         assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
         for state in self.window._tasks.values():
             assert len(state.rejections) <= PREFETCH
-        # Beyond their bound, there is no copy without a sender that has got no room for it.
+        # Each copy over the limit delays the release of one message to its sender.
         for room in self.shell._rooms.values():
             assert room.messages < self.most + len(room.kept)
             assert room.full or not room.kept
 
     def progress(self) -> tuple[Any, ...]:
-        """Return what changes while anything moves."""
+        """Return the counts that change while anything moves."""
         ledger = self.ledger
         counts = (ledger.accepted, ledger.acknowledged, *ledger.dropped.values())
         on_the_way = (len(self.down), len(self.up), len(self.buffer), self.shell.waiting)
@@ -200,7 +200,7 @@ class Scene:
         return *counts, *on_the_way, *done, sum(self.sender.messages.values())
 
     def read_letters(self) -> None:
-        """Take all dead letters out."""
+        """Consume all dead letters."""
         request = SubscribeRequest("", "reader", 1, 0, [cursor_of(DEAD, 0, 0, 100, MIB)])
         reader = self.consumers.subscribe(request, lambda: None)
         for delivery in reader.take(MIB):
@@ -208,7 +208,7 @@ class Scene:
             reader.progress([cursor_of(DEAD, last, last, 100, MIB)])
 
     def letters(self) -> dict[int, list[int]]:
-        """Return the numbers of the dead letters by the task to which they were."""
+        """Return the numbers of the dead letters by their original task."""
         found = defaultdict(list)
         for each in self.queues._queues[DEAD].log.held():
             for single in each.group.cut(range(len(each.group) + 1)):
@@ -232,10 +232,10 @@ class Scene:
 def test_rejected_messages_come_again_or_become_letters(
     *, actions: list[str], wait: bool, doomed: set[int], faulty: dict[int, int], most: int
 ) -> None:
-    """Each message is processed once or a dead letter once; order, counts, releases and ledger are right.
+    """Each message is processed once or becomes one dead letter; order, releases and ledger are correct.
 
-    All are, whether there is room for the copies or not. Where there is none, releases of what was rejected
-    wait until letters are read, and no others.
+    This holds with and without space for the copies. Without space, the releases of rejected messages wait
+    until dead letters are read; other releases do not wait.
     """
     scene = Scene(wait=wait, doomed=doomed, faulty=Counter(faulty), most=most)
     scene.send()
@@ -270,7 +270,7 @@ def test_rejected_messages_come_again_or_become_letters(
 
 
 def test_an_answer_to_an_earlier_rejection_is_not_taken_for_the_later_one() -> None:
-    """What a consumer waits for is the answer with its number: an earlier one was told twice."""
+    """A consumer waits for the answer with its number; an earlier answer may be sent twice."""
     window = ConsumeWindow([1], PREFETCH, MIB)
     window.opened(7, [(1, 0)])
     for number in (1, 2):

@@ -1,10 +1,10 @@
 """The session as a whole: sender, receiver, queues and consumer under random interleavings and faults.
 
-`make property` drives a million steps, in pieces with a seed each. A failure prints the steps that lead to
-it, and `make property SEED=n` begins with the piece that failed.
+`make property` runs a million steps, in pieces with one seed each. A failure prints its steps, and `make
+property SEED=n` starts with the piece that failed.
 """
 
-# ruff: noqa: D401 - a rule's docstring says what happens
+# ruff: noqa: D401 - a rule's docstring describes an event
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONG_STEPS = 1_000_000
 pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
 FLOW = ("write", "arrive", "answer", "hear", "fetch", "see", "acknowledge", "hear_progress")
-"""What moves messages from end to end."""
+"""The actions that move messages from end to end."""
 ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss", "probe", "close_unused")
 FAULTS = (
     *("cut", "cut", "cut", "cut_consumer", "cut_consumer"),
@@ -44,32 +44,32 @@ FAULTS = (
 
 
 class Session(SessionMachine):
-    """Drives everything, and holds it against the model."""
+    """Drives all processes, and compares them with the model."""
 
     # --- all of it --------------------------------------------------------------------------------
 
     @rule(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 3)), min_size=1, max_size=12))
     def work(self, actions: list[tuple[str, int]]) -> None:
-        """Everybody does something, in any order."""
+        """All processes act, in any order."""
         for action, limit in actions:
             getattr(self, action)(limit)
 
     @rule(rounds=st.integers(1, 3))
     def flow(self, rounds: int) -> None:
-        """Whatever is connected does its work."""
+        """All connected processes do their work."""
         for _ in range(rounds):
             for action in ("connect", "subscribe", *FLOW):
                 getattr(self, action)(4)
 
     @rule(fault=st.sampled_from(FAULTS), limit=st.integers(1, 3))
     def fault(self, fault: str, limit: int) -> None:
-        """Something goes wrong, or changes."""
+        """A fault or a change happens."""
         getattr(self, fault)(limit)
 
     # --- what always holds --------------------------------------------------------------------------
 
     steps: ClassVar[int] = 0
-    """How many steps were taken, by all machines of this process."""
+    """The number of steps taken by all machines of this process."""
 
     @invariant()
     def counted(self) -> None:
@@ -78,7 +78,7 @@ class Session(SessionMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        """The ledger is that of the model, in every state."""
+        """The ledger equals the model's, in every state."""
         ledger = self.window.ledger()
         assert ledger.balanced, str(ledger)
         assert ledger.accepted == sum(self.offered.values())
@@ -89,7 +89,7 @@ class Session(SessionMachine):
 
     @invariant()
     def pressure_is_told(self) -> None:
-        """Both ends know for which tasks something waits for credit, and whose window is used up."""
+        """Each end knows the tasks with messages that wait for credit, or with used-up windows."""
         window = self.window
         waiting = {number for number, flow in window._flows.items() if flow.pending}
         no_credit = {number for number in waiting if not window._flows[number].has_credit}
@@ -100,7 +100,7 @@ class Session(SessionMachine):
 
     @invariant()
     def bounded(self) -> None:
-        """The queues hold no more than was granted, and the consumer no more than its prefetch."""
+        """The queues hold at most the granted messages, and the consumer at most its prefetch."""
         for log in self.worker.logs.values():
             assert log.queued_messages <= LARGEST_WINDOW.messages
             assert log.queued_bytes < LARGEST_WINDOW.size_bytes + SETTINGS.max_message_bytes
@@ -114,7 +114,7 @@ class Session(SessionMachine):
             assert sum(sizes) < PREFETCH_BYTES + SETTINGS.max_message_bytes
 
     def teardown(self) -> None:
-        """After healing, everything settles: nothing is stuck, nothing is lost."""
+        """After healing, everything settles: no message is stuck or lost."""
         if not hasattr(self, "window"):
             return  # the machine never started
         for task in list(self.worker.left):
@@ -122,7 +122,7 @@ class Session(SessionMachine):
         self.probe(1)
         self.connect(1)
         self.subscribe(1)
-        # Each round moves something: no bound is smaller than one message.
+        # Each round moves something: no limit is smaller than one message.
         for _ in range(40 + 4 * len(self.pending)):
             self.flow(1)
             self.adds_up()
@@ -144,7 +144,7 @@ TestSession.settings = settings(
 
 @pytest.mark.skipif(not LONG, reason="takes many minutes; make property runs it")
 def test_a_million_steps() -> None:
-    """So many steps, piece by piece; each is the same whenever its seed is."""
+    """A long run in pieces; each piece is reproducible from its seed."""
     piece = settings(TestSession.settings, max_examples=500, stateful_step_count=200, database=None)
     number = int(os.environ.get("TUPLEWIRE_SEED") or random.randrange(10**9))
     begun = Session.steps

@@ -1,4 +1,4 @@
-"""Whatever moves, ends and dies in whatever order, a task gets each epoch of a sink once."""
+"""A task gets each epoch of a sink once, in any order of moves, shutdowns and failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINK = ("me", "s")
 
 @dataclass
 class Worker:
-    """One worker: what is staged at it, and what it remembers. It is gone for its peers once it has ended."""
+    """One worker: its staged rows, and its memory of epochs. After its end, its peers no longer reach it."""
 
     staging: Staging = field(default_factory=lambda: Staging(1 << 20, 0, 1e9))
     publications: Publications = field(
@@ -30,21 +30,21 @@ class Worker:
 
 @dataclass
 class Run:
-    """A driver: what it has staged where of the epoch, and what it has found out of earlier ones."""
+    """A driver: the epoch's rows that it has staged, by worker, and its knowledge of earlier runs."""
 
     name: str
     staged: dict[int, AttemptName] = field(default_factory=dict)
     published: set[int] = field(default_factory=set)
     earlier: dict[int, TaskContent] | None = None
-    """The tasks that earlier runs have published; None: it is not known."""
+    """The tasks that earlier runs have published; None: unknown."""
 
 
 class Sinks(RuleBasedStateMachine):
-    """Drivers, one after the other, and workers that come and go.
+    """Drivers, one after the other, and workers that start and stop.
 
-    A driver stages the rows of each task where it is, has the workers publish one by one, and goes on with
-    the next epoch when all have. It may die at any moment. A publish of it may be under way, and come when
-    the next driver is at work. Tasks move at any moment. A worker that ends says goodbye to all others.
+    A driver stages the rows of each task at its worker, requests a publish from one worker after the other,
+    and then continues with the next epoch. It may die at any moment; a publish of it may still be in flight
+    when the next driver works. Tasks move at any moment. A worker that shuts down notifies all others.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Sinks(RuleBasedStateMachine):
         self.seen: list[tuple[int, int]] = []
 
     def name(self) -> int:
-        """Return a number that nothing has."""
+        """Return an unused number."""
         self.names += 1
         return self.names
 
@@ -76,7 +76,7 @@ class Sinks(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) > 1)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        """End a worker in good order: its tasks move, what is staged is published, and it says goodbye."""
+        """Shut down a worker cleanly: its tasks move, its rows are published, and peers learn its epochs."""
         number = data.draw(st.sampled_from(sorted(self.workers)))
         if number in self.run.staged and number not in self.run.published:
             return  # it waits for the driver
@@ -92,7 +92,7 @@ class Sinks(RuleBasedStateMachine):
     @precondition(lambda self: not self.run.staged)
     @rule()
     def stage(self) -> None:
-        """Compute the epoch: each task's row is staged where the task is."""
+        """Compute the epoch: each task's row is staged at the task's worker."""
         places: dict[int, list[int]] = {}
         for task, at in self.owner.items():
             places.setdefault(at, []).append(task)
@@ -105,7 +105,7 @@ class Sinks(RuleBasedStateMachine):
     @precondition(lambda self: self.run.staged.keys() - self.run.published)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        """Have one more worker publish; if it does not know this run, ask all of them before."""
+        """Publish at one more worker; if no worker knows this run, take over first."""
         at = data.draw(st.sampled_from(sorted(self.run.staged.keys() - self.run.published)))
         if self.run.earlier is None:
             if any(each.publications.knows(SINK, self.run.name) for each in self.workers.values()):
@@ -114,15 +114,13 @@ class Sinks(RuleBasedStateMachine):
                 self.take_over()
         try:
             self.publish_at(at, self.run)
-        except (
-            StageGoneError
-        ):  # an earlier driver's publish was in time, and this epoch's other attempts went
+        except StageGoneError:  # a late publish of an earlier driver has removed this run's attempts
             self.run = Run(f"r{self.name()}")
             return
         self.run.published.add(at)
 
     def take_over(self) -> None:
-        """Make the run known everywhere."""
+        """Register the run at all workers."""
         self.run.earlier = {}
         for number, each in self.workers.items():
             kept = {self.run.staged[number].attempt} if number in self.run.staged else set()
@@ -131,7 +129,7 @@ class Sinks(RuleBasedStateMachine):
             self.run.earlier |= each.publications.begin(SINK, self.epoch, self.run.name)
 
     def publish_at(self, at: int, run: Run) -> None:
-        """Publish at a worker."""
+        """Publish at one worker."""
         worker = self.workers[at]
         name = run.staged[at]
         if worker.publications.has_chosen(SINK, self.epoch, name.attempt):
@@ -147,7 +145,7 @@ class Sinks(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        """Start another driver; a publish of the one before may be under way, if it could be."""
+        """Start another driver; a publish of the previous one may still be in flight."""
         open_ = sorted(self.run.staged.keys() - self.run.published)
         if open_ and self.run.earlier is not None and data.draw(st.booleans()):
             self.late.append((data.draw(st.sampled_from(open_)), self.run))
@@ -156,19 +154,19 @@ class Sinks(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule()
     def come_late(self) -> None:
-        """Let a publish of a driver arrive that is dead."""
+        """Deliver a publish of a dead driver."""
         at, run = self.late.pop()
         try:
             self.publish_at(at, run)
         except StageGoneError:
             return
-        # It was in time: the present run had not taken over yet.
+        # It was in time: the current run had not taken over yet.
         assert self.run.earlier is None or not self.run.staged
 
     @precondition(lambda self: self.run.staged and not self.run.staged.keys() - self.run.published)
     @rule()
     def go_on(self) -> None:
-        """Begin the next epoch: each task has had this one."""
+        """Start the next epoch: each task has received this one."""
         assert sorted(task for epoch, task in self.seen if epoch == self.epoch) == list(range(TASKS))
         self.epoch += 1
         self.late.clear()
@@ -180,7 +178,7 @@ class Sinks(RuleBasedStateMachine):
         assert len(set(self.seen)) == len(self.seen)
 
     def teardown(self) -> None:
-        """See that all room comes back."""
+        """Check that all staging space is released."""
         for each in self.workers.values():
             each.staging.expire(1e12)
             assert each.staging.memory_bytes == 0

@@ -1,4 +1,4 @@
-"""Tasks spread over workers: balanced, stable, and with as few moves as can be."""
+"""Tasks spread over workers: balanced, stable, and with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ tasks_of = st.sets(st.integers(0, 30), max_size=20)
 
 
 def moves(before: dict[int, str], after: dict[int, str]) -> int:
-    """Count the tasks that somebody had and somebody else has."""
+    """Count the tasks that move from one worker to another."""
     return sum(task in before and before[task] != worker for task, worker in after.items())
 
 
 @given(tasks_of, workers_of, held_of)
 def test_everybody_has_as_many_or_one_more(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
-    """Every task is at one worker, of those that may have any; counts differ by one at most."""
+    """Every task has one of the allowed workers; their numbers of tasks differ by one at most."""
     placed = spread(tasks, workers, held)
     assert placed.keys() == (tasks if workers else set())
     counts = Counter(dict.fromkeys(workers, 0) | Counter(placed.values()))
@@ -36,7 +36,7 @@ def test_everybody_has_as_many_or_one_more(tasks: set[int], workers: list[str], 
 
 @given(st.sets(st.integers(0, 5), max_size=6), st.data())
 def test_no_fewer_moves_would_do(tasks: set[int], data: st.DataObject) -> None:
-    """No other balanced placement moves fewer tasks; all of them are tried."""
+    """No other balanced placement moves fewer tasks; all placements are tried."""
     workers = WORKERS[:3]
     held = {task: data.draw(st.sampled_from([*workers, LOST])) for task in tasks}
     fewest = min(
@@ -51,14 +51,14 @@ def test_no_fewer_moves_would_do(tasks: set[int], data: st.DataObject) -> None:
 
 @given(tasks_of, workers_of, held_of)
 def test_what_is_balanced_stays(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
-    """Spread again, nothing moves, in whatever order the workers are named."""
+    """A repeated spread moves nothing, for any order of the workers."""
     placed = spread(tasks, workers, held)
     assert spread(tasks, workers[::-1], placed) == placed
 
 
 @given(tasks_of, workers_of, held_of)
 def test_fill_moves_nothing(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
-    """Only tasks that nobody has are given away, each to one of those with the fewest."""
+    """Only tasks without a worker are assigned, each to one of the workers with the fewest."""
     placed = fill(tasks, workers, held)
     assert {task: placed[task] for task in tasks & held.keys()} == {
         task: held[task] for task in tasks & held.keys()
@@ -74,7 +74,7 @@ def test_fill_moves_nothing(tasks: set[int], workers: list[str], held: dict[int,
 def test_what_is_pinned_stays(
     tasks: set[int], workers: list[str], held: dict[int, str], pinned: set[int]
 ) -> None:
-    """With those who have it; a worker that has two more than another has nothing that could go there."""
+    """Pinned tasks stay; a worker with two tasks more than another has only pinned ones."""
     placed = spread(tasks, workers, held, pinned)
     assert placed.keys() == tasks
     bound = {task for task in pinned & tasks if held.get(task) in workers}

@@ -1,4 +1,4 @@
-"""In whatever order attempts are staged and epochs published, each chosen row is seen once."""
+"""Each chosen row is seen once, for any order of staging attempts and publishing epochs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SINK = ("me", "s")
 
 
 class File(StageFile):
-    """Where groups are, without a disk."""
+    """A file of groups, without a disk."""
 
     def __init__(self) -> None:
         """Open nothing."""
@@ -28,7 +28,7 @@ class File(StageFile):
 
 
 def rows(epoch: int, partition: int) -> list[TaskGroup]:
-    """Return what every attempt of a partition computes: some pieces, of one group each."""
+    """Return the rows that every attempt of a partition computes: several pieces, of one group each."""
     return [
         TaskGroup.of((epoch + partition + number) % TASKS, [f"{epoch}/{partition}/{number}".encode()])
         for number in range(partition + 3)
@@ -36,11 +36,11 @@ def rows(epoch: int, partition: int) -> list[TaskGroup]:
 
 
 class Sink(RuleBasedStateMachine):
-    """A driver, its attempts, and a worker that has little room.
+    """A driver, its attempts, and a worker that has little space.
 
-    The driver publishes an epoch when each partition has a whole attempt, as often as it likes, and goes on
-    with the next when nothing waits. It may die, and begin the epoch again. Attempts stage at any speed, some
-    pieces twice, and some never to the end. Consumers take what they like.
+    The driver publishes an epoch, perhaps repeatedly, once each partition has a complete attempt. It
+    continues with the next epoch when no row is waiting. It may die, and start the epoch again. Attempts
+    stage at any speed, some pieces twice, and some never to the end. Consumers receive any tasks.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Sink(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, PARTITIONS - 1))
     def start(self, partition: int) -> None:
-        """Begin an attempt."""
+        """Start an attempt."""
         self.names += 1
         self.under_way[f"a{self.names}"] = (partition, 0)
 
@@ -71,7 +71,7 @@ class Sink(RuleBasedStateMachine):
 
     @rule()
     def compute(self) -> None:
-        """Stage an attempt of each partition at once, as far as there is room."""
+        """Stage a complete attempt of each partition, if there is enough space."""
         for partition in range(PARTITIONS):
             self.start(partition)
             name = f"a{self.names}"
@@ -80,7 +80,7 @@ class Sink(RuleBasedStateMachine):
                     self.send(name)
 
     def send(self, name: str, *, again: bool = False, seconds: float = 0.0) -> None:
-        """Send an attempt's next piece, or the last one."""
+        """Send an attempt's next piece, or the last one again."""
         partition, pieces = self.under_way[name]
         piece = pieces - 1 if again and pieces else pieces
         group = rows(self.epoch, partition)[piece]
@@ -89,7 +89,7 @@ class Sink(RuleBasedStateMachine):
         try:
             room, stage = self.staging.admit(*what)
         except (SequenceGapError, EpochTooLargeError, ResourceLimitError):
-            del self.under_way[name]  # its epoch was published, or it was in the way
+            del self.under_way[name]  # its epoch was published, or it was removed for another one
             self.staging.discard(SINK, self.epoch, name)
             return
         if room is Room.DISK:
@@ -107,7 +107,7 @@ class Sink(RuleBasedStateMachine):
     @precondition(lambda self: len(self.whole) == PARTITIONS)
     @rule()
     def publish(self) -> None:
-        """Publish what is whole; if something of it is gone, the epoch is computed again."""
+        """Publish the complete attempts; if one of them is lost, the epoch is computed again."""
         names = self.whole.values()
         new = [each for each in names if not self.publications.has_chosen(SINK, self.epoch, each.attempt)]
         self.publications.check(SINK, self.epoch)
@@ -123,7 +123,7 @@ class Sink(RuleBasedStateMachine):
         self.pump()
 
     def pump(self) -> None:
-        """Put what has room into the queues."""
+        """Move rows that fit into the queues."""
         while taken := self.publications.take(60):
             for staged, _ in taken:
                 group = self.disk[staged.offset] if staged.group is None else staged.group
@@ -133,7 +133,7 @@ class Sink(RuleBasedStateMachine):
 
     @rule()
     def die(self) -> None:
-        """Begin the epoch again, in another driver; attempts of the last one may go on for a while."""
+        """Start the epoch again, in another driver; attempts of the last one may continue for some time."""
         self.whole.clear()
         self.published = False
 
@@ -150,7 +150,7 @@ class Sink(RuleBasedStateMachine):
     @precondition(lambda self: self.published)
     @rule()
     def go_on(self) -> None:
-        """Commit the epoch once nothing of it waits: all of its rows were seen. Begin the next."""
+        """Commit the epoch when no row is waiting, and all its rows were seen. Start the next one."""
         waiting = self.publications.waiting(SINK, self.epoch)
         assert waiting is not None
         if waiting[0]:
@@ -169,13 +169,13 @@ class Sink(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_doubled(self) -> None:
-        """No row is seen twice, and the books are right."""
+        """No row is seen twice, and the used space is within its limits."""
         assert len(set(self.seen)) == len(self.seen)
         assert self.staging.memory_bytes <= 1200
         assert 0 <= self.staging.disk_bytes <= 400
 
     def teardown(self) -> None:
-        """See that all room comes back."""
+        """Check that all staging space is released."""
         while self.queued:
             group = self.queued.pop(0)
             self.publications.release(group.task, len(group), group.size_bytes)

@@ -1,4 +1,4 @@
-"""Trees over several processes: told as processed when all is done with, in any order, and not before."""
+"""Trees over several processes: reported as processed after all their tuples, in any order, not earlier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def roots_of(message_id: MessageId) -> set[int]:
 
 
 class World:
-    """A spout, bolts that emit at random, and acker tasks; what is told comes late, in turn by sender."""
+    """A spout, bolts that emit at random, and acker tasks; updates arrive late, in order for each sender."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
@@ -58,7 +58,7 @@ class World:
         acked: list[MessageId],
         failed: list[MessageId],
     ) -> None:
-        """Send tuples each to some tasks, and tell of them; some are lost by an error."""
+        """Send tuples, each to some tasks, and the updates about them; some tuples are lost by an error."""
         lost = [message for message in tuples if self.draw(st.integers(0, 9)) == 0]
         for message in lost:
             self.failed |= roots_of(message.message_id)
@@ -85,7 +85,7 @@ class World:
         self.send(SPOUT, [root], [message], [], [])
 
     def execute(self) -> None:
-        """Have a bolt join what it has, emit, and ack or fail."""
+        """Run a bolt: it joins some of its tuples, emits, and acks or fails."""
         task = self.draw(st.sampled_from(BOLTS))
         queue = self.queues[task]
         taken = [queue.pop() for _ in range(self.draw(st.integers(0, min(2, len(queue)))))]
@@ -102,7 +102,7 @@ class World:
                 self.failed |= roots_of(message_id)
 
     def hear(self) -> None:
-        """Have an acker task hear the next thing of some sender."""
+        """Deliver the next update of some sender to an acker task."""
         waiting = [key for key, messages in self.told.items() if messages]
         if not waiting:
             return
@@ -116,7 +116,7 @@ class World:
 
 @given(st.data())
 def test_every_tree_is_told_once_and_not_too_early(data: st.DataObject) -> None:
-    """Whatever bolts join, emit and fail, and however late it is heard, each root has its one true fate."""
+    """Each root has exactly one, correct fate, for any joins, emits, failures and delays of updates."""
     world = World(data.draw)
     for _ in range(data.draw(st.integers(1, 40))):
         data.draw(st.sampled_from([world.emit, world.execute, world.execute, world.hear]))()
@@ -133,6 +133,6 @@ def test_every_tree_is_told_once_and_not_too_early(data: st.DataObject) -> None:
 
 
 def test_keys_of_a_fate() -> None:
-    """A fate has the keys of many tuples where an acker task tells it."""
+    """A fate from an acker task contains the keys of many tuples."""
     message = Tuple([(7).to_bytes(8, "little") * 2], TOPOLOGY.source(5, "__ack_ack"))
     assert list(keys_of(message)) == [7, 7]

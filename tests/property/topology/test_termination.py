@@ -1,4 +1,4 @@
-"""Whether a topology of several processes is over: never said too early, and said in the end."""
+"""The end of a topology of several processes is detected, and never too early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire_topology.running.idle import ProcessReport
 
 @dataclass
 class Process:
-    """A process of the model: what it has still to emit by itself, and what it has to do."""
+    """A process of the model: the tuples that its spouts will emit, and the tuples that it must execute."""
 
     spouts: int
     todo: list[int] = field(default_factory=list)
@@ -29,9 +29,9 @@ class Process:
 
 
 class World:
-    """Processes, messages between them that take any time, and a coordinator whose questions do, too.
+    """Processes, messages between them, and a coordinator; messages and requests take any time.
 
-    Each message says how many it leads to.
+    Each message contains the number of messages that it leads to.
     """
 
     def __init__(self, data: st.DataObject, count: int) -> None:
@@ -65,7 +65,7 @@ class World:
         self.processes[to].todo.append(leads_to)
 
     def coordinate(self) -> None:
-        """Ask somebody, or have an answer arrive."""
+        """Request a report from a process, or deliver a report."""
         if self.wave != self.termination.wave:
             self.wave = self.termination.wave
             self.asked = set()
@@ -79,7 +79,7 @@ class World:
             self.asked.add(number)
             self.answers.append((number, self.wave, self.processes[number].report()))
             if self.draw(st.integers(0, 4)) == 0:
-                self.answers.append(self.answers[-1])  # twice
+                self.answers.append(self.answers[-1])  # a duplicate
 
     def step(self) -> None:
         able = [process for process in self.processes if process.spouts]
@@ -96,7 +96,7 @@ class World:
 
 @given(st.data(), st.integers(1, 4))
 def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int) -> None:
-    """In any order of work, arrivals, questions and answers, no wave says over while something is left."""
+    """In any order of work, arrivals, requests and reports, no wave detects the end while work remains."""
     world = World(data, count)
     for _ in range(data.draw(st.integers(0, 60))):
         if not world.termination.over:
@@ -110,7 +110,7 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
                 world.execute(process)
         while world.on_the_way:
             world.arrive(0)
-    for _ in range(3):  # the wave that was begun before, and two
+    for _ in range(3):  # the wave that was already started, and two more
         wave = world.termination.wave
         for number, process in enumerate(world.processes):
             world.termination.take(number, wave, process.report())
@@ -118,9 +118,9 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
 
 
 def test_a_message_behind_the_wave() -> None:
-    """Equal sums of one wave are not enough: one message passed behind it, and another ahead of it."""
+    """Equal sums in one wave are not enough: a process may receive and send messages after its report."""
     termination = Termination(2)
-    # b sent one that a has not taken when a is asked; then a takes it, sends one, and b takes that.
+    # a receives b's message after its own report; then a sends a message, which b receives before its report.
     assert not termination.take(0, 1, ProcessReport(at_rest=True, sent=0, taken=0))
     assert not termination.take(1, 1, ProcessReport(at_rest=True, sent=1, taken=1))
     assert not termination.take(0, 2, ProcessReport(at_rest=False, sent=1, taken=1))
@@ -128,7 +128,7 @@ def test_a_message_behind_the_wave() -> None:
 
 
 def test_counts_that_do_not_add_up() -> None:
-    """After a restart it is over when all were at rest in two waves and no count has changed."""
+    """After a restart, the topology has finished after two waves at rest with equal counts."""
     termination = Termination(2, exact=False)
     left = {
         0: ProcessReport(at_rest=True, sent=9, taken=0),
@@ -145,7 +145,7 @@ def test_counts_that_do_not_add_up() -> None:
 
 
 def test_an_answer_to_an_older_question_does_not_count() -> None:
-    """A report that was made before the wave began says nothing about it."""
+    """A report that was made before the start of the wave does not count."""
     termination = Termination(2)
     quiet = ProcessReport(at_rest=True, sent=0, taken=0)
     for process in range(2):
@@ -157,7 +157,7 @@ def test_an_answer_to_an_older_question_does_not_count() -> None:
 
 
 def test_reports_that_do_not_count() -> None:
-    """A report of a process that the topology does not have is ignored; one without processes is over."""
+    """A report of an unknown process is ignored; a topology without processes has finished."""
     quiet = ProcessReport(at_rest=True, sent=0, taken=0)
     termination = Termination(1)
     assert not termination.take(1, 1, quiet)

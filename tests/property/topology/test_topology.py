@@ -62,7 +62,7 @@ def topologies(draw: st.DrawFn) -> list[Component]:
 
 @given(topologies())
 def test_every_task_has_one_component_and_one_executor(components: list[Component]) -> None:
-    """The ids are dense, each belongs to one component and to one of its executors, in order."""
+    """The ids are consecutive; each belongs to one component and one of its executors, in order."""
     topology = Topology(components)
     executors = [tasks for name in sorted(topology.components) for tasks in topology.executors_of(name)]
     assert [task for tasks in executors for task in tasks] == list(topology.tasks)
@@ -76,7 +76,7 @@ def test_every_task_has_one_component_and_one_executor(components: list[Componen
 
 @given(topologies())
 def test_ids_depend_on_the_topology_alone(components: list[Component]) -> None:
-    """In whatever order the components come, the tasks are the same."""
+    """The tasks are the same for any order of the components."""
     topology = Topology(components)
     other = Topology(reversed(components))
     assert other.components == topology.components
@@ -87,7 +87,7 @@ def test_ids_depend_on_the_topology_alone(components: list[Component]) -> None:
 
 @given(topologies())
 def test_targets_mirror_inputs(components: list[Component]) -> None:
-    """A bolt is a target of a stream exactly when it subscribes to it."""
+    """A bolt is a target of a stream exactly if it subscribes to it."""
     topology = Topology(components)
     targets = {
         (bolt, subscription)

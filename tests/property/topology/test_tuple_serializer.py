@@ -1,4 +1,4 @@
-"""The laws of the tuple serializer: what is packed arrives as it was, and no bytes do harm."""
+"""The laws of the tuple serializer: packed values arrive unchanged, and no bytes cause harm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERIALIZER = TupleSerializer(TOPOLOGY)
 
 
 def has_surrogate(value: Any) -> bool:
-    """Whether a value is text that UTF-8 has no form for."""
+    """Return True if a value is text that UTF-8 cannot encode."""
     return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -96,7 +96,7 @@ values = st.recursive(
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same in type and content, to the last bit (repr() tells -0.0 from 0.0)."""
+    """Return True if two values have the same type and content, to the last bit (repr() of -0.0 differs)."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):
@@ -122,7 +122,7 @@ message_ids = st.lists(
 
 @given(st.lists(values, max_size=10), message_ids)
 def test_round_trip(row: list[Any], message_id: Any) -> None:
-    """A tuple arrives as it was: its values, their types, where it comes from, and its message id."""
+    """A tuple arrives unchanged: its values, their types, its source, and its message id."""
     sent = Tuple(row, TOPOLOGY.source(501, f"s{len(row)}"), message_id)
     received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
     assert alike(received.values, sent.values)
@@ -133,7 +133,7 @@ def test_round_trip(row: list[Any], message_id: Any) -> None:
 
 @given(st.integers(1, 500))
 def test_every_task_has_its_own_origin(task: int) -> None:
-    """The source tells tasks of one component apart."""
+    """The source distinguishes the tasks of one component."""
     sent = Tuple(["x"], TOPOLOGY.source(task, "ä:b"))
     received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
     assert (received.source_component, received.source_task, received.source_stream) == ("many", task, "ä:b")
@@ -143,7 +143,7 @@ def test_every_task_has_its_own_origin(task: int) -> None:
 
 
 def outcome(payload: bytes) -> Tuple | None:
-    """Read bytes as a tuple; None where they are refused in the one way that is allowed."""
+    """Read bytes as a tuple, or return None if they are malformed. Other errors are not allowed."""
     try:
         return SERIALIZER.deserialize(payload)
     except MalformedTupleError:
@@ -155,13 +155,13 @@ HEADS = [SERIALIZER.serialize(Tuple([0] * n, TOPOLOGY.source(501, f"s{n}")))[: -
 
 @given(st.binary())
 def test_any_bytes(payload: bytes) -> None:
-    """Bytes are a tuple or malformed, and nothing else happens."""
+    """Arbitrary bytes are either a tuple or malformed, without any other error."""
     outcome(payload)
 
 
 @given(st.integers(1, 3), st.binary(max_size=200))
 def test_any_values(count: int, rest: bytes) -> None:
-    """Whatever follows a good beginning is values or malformed; values can be shown."""
+    """Arbitrary bytes after a valid start are either values or malformed; repr() of values works."""
     received = outcome(HEADS[count] + bytes([0x90 | count]) + rest)
     if received is not None:
         assert repr(received)
@@ -169,13 +169,13 @@ def test_any_values(count: int, rest: bytes) -> None:
 
 @given(st.integers(0, 255), st.binary(max_size=64))
 def test_any_extension(code: int, content: bytes) -> None:
-    """So is whatever an extension holds."""
+    """An extension with arbitrary content is either a value or malformed."""
     outcome(HEADS[1] + b"\x91\xc7" + bytes([len(content), code]) + content)
 
 
 @given(st.sampled_from([9, 10]), st.lists(plain | st.lists(plain, max_size=3), max_size=4))
 def test_any_array(code: int, content: list[Any]) -> None:
-    """So is whatever claims to be a numpy array."""
+    """An alleged numpy array with arbitrary content is either a value or malformed."""
     packed = pack_values(content)
     outcome(HEADS[1] + b"\x91\xc8" + len(packed).to_bytes(2, "big") + bytes([code]) + packed)
 
@@ -185,7 +185,7 @@ dtype_texts = st.from_regex(r"[|<>=]?[biufcSUVOmM?][0-9]{0,9}(\[[0-9]{0,9}[a-z]{
 
 @given(dtype_texts, st.lists(st.integers(-1, 4) | st.integers(), max_size=40), st.binary(max_size=64))
 def test_any_dtype(dtype: str, shape: list[int], data: bytes) -> None:
-    """So is a numpy array of any dtype and shape; what is read can be shown."""
+    """A numpy array of any dtype and shape is either a value or malformed; repr() of values works."""
     packed = pack_values([dtype, shape, data])
     received = outcome(HEADS[1] + b"\x91\xc8" + len(packed).to_bytes(2, "big") + b"\x09" + packed)
     if received is not None:
@@ -198,7 +198,7 @@ edges = st.sampled_from([0x00, 0x01, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
 @settings(max_examples=settings().max_examples * 5)
 @given(st.lists(values, min_size=1, max_size=2), st.lists(edges, min_size=1, max_size=4), st.data())
 def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -> None:
-    """A good tuple with some bytes changed is another tuple or malformed; what is read can be shown."""
+    """A valid tuple with some bytes changed is either a tuple or malformed; repr() of tuples works."""
     payload = bytearray(SERIALIZER.serialize(Tuple(row, TOPOLOGY.source(501, f"s{len(row)}"))))
     start = data.draw(st.integers(len(HEADS[len(row)]) + 1, len(payload) - 1))
     payload[start : start + len(damage)] = damage
@@ -209,7 +209,7 @@ def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -
 
 @given(st.lists(values, min_size=1, max_size=3))
 def test_cut_tuple_is_malformed(row: list[Any]) -> None:
-    """No beginning of a tuple is one, and nothing may follow it."""
+    """No prefix of a tuple is a valid tuple, and no bytes may follow a tuple."""
     payload = SERIALIZER.serialize(Tuple(row, TOPOLOGY.source(501, f"s{len(row)}")))
     for end in range(len(payload)):
         with pytest.raises(MalformedTupleError):
@@ -232,7 +232,7 @@ CLAIMS = [
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("rest", [b"", b"\xc0" * 1000])
 def test_claims_allocate_nothing(claim: bytes, rest: bytes) -> None:
-    """A size that the bytes only claim, however often, costs no more memory than what is there."""
+    """A declared size, even if repeated, does not allocate more memory than the present bytes need."""
     payload = HEADS[1] + b"\x91" + claim * 1000 + rest
     outcome(payload)
     tracemalloc.start()

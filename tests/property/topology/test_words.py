@@ -1,4 +1,4 @@
-"""The parts of a text file that several spouts read: together every line once."""
+"""The parts of a text file that several spouts read: together, they contain every line once."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ texts = st.lists(parts, max_size=40).map(b"".join)
 
 
 def unexpected(error: Exception) -> None:
-    """Raise what a spout reports."""
+    """Raise an error that a spout reports."""
     raise error
 
 
 def rest(spout: Lines) -> None:
-    """Have a spout emit until it is exhausted."""
+    """Run a spout until it is exhausted."""
     while not spout.exhausted:
         spout.next_tuple()
 
 
 def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Return what a spout emits: lines, and what it leaves out."""
+    """Return the lines that a spout emits, and the skipped ones."""
     spout = Lines(topology.component("lines").template.path)
     outbox = Outbox(topology, task)
     context = TopologyContext("t", topology, task)
@@ -50,7 +50,7 @@ def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, .
 def test_every_line_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, n_spouts: int
 ) -> None:
-    """Wherever a file is cut, the spouts emit each line once, in whole, and count what they leave out."""
+    """The spouts emit each line once and complete, for any division of the file, and count skipped lines."""
     path = tmp_path_factory.mktemp("words") / "text"
     path.write_bytes(text)
     topology = wordcount_topology(path, n_spouts=n_spouts)
@@ -71,7 +71,7 @@ def test_every_line_is_read_once(
 
 @given(st.lists(st.text("aé", min_size=1, max_size=30), max_size=40))
 def test_pieces_of_a_long_line(tokens: list[str]) -> None:
-    """A long line is cut between words, into pieces that are as long as they may be and no longer."""
+    """A long line is cut between words, into pieces of the maximum length."""
     line = " ".join(tokens)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "MAX_PIECE", 32)
@@ -82,7 +82,7 @@ def test_pieces_of_a_long_line(tokens: list[str]) -> None:
 
 
 def test_a_failed_line_comes_again(tmp_path: Path) -> None:
-    """A line that fails is emitted once more, and the spout is not exhausted before."""
+    """A failed line is emitted once more, and the spout is not exhausted before that."""
     path = tmp_path / "text"
     path.write_text("a b\nc\n")
     topology = wordcount_topology(path)
