@@ -1,4 +1,4 @@
-"""The shipped conformance kit, and the behaviour that all transports share, run on each own transport."""
+"""The shipped conformance kit, and the behaviour of all transports, run on each built-in transport."""
 
 from __future__ import annotations
 

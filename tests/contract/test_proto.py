@@ -52,7 +52,7 @@ def test_standard_health() -> None:
 
 
 def test_health_is_declared_once() -> None:
-    """A program may use another copy of the standard service: neither our files nor our code prevent it."""
+    """A program may use another copy of the standard service; Tuplewire does not prevent it."""
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindFileContainingSymbol("grpc.health.v1.Health")
     sources = "".join(map(Path.read_text, PROTO.rglob("*.proto")))

@@ -85,7 +85,7 @@ class Collector:
         eventually(condition, _WAIT_SECONDS, f"{what}; came: {sorted({each.name for each in self.spans})}")
 
     def run(self, name: str, text: str, *arguments: object) -> None:
-        """Run a program that creates spans to its end. name: of the service; text: the Python source."""
+        """Run a program that creates spans until it exits. name: of the service; text: in Python."""
         environment = os.environ | self.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
         command = [sys.executable, "-c", text, *map(str, arguments)]
         done = subprocess.run(

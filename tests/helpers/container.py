@@ -78,7 +78,7 @@ def running(
     Args:
         bundle: The folder of the unpacked image.
         directory: An empty folder for the state, the log and the shared folder.
-        arguments: Of the image's program.
+        arguments: Arguments of the image's program.
         user: The numbers of the user and group.
         volumes: Further read-only mounts, by their path in the container.
         environment: Variables in addition to the image's own.

@@ -69,7 +69,7 @@ class ControlFaults:
 
     Args:
         target: The worker, as host:port or unix:///path.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
         lose: Probability of losing a control message while the faults are on.
         double: Probability of duplicating a control message while the faults are on.
         listen: host:port; port 0 means any free port.

@@ -5,14 +5,14 @@ submitted and accepted messages, messages received by consumers, and stopped wor
 per (source, task), while the producers run:
 
 - Every accepted message is received at least once. In the mode `queued`, a message may be missing if a worker
-  on its route (the source's or the task's) was killed after the submission of the message, and before it or
-  any later message was received. In the mode `processed`, no message may be missing. Messages that the
-  producer's ledger reports as dropped are not expected.
+  on its route (the source's or the task's) was killed. The kill must be later than the message's submission,
+  and earlier than the receipt of the message or any later one. In the mode `processed`, no message may be
+  missing. Messages that the producer's ledger reports as dropped are not expected.
 - Every copy after the first is marked `redelivered`. A consumer that keeps unmarked messages, and checks
   marked ones for duplicates, therefore processes each message once. (After a takeover, the earlier
   subscription may still receive a first copy late.) Within one subscription, a further copy is allowed only
-  if a worker stopped, or the task moved, after the submission of the message: messages that an unreachable
-  consumer has not acknowledged move with the task, and may return with it.
+  if a worker stopped, or the task moved, after the submission of the message. Unacknowledged messages of an
+  unreachable consumer move with the task, and may return with it.
 - Messages are received for the first time in the order of their numbers. Only messages in flight to a moving
   task, when a worker on their route is killed, may be received late.
 - Every received message was sent, and each producer's ledger is balanced and matches the messages it sent.
@@ -158,7 +158,7 @@ class History:
         self._counts: Counter[Rule] = Counter()
         self._violations: dict[Rule, list[Violation]] = {rule: [] for rule in Rule}
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def source(self, source: int, mode: AckMode, worker: str) -> None:
         """Announce a producer: its source task, its mode, and the worker that receives its messages.
@@ -257,7 +257,7 @@ class History:
             if len(owners) > 1:
                 flow.strayed.add(flow.received.stop, flow.handed_over)
 
-    # --- what it comes to ------------------------------------------------------------------------
+    # --- the verdict -----------------------------------------------------------------------------
 
     def verdict(self) -> Verdict:
         """Return the verdict on the history so far, as if it ended here."""

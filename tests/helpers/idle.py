@@ -6,7 +6,7 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 
 def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:
-    """Wait until a worker is idle. False if the timeout expires first.
+    """Wait until a worker is idle. Return False if the timeout expires first.
 
     A worker is idle if no tuple is queued or being executed, and every spout is exhausted or inactive. Raises
     the TaskError of a failed worker.

@@ -140,7 +140,7 @@ class Consumer:
 
 
 class Host:
-    """The place of one worker, which is started repeatedly."""
+    """The host of one worker, which is started repeatedly."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -35,12 +35,12 @@ THIS_HOST = Host()
 
 
 def drained_ledger(log: Path) -> LedgerSnapshot:
-    """Return the ledger that a worker logged at its exit. Raises AssertionError unless there is one."""
+    """Return the ledger that a worker logged at its exit. AssertionError unless there is exactly one."""
     printed = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
     assert len(printed) == 1, f"{log} has {len(printed)} balances"
     counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", printed[0])}
     accepted, acknowledged, pending = (counts.pop(name) for name in ("accepted", "acknowledged", "pending"))
-    counts.pop("dropped", None)  # the word itself, followed by 0 if there are no reasons
+    counts.pop("dropped", None)  # the label, with 0 if no messages were dropped
     ledger = LedgerSnapshot(accepted, acknowledged, counts, pending)
     assert str(ledger) == printed[0]
     return ledger

@@ -41,7 +41,7 @@ def numbered_group(task: int, source: int, first: int, count: int, size: int = N
 
 
 class Sequences:
-    """The messages of each stream that a consumer has received. Groups must be made by numbered_group()."""
+    """Checks the received messages of each stream. Groups must be made by numbered_group()."""
 
     def __init__(self) -> None:
         self.next: dict[Stream, int] = {}
@@ -104,12 +104,13 @@ class Load:
     """The messages of a producer; each of its tasks gets the same number.
 
     Attributes:
+        tasks: The target tasks.
         batch: Messages per task in one call of send().
         size: Bytes per message.
         pause: Seconds between batches.
         try_send: True to never wait for buffer space.
         waits: True to connect, and then wait for `go`.
-        settings: Of the Client.
+        settings: Settings of the Client.
     """
 
     tasks: Sequence[int]
@@ -198,7 +199,7 @@ def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> Non
 
 
 def consumer(pipe: Connection, topology: str, subscriptions: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """Run a process that receives from (address, tasks), each with a separate client, without a time limit.
+    """Run a process that receives from (address, tasks), each with a separate client. Timeouts are ignored.
 
     Answers `progress` with its progress so far, and `finish` after it has stopped.
     """

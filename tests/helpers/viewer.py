@@ -38,7 +38,7 @@ def web_viewer(address: str, environment: Mapping[str, str] | None = None) -> It
 
 
 def page_data(link: str) -> dict[str, Any]:
-    """Return the data for the page of a link."""
+    """Return the data that the page at a link reads."""
     parts = urlsplit(link)
     token = parts.fragment.removeprefix("token=")
     request = Request(f"http://{parts.netloc}/live.json", headers={"Authorization": f"Bearer {token}"})

@@ -218,7 +218,7 @@ def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
 
 @given(st.lists(st.tuples(payloads, st.just(b"") | payloads), min_size=1, max_size=12), st.integers(0, 20))
 def test_frame_pieces(model: list[tuple[bytes, bytes]], limit: int) -> None:
-    """The pieces add up to the group. Each is a single message, or as large as the limit permits."""
+    """The pieces add up to the group. Each is within the limit or one message, and cannot hold more."""
     group = TaskGroup.joined(1, None, [row[0] for row in model], [row[1] for row in model])
     pieces = frame_pieces(group, limit)
     assert [

@@ -78,8 +78,8 @@ class Cluster(RuleBasedStateMachine):
     def start(self, weather: str, modes: Sequence[AckMode], queue_bytes: int) -> None:
         """Start everything.
 
-        weather: `calm` has no faults, so that duplicates are not allowed. With `kills`, workers are killed,
-        so that all programs use the mode `processed`.
+        weather: `calm` has no faults, so that duplicates are not allowed. With `kills`, workers are killed:
+        only the mode `processed` is then safe, so that all programs use it.
         """
         self.calm = weather == "calm"
         self.kills = weather == "kills"
@@ -326,7 +326,7 @@ class Cluster(RuleBasedStateMachine):
                     if (host.number, task) not in served:
                         self._consume(host.number, task)
 
-    # --- what happens ---------------------------------------------------------------------------------
+    # --- actions --------------------------------------------------------------------------------------
 
     @rule(
         actions=st.lists(
@@ -341,7 +341,7 @@ class Cluster(RuleBasedStateMachine):
             if not (self.calm and action in FAULTS):
                 getattr(self, action)(which, much)
 
-    # --- what always holds ----------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------------
 
     steps: ClassVar[int] = 0
     """The number of steps taken by all machines of this process."""
@@ -425,7 +425,7 @@ TestCluster.settings = settings(
 
 
 def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
-    """Messages for a worker that shuts down follow earlier ones to the next worker, not to its next start."""
+    """Messages for a worker that shuts down follow the ones it forwarded, and do not wait for its restart."""
     for number in range(5):
         random.seed(number)  # for the delays between connection attempts
         cluster = Cluster()
@@ -441,7 +441,7 @@ def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
 
 
 def test_who_releases_for_one_that_has_ended_says_so_first() -> None:
-    """A message waits for earlier messages, even if the worker that forwarded those has no more of them."""
+    """A message waits for earlier messages, even after a worker that forwarded them has shut down."""
     cluster = Cluster()
     cluster.start("faults", [AckMode.QUEUED] * len(PROGRAMS), QUEUE_BYTES[-1])
     w0, w1, w2 = cluster.hosts

@@ -179,7 +179,7 @@ class Scene:
         if self.subscription is not None and (cursors := self.window.take_moved()):
             self.up.append(cursors)
 
-    # --- what holds ------------------------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------------------
 
     def adds_up(self) -> None:
         pending = self.queues.pending_messages + self.shell.waiting

@@ -1,7 +1,7 @@
 """The session as a whole: sender, receiver, queues and consumer under random interleavings and faults.
 
-`make property` runs a million steps, in pieces with one seed each. A failure prints its steps, and `make
-property SEED=n` starts with the piece that failed.
+`make property` runs a million steps, in pieces with one seed each. A failure prints its steps, and
+`make property SEED=n` starts with the piece that failed.
 """
 
 # ruff: noqa: D401 - a rule's docstring describes an event
@@ -46,7 +46,7 @@ FAULTS = (
 class Session(SessionMachine):
     """Drives all processes, and compares them with the model."""
 
-    # --- all of it --------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     @rule(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 3)), min_size=1, max_size=12))
     def work(self, actions: list[tuple[str, int]]) -> None:
@@ -66,7 +66,7 @@ class Session(SessionMachine):
         """A fault or a change happens."""
         getattr(self, fault)(limit)
 
-    # --- what always holds --------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------
 
     steps: ClassVar[int] = 0
     """The number of steps taken by all machines of this process."""
@@ -89,7 +89,7 @@ class Session(SessionMachine):
 
     @invariant()
     def pressure_is_told(self) -> None:
-        """Each end knows the tasks with messages that wait for credit, or with used-up windows."""
+        """The sender knows the tasks that wait for credit, and the receiver the used-up windows."""
         window = self.window
         waiting = {number for number, flow in window._flows.items() if flow.pending}
         no_credit = {number for number in waiting if not window._flows[number].has_credit}

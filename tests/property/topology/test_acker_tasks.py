@@ -1,4 +1,4 @@
-"""Trees over several processes: reported as processed after all their tuples, in any order, not earlier."""
+"""Tuple trees over several processes: each is reported when all its tuples are done, never earlier."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
 def test_a_message_behind_the_wave() -> None:
     """Equal sums in one wave are not enough: a process may receive and send messages after its report."""
     termination = Termination(2)
-    # a receives b's message after its own report; then a sends a message, which b receives before its report.
+    # Process a receives b's message after its own report; then a sends one, which b receives before its own.
     assert not termination.take(0, 1, ProcessReport(at_rest=True, sent=0, taken=0))
     assert not termination.take(1, 1, ProcessReport(at_rest=True, sent=1, taken=1))
     assert not termination.take(0, 2, ProcessReport(at_rest=False, sent=1, taken=1))
