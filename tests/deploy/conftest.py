@@ -1,4 +1,4 @@
-"""What the checks of production share: the image, built once."""
+"""Fixtures for the deployment tests: the image, built once per run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpack the image, and return what an OCI runtime starts; tests leave it as it is."""
+    """Unpack the image, and return the bundle that an OCI runtime starts. Tests must not change it."""
     unpacked = tmp_path_factory.mktemp("image") / "bundle"
     unpack(image, unpacked)
     return unpacked

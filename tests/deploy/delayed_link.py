@@ -1,4 +1,4 @@
-"""A network link that takes its time, where the kernel has no netem: two TAP devices and a thread between."""
+"""A network link with a delay, for kernels without netem: two TAP devices and a thread between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FRAMES = 10_000
 
 
 class DelayedLink:
-    """Carries each Ethernet frame from one end to the other, so many seconds later, in order."""
+    """Carries each Ethernet frame from one end to the other after a delay of `seconds`, in order."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -27,18 +27,18 @@ class DelayedLink:
         self._thread = threading.Thread(target=self._carry, name="delayed-link")
 
     def attach(self, interface: str) -> None:
-        """Make the next of both ends an interface of the network namespace that this thread is in."""
-        # The device belongs to the namespace that its file is opened in.
+        """Create the next end as an interface in the network namespace of the current thread."""
+        # The device belongs to the namespace in which its file is opened.
         self._ends.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
         request = struct.pack("16sH22x", interface.encode(), _TAP_WITHOUT_HEADER)
         fcntl.ioctl(self._ends[-1], _TUNSETIFF, request)
 
     def start(self) -> None:
-        """Begin to carry."""
+        """Start carrying frames."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; the interfaces are gone with it."""
+        """Stop, and remove both interfaces."""
         os.close(self._stop_write)
         if self._thread.ident is not None:
             self._thread.join()
@@ -63,5 +63,5 @@ class DelayedLink:
                             under_way.append((due, to, os.read(key.fd, _FRAME_BYTES)))
                 while under_way and under_way[0][0] <= time.monotonic():
                     _, to, frame = under_way.popleft()
-                    with contextlib.suppress(OSError):  # a link that is down, or full: the frame is lost
+                    with contextlib.suppress(OSError):  # the link is down or full: the frame is lost
                         os.write(to, frame)

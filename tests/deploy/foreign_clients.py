@@ -1,4 +1,4 @@
-"""The programs in foreign/, each over a gRPC library that is not ours, as a test starts them."""
+"""Starts the client programs in foreign/, each built on a different gRPC library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ _BUILD_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How to start a client's programs. run: before the name of a script; script: of `send` or `recv`."""
+    """The command of a client's programs.
+
+    Attributes:
+        run: The words before the name of the script.
+        script: A pattern for the name of the script, filled in with `send` or `recv`.
+        environment: The environment variables of the programs.
+    """
 
     run: list[str]
     script: str
@@ -34,10 +40,11 @@ class Client:
 
 
 def client(name: str) -> Client:
-    """Return the client over a library; see helpers.tools.missing.
+    """Return the client for a library; call helpers.tools.missing() if the library is not installed.
 
-    name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `rust` (tonic), `grpclib`,
-    or `stubs`: the package's own, without programs.
+    Args:
+        name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `rust` (tonic),
+            `grpclib`, or `stubs`: the stubs of this package, without programs.
     """
     if name == "stubs":
         return Client([sys.executable, "-m"], "", dict(os.environ))
@@ -58,7 +65,7 @@ def client(name: str) -> Client:
     if name == "rust":
         return Client([built_with_cargo()], "{}", dict(os.environ))
     python = str(GRPCLIB_VENV / "bin" / "python")
-    beside = str(ROOT / "clients")  # as where Tuplewire is installed, too
+    beside = str(ROOT / "clients")  # next to grpclib, as in an environment with Tuplewire installed
     return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
 
 
@@ -69,7 +76,7 @@ def _python(*directories: str, path: str | None = None) -> dict[str, str]:
 
 @cache
 def generated_for_grpclib() -> str:
-    """Let grpclib's own plugin make its code of proto/; return the directory to import it from."""
+    """Generate code from proto/ with grpclib's plug-in; return the directory to import it from."""
     if not (GRPCLIB_VENV / "bin" / "protoc-gen-grpclib_python").exists():
         missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
     directory = ROOT / "build" / "grpclib-wire"
@@ -79,7 +86,7 @@ def generated_for_grpclib() -> str:
 
 
 def protoc() -> Path:
-    """Return a program of that name: grpcio-tools has one, for Python and whoever is a plug-in."""
+    """Return a program named protoc: grpcio-tools provides one for Python and for other plug-ins."""
     if not (GRPCLIB_VENV / "bin" / "python").exists():
         missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
     return FOREIGN / "protoc"
@@ -99,7 +106,7 @@ def generate(plugins: Path, *flags: str, by: Path | None = None) -> None:
 
 @cache
 def built_with_go() -> str:
-    """Let protoc and its plug-ins for Go make code of proto/, as it is, and compile the programs with it."""
+    """Generate code from the unchanged proto/ with protoc's plug-ins for Go, and compile the programs."""
     go = shutil.which("go") or shutil.which("go", path=ROOT / "build" / "go" / "bin")
     if go is None:
         missing("go is missing; make deploy-tools installs it")
@@ -128,7 +135,7 @@ def built_with_go() -> str:
 
 @cache
 def built_with_maven() -> str:
-    """Let Maven's plug-in make code of proto/, as it is, and compile the program; return its class path."""
+    """Generate code from the unchanged proto/ with Maven, and compile the program; return its class path."""
     require_tool("javac", "the Debian package default-jdk-headless")
     maven = require_tool("mvn", "the Debian package maven")
     goals = ("compile", "dependency:copy-dependencies", "-DincludeScope=runtime")
@@ -148,7 +155,7 @@ def built_with_maven() -> str:
 
 @cache
 def built_with_cargo() -> str:
-    """Let tonic's generator make code of proto/, as it is, and compile the program with it; return that."""
+    """Generate code from the unchanged proto/ with tonic, compile the program, and return its path."""
     cargo = require_tool("cargo", "rustup")
     protoc()  # build.rs runs it
     built = ROOT / "build" / "foreign-rust"
@@ -167,9 +174,16 @@ def built_with_cargo() -> str:
 
 
 class Running:
-    """A program of a client while it runs; killed at the end of the block, if it still does.
+    """A running program of a client, killed at the end of the block.
 
-    flags: for a TLS connection. messages: so many to, or from, each task.
+    Args:
+        client: The client with the program.
+        role: `send` or `recv`.
+        address: The address of the worker.
+        topology: The topology of the worker.
+        tasks: The tasks to send to or receive from.
+        messages: Number of messages to or from each task.
+        flags: Further flags, for a TLS connection.
     """
 
     def __init__(
@@ -218,23 +232,23 @@ class Running:
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
+        """True if the program has exited."""
         return self._process.poll() is not None
 
     def errors(self) -> str:
-        """Return its standard error so far."""
+        """Return the program's standard error so far."""
         self._errors.seek(0)
         return self._errors.read()
 
     def report(self) -> dict[str, Any]:
-        """Wait for its end, which must be a good one, and return what it has printed."""
+        """Wait until the program exits with 0, and return its report."""
         output, _ = self._process.communicate(timeout=_END_SECONDS)
         assert self._process.returncode == 0, self.errors()
         report: dict[str, Any] = json.loads(output)
         return report
 
     def failure(self) -> str:
-        """Wait for its end, which must not be a good one, and return its standard error."""
+        """Wait until the program exits with an error, and return its standard error."""
         self._process.wait(_END_SECONDS)
         assert self._process.returncode != 0
         return self.errors()

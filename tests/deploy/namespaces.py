@@ -1,4 +1,4 @@
-"""Hosts apart: network namespaces joined by a bridge, whose links can be broken as real ones are."""
+"""Separate hosts: network namespaces joined by a bridge, with links that fail like real ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def entered(namespace: str) -> Iterator[None]:
-    """Be in a network namespace, with this thread: the sockets and processes that it makes are there."""
+    """Move this thread into a network namespace: its new sockets and processes belong to that namespace."""
     with Path("/proc/thread-self/ns/net").open() as here, Path(f"/run/netns/{namespace}").open() as there:
         _set_namespace(there.fileno())
         try:
@@ -50,17 +50,20 @@ def _run(*words: str, standard_input: str | None = None) -> None:
 
 
 def _sweep() -> None:
-    """Delete what a process that was killed has left."""
+    """Delete the namespaces of processes that were killed."""
     for namespace in Path("/run/netns").glob(f"{_PREFIX}-*"):
         if not Path("/proc", namespace.name.split("-")[1]).exists():
             _run("ip", "netns", "delete", namespace.name)
 
 
 class Hosts:
-    """So many hosts, up for as long as the block; all that belongs to them goes with it.
+    """The named hosts, up until the end of the block, which removes all their resources.
 
-    delayed: how many seconds a packet takes to or from a host, where not 0. The test is skipped loudly, or
-    fails, where network namespaces are not allowed.
+    If network namespaces are not allowed, the test is skipped with a warning, or fails.
+
+    Args:
+        names: The names of the hosts.
+        delayed: Delay of each packet to or from a host, in seconds. Default: 0.
     """
 
     def __init__(self, names: Sequence[str], delayed: Mapping[str, float] | None = None) -> None:
@@ -95,10 +98,10 @@ class Hosts:
     ) -> None:
         self._up.close()
 
-    # --- what is there ---------------------------------------------------------------------------
+    # --- hosts and addresses ---------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Host:
-        """Return a host, for whom processes are started there."""
+        """Return a host, for starting processes on it."""
         return Host(self.address(name), partial(entered, self._inside(name)), ("--allow-plaintext=true",))
 
     def address(self, name: str) -> str:
@@ -139,11 +142,11 @@ class Hosts:
         self._in(hub, f"link set {port} master bridge", f"link set {port} up")
         self._in(inside, f"address add {self.address(name)}/24 dev uplink", "link set uplink up")
 
-    # --- what can be wrong -----------------------------------------------------------------------
+    # --- faults ----------------------------------------------------------------------------------
 
     @contextmanager
     def cut(self, name: str) -> Iterator[None]:
-        """Pull a host's plug, for as long as the block."""
+        """Disconnect a host until the end of the block."""
         self._in(self._hub, f"link set {self._port(name)} down")
         try:
             yield
@@ -159,14 +162,14 @@ class Hosts:
 
     @contextmanager
     def resetting(self, near: str, far: str) -> Iterator[None]:
-        """Answer every TCP packet between two hosts with a reset, and end the connections that there are."""
+        """Answer every TCP packet between two hosts with a reset, and reset the existing connections."""
         peer, reset = self.address(far), "tcp flags & rst == 0 reject with tcp reset"
         with self._filtered(near, f"ip saddr {peer} {reset}", f"ip daddr {peer} {reset}"):
             self.kill_connections(near, far)
             yield
 
     def kill_connections(self, near: str, far: str) -> None:
-        """End a host's TCP connections with another one, by resets to both ends."""
+        """Reset a host's TCP connections to another host, at both ends."""
         _run("ip", "netns", "exec", self._inside(near), "ss", "--kill", "dst", self.address(far))
 
     @contextmanager
@@ -184,7 +187,7 @@ class Hosts:
 
     @contextmanager
     def limited(self, name: str, kilobits: int) -> Iterator[None]:
-        """Let a host's link carry no more than so many kbit/s, in each direction."""
+        """Limit a host's link to `kilobits` kbit/s in each direction."""
         ends = ((self._hub, self._port(name)), (self._inside(name), "uplink"))
         limit = f"root tbf rate {kilobits}kbit burst 16kb latency 400ms"
         with ExitStack() as limits:

@@ -1,7 +1,7 @@
-"""A Spark program with an executor in a pod: its tasks send through the worker beside it.
+"""A Spark program with an executor in a pod: its tasks send through the worker next to that executor.
 
-Arguments: Spark's settings, as JSON, and where else than at 6700 executors' workers are: a file that will
-have the port. Prints what the executor's programs had, as JSON.
+Arguments: Spark's settings, as JSON, and a file. The test writes the port of the executors'
+workers, here not 6700, to that file. The program prints the results of its tasks, as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS = 120.0
 
 
 def send(numbers: Iterable[int]) -> Iterable[tuple[str, int]]:
-    """Send each number to task 1; yield the address of the worker, and how many were acknowledged."""
+    """Send each number to task 1; yield the address of the worker and the number of acknowledged messages."""
     from tuplewire import Client, TaskMessageBatch
 
     with Client(source=7) as client:
@@ -32,7 +32,7 @@ def send(numbers: Iterable[int]) -> Iterable[tuple[str, int]]:
 
 
 def main(settings: dict[str, str], port_file: Path) -> None:
-    """Run the program: Spark asks for an executor, whose worker gets the task."""
+    """Run the program: Spark requests an executor, and the executor's worker gets the task."""
     with local_session("tuplewire-job", conf=settings) as spark:
         eventually(port_file.exists, _SECONDS, "the worker's port")
         port = int(port_file.read_text(encoding="utf-8"))

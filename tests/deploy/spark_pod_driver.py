@@ -1,6 +1,6 @@
-"""A Spark driver outside the cluster, which asks the API server of its argument for an executor.
+"""A Spark driver outside the cluster, which requests an executor from the API server in its settings.
 
-Arguments: Spark's settings, as JSON. It ends when its standard input does.
+Arguments: Spark's settings, as JSON. It exits when its standard input is closed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The Helm chart with every choice of values, and what is made of it: valid, current, rolled where needed.
+"""The Helm chart with every choice of values: valid, current, and rolled out when needed.
 
-What must hold for each profile is in test_manifests.py and test_sizing.py.
+The requirements of each profile are in test_manifests.py and test_sizing.py.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ every_choice = pytest.mark.parametrize("choice", CHOICES)
 
 
 def workers(*settings: str) -> Manifest:
-    """Return the pods of the workers outside Spark."""
+    """Return the pod template of the workers outside Spark."""
     pod: Manifest = the(chart(*settings), "StatefulSet")["spec"]["template"]
     return pod
 
 
 def test_the_linter_has_nothing_to_say() -> None:
-    """`helm lint --strict` is satisfied."""
+    """`helm lint --strict` reports no problems."""
     done = helm("lint", "--strict", "--quiet", CHART)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout
 
@@ -65,14 +65,14 @@ def test_the_linter_has_nothing_to_say() -> None:
 @every_choice
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_are_kept(choice: str, version: str) -> None:
-    """Every object is one of its kind, in old and new versions of Kubernetes, and those of operators."""
+    """Every object matches its schema, in old and new versions of Kubernetes and for operators' kinds."""
     for manifest in chart(*CHOICES[choice]):
         validate(manifest, version)
 
 
 @every_choice
 def test_objects_are_different_and_pods_whole(choice: str) -> None:
-    """No two objects have kind and name in common, and all that pods mount is there."""
+    """No two objects share a kind and a name, and every volume of a pod exists."""
     objects = chart(*CHOICES[choice])
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(names) == len(set(names))
@@ -90,7 +90,7 @@ def test_objects_are_different_and_pods_whole(choice: str) -> None:
 
 
 def test_the_version_is_the_packages() -> None:
-    """Chart and image have the version of the code."""
+    """The chart and the image have the version of the code."""
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     code = (ROOT / "clients" / "tuplewire" / "__init__.py").read_text()
     assert f'__version__ = "{about["appVersion"]}"' in code
@@ -98,7 +98,7 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_settings_that_are_read_at_the_start_roll() -> None:
-    """A change of worker.toml or of the program's settings changes the pods, and nothing else does."""
+    """The pods change only with worker.toml and the program's settings, which are read at startup."""
     program = ("program.reference=a.b:c",)
     pods = workers(*program)
     assert workers(*program, "settings.log_format=text") != pods
@@ -110,7 +110,7 @@ def test_settings_that_are_read_at_the_start_roll() -> None:
 
 
 def test_the_workers_take_any_setting() -> None:
-    """The real loader takes what values make of worker.toml; the schema knows each setting."""
+    """The real loader accepts the rendered worker.toml, and the schema contains each setting."""
     text = the(
         chart("settings.max_connections=7", "settings.receive_queue_bytes=1MiB"),
         "ConfigMap",
@@ -127,11 +127,11 @@ OF_THE_CHART = {
     *("program", "program_conf", "program_state_file", "permissions_file", "token_file"),
     *("tls_certificate", "tls_key", "tls_ca", "tls_worker_names", "session"),
 }
-"""Settings that ports, mounts and arguments of the pods depend on, or that have no place there."""
+"""Settings that the pods' ports, mounts and arguments depend on, or that do not belong in worker.toml."""
 
 
 def test_the_schema_has_every_other_setting() -> None:
-    """Each is of the types that the worker takes: a size may have a unit, and null leaves the default."""
+    """The types in the schema are the worker's: a size may have a unit, and null means the default."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     found = {name: each["type"] for name, each in schema["properties"]["settings"]["properties"].items()}
     known = settings_of(WorkerConfig)
@@ -139,11 +139,11 @@ def test_the_schema_has_every_other_setting() -> None:
 
 
 def types_of(each: Setting) -> list[str]:
-    """Return the types in JSON of what the worker takes for a setting."""
+    """Return the JSON types that the worker accepts for a setting."""
     types = each.kind.types if isinstance(each.kind.types, tuple) else (each.kind.types,)
     kinds = {{bool: "boolean", int: "integer", float: "number"}.get(one, "string") for one in types}
     if each.kind is not FLAG:
-        kinds.add("string")  # a size has units, and every text is read as a flag's is
+        kinds.add("string")  # a size has units, and every string is parsed as the value of a flag
     if "number" in kinds:
         kinds.discard("integer")
     return [*sorted(kinds), "null"]
@@ -162,14 +162,14 @@ def types_of(each: Setting) -> list[str]:
     ],
 )
 def test_wrong_values_are_named(wrong: str, complaint: str) -> None:
-    """What is no value of the chart, or none that can be, is refused before anything is applied."""
+    """Unknown values and values of the wrong type are rejected before anything is applied."""
     done = helm("template", "a-release", CHART, f"--set={wrong}")
     assert done.returncode != 0
     assert complaint in done.stderr
 
 
 def test_an_image_by_digest() -> None:
-    """A digest comes before the tag, for workers, executors and the membership alike."""
+    """A digest overrides the tag, for workers, executors and the membership."""
     digest = "sha256:" + "0" * 64
     objects = chart(*CLUSTER, f"image.digest={digest}")
     image = f"registry.example.com/tuplewire@{digest}"
@@ -183,7 +183,7 @@ def test_an_image_by_digest() -> None:
 
 
 def test_workers_with_a_program() -> None:
-    """They are told what to run and where its settings are, beside the certificates that all workers have."""
+    """They get the program and its settings, in addition to the certificates that all workers have."""
     pod = workers(*CHOICES["cluster"])
     worker = container(pod)
     assert "--program=a.b:c" in worker["args"]
@@ -195,7 +195,7 @@ def test_workers_with_a_program() -> None:
 
 
 def test_a_program_is_spread() -> None:
-    """Without a membership, the tasks of a topology are dealt out by turns; else each worker has a range."""
+    """A topology without a membership spreads its tasks round-robin; otherwise each worker has a range."""
 
     def tasks(*settings: str) -> list[list[int]]:
         return [each["tasks"] for each in assignment(*settings)["workers"]]
@@ -206,7 +206,7 @@ def test_a_program_is_spread() -> None:
 
 
 def test_the_membership_takes_its_arguments() -> None:
-    """The real command reads them: the workers' Service, the tasks, the topology."""
+    """The real command parses them: the workers' Service, the tasks, the topology."""
     objects = chart(*CLUSTER, "membership.tasks=1-9", "settings.topology=flights")
     pod = the(objects, "Deployment")["spec"]["template"]
     program = container(pod, "membership")
@@ -223,7 +223,7 @@ def test_the_membership_takes_its_arguments() -> None:
 
 
 def test_the_membership_connects_to_what_it_needs() -> None:
-    """It reaches the DNS and the workers' port, and nobody reaches it."""
+    """It can connect to DNS and the workers' port, and accepts no connections."""
     objects = chart(*CLUSTER)
     labels = the(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     found = the(objects, "NetworkPolicy", "tuplewire-membership-egress")["spec"]
@@ -246,7 +246,7 @@ def test_the_membership_connects_to_what_it_needs() -> None:
 
 
 def test_workers_are_scaled_by_metrics_that_are_there() -> None:
-    """What the autoscalers ask for is on the page of metrics, and workers go one at a time."""
+    """The autoscalers' queries use documented metrics, and workers are removed one at a time."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     keda = the(chart(*CHOICES["cluster"]), "ScaledObject")["spec"]
     hpa = the(chart(*CHOICES["hpa"]), "HorizontalPodAutoscaler")["spec"]
@@ -265,20 +265,20 @@ def test_workers_are_scaled_by_metrics_that_are_there() -> None:
 
 @pytest.mark.parametrize("kind", ["hpa", "keda"])
 def test_an_autoscaler_takes_over_what_is_there(kind: str) -> None:
-    """The number of workers is always said: where the field goes, Kubernetes makes it 1."""
+    """The number of workers is always set: if the field is removed, Kubernetes sets it to 1."""
     scaled = chart("membership.enabled=true", f"autoscaling.kind={kind}", "autoscaling.min=4")
     assert the(scaled, "StatefulSet")["spec"]["replicas"] == 4
 
 
 def assignment(*settings: str) -> Mapping[str, Any]:
-    """Return what the workers read of their tasks."""
+    """Return the assignment that the workers read."""
     data = the(chart(*settings), "ConfigMap", "tuplewire-assignment")["data"]["assignment.json"]
     found: Mapping[str, Any] = json.loads(data)
     return found
 
 
 def test_an_assignment_with_other_tasks_has_another_version() -> None:
-    """A worker refuses other tasks under a version that it knows, and a version below it."""
+    """A worker rejects changed tasks under a version it knows, and any lower version."""
     before = assignment()
     for change in ("workers.replicas=4", "assignment.tasksPerWorker=9", "settings.topology=other"):
         assert assignment(change)["version"] != before["version"], change
@@ -289,25 +289,25 @@ def test_an_assignment_with_other_tasks_has_another_version() -> None:
 
 
 def test_the_policy_lets_in_whom_values_name() -> None:
-    """A driver outside the cluster, by its address, reaches the messages and nothing else."""
+    """A driver outside the cluster, admitted by its address, reaches only the message port."""
     named = {"ipBlock": {"cidr": "10.1.0.0/16"}}
     objects = chart("networkPolicy.programs[0].ipBlock.cidr=10.1.0.0/16")
     rules = the(objects, "NetworkPolicy", "tuplewire")["spec"]["ingress"]
     assert [rule["ports"][0]["port"] for rule in rules if named in rule["from"]] == [6700]
 
 
-# --- made of the chart ------------------------------------------------------------------------------------
+# --- generated from the chart ------------------------------------------------------------------------------
 
 
 def test_the_manifests_are_current() -> None:
-    """deploy/manifests.yaml, for clusters without Helm, is what the chart makes by its defaults."""
+    """deploy/manifests.yaml, for clusters without Helm, is the chart rendered with its defaults."""
     done = helm("template", "tuplewire", CHART)
     written = (ROOT / "deploy" / "manifests.yaml").read_text(encoding="utf-8")
     assert written == done.stdout, "run make manifests"
 
 
 def test_the_spark_application_is_current() -> None:
-    """deploy/spark-application.yaml is made of the manifests."""
+    """deploy/spark-application.yaml is generated from the manifests."""
     deploy = ROOT / "deploy"
     made = subprocess.run(
         [sys.executable, deploy / "make_spark_application.py"],
@@ -321,7 +321,7 @@ def test_the_spark_application_is_current() -> None:
 
 
 def test_the_operator_knows_every_field() -> None:
-    """The operator's own models of its kind read the application, and drop nothing of it."""
+    """The operator's own models parse the application without dropping any field."""
     if find_spec("kubeflow_spark_api") is None:
         missing("kubeflow-spark-api is missing; make deploy-check installs it")
     models: Any = import_module("kubeflow_spark_api.models")
@@ -330,7 +330,7 @@ def test_the_operator_knows_every_field() -> None:
     again = read.to_dict()
     for role in ("executor", "driver"):
         for port in again["spec"][role]["template"]["spec"]["initContainers"][0]["ports"]:
-            assert port.pop("protocol") == "TCP"  # a default, which it fills in
+            assert port.pop("protocol") == "TCP"  # a default, which the operator fills in
     assert again == application
     with pytest.raises(ValueError, match="mainApplicationFile"):
         models.SparkV1beta2SparkApplicationSpec.from_dict({"type": "Python"})
@@ -338,7 +338,7 @@ def test_the_operator_knows_every_field() -> None:
 
 @pytest.mark.parametrize("role", ["executor", "driver"])
 def test_the_application_has_the_charts_templates(role: str) -> None:
-    """Its executors and driver are those of the chart, and each pod is one of Kubernetes' own."""
+    """Its executors and driver match the chart, and each pod is valid in Kubernetes."""
     application = yaml.safe_load((ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8"))
     template = application["spec"][role]["template"]
     pod = executor("default", role)

@@ -1,4 +1,4 @@
-"""docs/reference/wire.md: its conversations work as they stand, and its table names every error."""
+"""docs/reference/wire.md: its conversations work unchanged, and its table lists every error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tuplewire.wire import messaging_pb2
 PAGE = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 CLIENTS = ("buf", "node", "stubs", "grpclib")
-"""What each needs, in the order of the page."""
+"""The client that each conversation needs, in the order of the page."""
 TASK = 42
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
-    """Run a worker as the page has it, at another port."""
+    """Run a worker as on the page, but at another port."""
     with WorkerProcesses(1, "default", flags=["--drain-seconds=0.5"]) as workers:
         workers.assign({0: [TASK]})
         yield workers.endpoints[0]
@@ -32,7 +32,7 @@ def worker() -> Iterator[Endpoint]:
 
 @pytest.mark.parametrize(("block", "name"), list(zip(BLOCKS, CLIENTS, strict=True)), ids=CLIENTS)
 def test_the_conversations_of_the_page_work(worker: Endpoint, block: tuple[str, str], name: str) -> None:
-    """Each sends two messages, receives and acknowledges them."""
+    """Each conversation sends two messages, receives them and acknowledges them."""
     library = client(name)
     port = worker.address.rpartition(":")[2]
     language, program = block[0], block[1].replace("6700", port)
@@ -55,9 +55,9 @@ def test_the_conversations_of_the_page_work(worker: Endpoint, block: tuple[str, 
 
 
 def test_every_error_is_in_the_table() -> None:
-    """Whoever meets an error finds what to do."""
+    """The table of the page contains every error that ends a stream."""
     rows = " ".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|"))
-    frames = {"STALE_ASSIGNMENT", "TOO_MANY_HOPS"}  # refuse messages, and never a stream
+    frames = {"STALE_ASSIGNMENT", "TOO_MANY_HOPS"}  # reject messages, never a stream
     codes = {name.removeprefix("ERROR_CODE_") for name in dict(messaging_pb2.ErrorCode.items())} - {
         "UNSPECIFIED"
     }

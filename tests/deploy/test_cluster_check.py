@@ -1,4 +1,4 @@
-"""`make cluster-check` without a cluster: what it would run, and its job beside real workers."""
+"""`make cluster-check` without a cluster: the commands it would run, and its job with real workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = ROOT / "deploy" / "cluster-check.sh"
 JOB = ROOT / "deploy" / "cluster_job.py"
 IMAGE = "r.example/tuplewire:1"
 CONTEXT = ("--yes", "--image", IMAGE)
-"""A cluster that is there already."""
+"""An existing cluster."""
 ROUNDS = {
     "plain": ["Workers", "A job", "A page", "A pod", "An upgrade", "The end", "A memory limit", "The guide"],
     "secure": [
@@ -43,14 +43,14 @@ ROUNDS = {
     ],
 }
 STEPS = [f"{name}: {step}" for name, steps in ROUNDS.items() for step in steps]
-"""What runs in every cluster."""
+"""Steps that run in every cluster."""
 STEPS_OF_ITS_OWN = ["cluster: The image", "secure: A node", "secure: Autoscaling"]
-"""What runs where the cluster is its own, too."""
+"""Further steps if the check creates the cluster."""
 STEPS_OF_NODES = [
     *("plain: Spark in cluster mode", "secure: A stranger over IPv6", "secure: Spark in client mode"),
     "secure: A stream",
 ]
-"""What runs in the cluster of deploy/cluster alone."""
+"""Further steps in the cluster of deploy/cluster only."""
 REMOVES: dict[object, str] = {
     (): "deploy/cluster/down.sh",
     "--kind": "kind delete cluster",
@@ -61,7 +61,7 @@ _WAIT_SECONDS = 60.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> partial[subprocess.CompletedProcess[str]]:
-    """Return what runs the script where there is nothing but `cat`: no kubectl, no docker, no kind."""
+    """Return a function that runs the script with only `cat` on PATH: no kubectl, docker or kind."""
     (tmp_path / "cat").symlink_to(shutil.which("cat") or "/bin/cat")
     bash = shutil.which("bash") or "/bin/bash"
     environment = {"PATH": str(tmp_path)}
@@ -75,7 +75,7 @@ def _run(bash: str, environment: dict[str, str], *words: str) -> subprocess.Comp
 
 
 def _inputs(output: str) -> list[Manifest]:
-    """Return the objects that the printed commands are given."""
+    """Return the objects passed to the printed commands."""
     texts = re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)
     return [each for text in texts for each in yaml.safe_load_all(text) if isinstance(each, dict)]
 
@@ -84,7 +84,7 @@ def _inputs(output: str) -> list[Manifest]:
 def test_it_prints_what_it_would_run(
     run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...]
 ) -> None:
-    """Each step says what it shows, and runs something; in the end, what was made goes. No tool is needed."""
+    """Each step prints its purpose and commands; everything created is removed. No tool is needed."""
     done = run("--print", *words)
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"(?m)^== \d+\. (.*)\n   shows: .+\n\$ ", done.stdout)
@@ -104,7 +104,7 @@ def test_it_prints_what_it_would_run(
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_one_round_alone(run: partial[subprocess.CompletedProcess[str]], name: str) -> None:
-    """It runs the steps of that round, in its namespace alone."""
+    """It runs only the steps of that round, in its namespace."""
     output = run("--print", *CONTEXT, "--only", name).stdout
     assert re.findall(r"(?m)^== \d+\. (?!cluster)(.*)$", output) == [
         f"{name}: {step}" for step in ROUNDS[name]
@@ -113,7 +113,7 @@ def test_one_round_alone(run: partial[subprocess.CompletedProcess[str]], name: s
 
 
 def test_it_runs_the_commands_of_the_guide(run: partial[subprocess.CompletedProcess[str]]) -> None:
-    """All of docs/how-to/deploy.md that begin with kubectl or helm are there, word by word."""
+    """Every kubectl and helm command in docs/how-to/deploy.md is run unchanged."""
     guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```$", guide))
     wanted = [line for line in code.splitlines() if line.lstrip().startswith(("helm ", "kubectl "))]
@@ -124,7 +124,7 @@ def test_it_runs_the_commands_of_the_guide(run: partial[subprocess.CompletedProc
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProcess[str]], name: str) -> None:
-    """The jobs are such as the standard `restricted` admits, and the objects of each step are whole."""
+    """The jobs satisfy the `restricted` pod security standard, and the objects of each step are valid."""
     space, *others = _inputs(run("--print", "--only", name).stdout)
     assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     for version in VERSIONS:
@@ -153,7 +153,7 @@ def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProc
 
 
 def test_the_pod_with_a_sidecar_is_whole(run: partial[subprocess.CompletedProcess[str]]) -> None:
-    """The executor's template, with a program in the place of Spark's."""
+    """The pod is the executor's template, with another program in place of Spark."""
     output = run("--print", *CONTEXT, "--only", "secure").stdout
     (patch,) = re.findall(r"--patch \$'(.*?)' \|", output)
     pod = {**executor("dev"), "spec": {**executor("dev")["spec"]}}
@@ -169,7 +169,7 @@ def test_the_pod_with_a_sidecar_is_whole(run: partial[subprocess.CompletedProces
 
 
 def test_the_workers_are_those_that_the_job_names(run: partial[subprocess.CompletedProcess[str]]) -> None:
-    """As the chart is installed, and as it is rendered, task 4 is worker 1's, and there are two of them."""
+    """Both as installed and as rendered, the chart has two workers, and worker 1 owns task 4."""
     for name in ROUNDS:
         output = run("--print", *CONTEXT, "--only", name).stdout.replace("\\,", ",")
         line, *_ = re.findall(r"helm .*(?:install|template) .*--values.*", output)
@@ -186,7 +186,7 @@ def test_the_workers_are_those_that_the_job_names(run: partial[subprocess.Comple
 
 @pytest.fixture
 def stubs(tmp_path: Path) -> Path:
-    """Put programs in the place of the tools: they note what they are asked, and fail at BREAK alone."""
+    """Replace the tools with programs that record their arguments, and fail only at BREAK."""
     folder = tmp_path / "stubs"
     folder.mkdir()
     for name in ("cat", "grep", "ln", "mkdir", "mktemp", "rm", "sed", "sleep"):
@@ -224,7 +224,7 @@ esac
 
 @pytest.mark.parametrize("words", [("--kind",), CONTEXT], ids=["kind", "context"])
 def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Where every tool is content, all steps run in their order, on one cluster, and it is cleaned up."""
+    """If every tool succeeds, all steps run in order, on one cluster, and the cluster is cleaned up."""
     asked = tmp_path / "asked"
     bash = shutil.which("bash") or "/bin/bash"
     done = _run(bash, {"PATH": str(stubs), "ASKED": str(asked)}, *words)
@@ -241,7 +241,7 @@ def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...
 
 
 def test_a_pod_with_other_code_is_a_failure(stubs: Path, tmp_path: Path) -> None:
-    """A worker whose image was not made of this clone fails the check, and is named."""
+    """A worker whose image was not built from this clone fails the check, and the error names it."""
     bash = shutil.which("bash") or "/bin/bash"
     done = _run(bash, {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "CODE": "other"}, "--kind")
     assert done.returncode == 1
@@ -250,7 +250,7 @@ def test_a_pod_with_other_code_is_a_failure(stubs: Path, tmp_path: Path) -> None
 
 
 def test_a_step_that_fails_is_named(stubs: Path, tmp_path: Path) -> None:
-    """It ends with 1, shows what the cluster says, and removes what it has made; what was there stays."""
+    """The script exits with 1, prints the cluster's state, and removes only its own objects."""
     bash = shutil.which("bash") or "/bin/bash"
     environment = {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "BREAK": "rollout restart"}
     done = _run(bash, environment, "--kind")
@@ -266,7 +266,7 @@ def test_a_step_that_fails_is_named(stubs: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(run: partial[subprocess.CompletedProcess[str]]) -> None:
-    """Without its tools it runs nothing, says loudly which, and ends with a code of its own."""
+    """Without its tools, the script runs nothing, lists the missing tools, and has a separate exit code."""
     done = run("--kind")
     assert (done.returncode, done.stdout) == (69, "")
     assert "NOT CHECKED, nothing was run" in done.stderr
@@ -280,7 +280,7 @@ def test_what_is_missing_is_named(run: partial[subprocess.CompletedProcess[str]]
 
 
 def _missing(done: subprocess.CompletedProcess[str]) -> set[str]:
-    """Return the tools that it asks for; those of `make deploy-tools` may be there."""
+    """Return the tools reported as missing, without helm and go, which may be installed."""
     return {line.split()[0] for line in done.stderr.splitlines()[1:]} - {"helm", "go"}
 
 
@@ -298,7 +298,7 @@ def _missing(done: subprocess.CompletedProcess[str]) -> set[str]:
 def test_wrong_usage(
     run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...], problem: str
 ) -> None:
-    """It ends at once, and says where to look."""
+    """The script exits immediately, and its error refers to --help."""
     done = run(*words)
     assert (done.returncode, done.stdout) == (64, "")
     assert problem in done.stderr
@@ -306,7 +306,7 @@ def test_wrong_usage(
 
 
 def test_help(run: partial[subprocess.CompletedProcess[str]]) -> None:
-    """It names each argument and each exit code."""
+    """It lists each argument and each exit code."""
     done = run("--help")
     assert done.returncode == 0
     for word in ("--yes", "--kind", "--image", "--only", "--keep", "--print", "69"):
@@ -315,7 +315,7 @@ def test_help(run: partial[subprocess.CompletedProcess[str]]) -> None:
 
 @pytest.mark.slow
 def test_the_job_outlives_a_roll_of_both_workers(tmp_path: Path) -> None:
-    """Both workers are drained and started again under its load; it receives what it has sent, in order."""
+    """Both workers are drained and restarted under load; all sent messages are received once, in order."""
     assignment, stop = tmp_path / "assignment.json", tmp_path / "stop"
     environment = {**os.environ, "TUPLEWIRE_TOPOLOGY": TOPOLOGY}
 

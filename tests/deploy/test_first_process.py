@@ -27,7 +27,7 @@ entry.main()
 
 
 def test_it_ends_by_sigterm_while_it_starts() -> None:
-    """The kernel ignores the signal for process 1 without a handler, and a pod may be deleted at once."""
+    """The kernel ignores SIGTERM for process 1 without a handler, and a pod may be deleted during startup."""
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", STARTING]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment_without_ours()

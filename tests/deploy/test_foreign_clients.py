@@ -1,4 +1,4 @@
-"""Clients that are not ours send and receive by the proto alone; all counts agree."""
+"""Clients without Tuplewire's library send and receive using only the proto; all counts agree."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLIENTS = ("buf", "node", "go", "java", "rust", "grpclib")
 RESUMING = ("node", "go", "grpclib")
 QUEUE = 200
 MESSAGES = 1000
-"""To each task: several times the queue, so that nobody comes through without waiting for credit."""
+"""Number per task: several times the queue size, so that every sender must wait for credit."""
 _WAIT_SECONDS = 60.0
 
 
@@ -57,14 +57,14 @@ class Secured(NamedTuple):
     program: Path
 
     def flags(self, certificate: Path | None = None, ca: str = "ca") -> list[str]:
-        """Return the flags of a program that shows its own certificate, or another."""
+        """Return the flags of a program that presents its own certificate, or another one."""
         own = certificate or self.program
         return [f"--{ca}", f"{self.program}/ca.crt", "--cert", f"{own}/tls.crt", "--key", f"{own}/tls.key"]
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """Run them; they are asked about themselves at their Unix sockets, which need no certificate."""
+    """Run both workers; their status is read at their Unix sockets, which need no certificate."""
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority()
     worker = authority.issue("worker.example", "127.0.0.1").write(folder / "worker")
@@ -83,7 +83,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def seen_by_status(endpoint: Endpoint) -> dict[str, int]:
-    """Return what a worker has counted, as GetStatus tells it."""
+    """Return the counts of a worker from GetStatus."""
     answer = status(replace(endpoint, address=endpoint.unix_address))
     return {
         "client": sum(each.messages for each in answer.received if each.source == "client"),
@@ -95,7 +95,7 @@ def seen_by_status(endpoint: Endpoint) -> dict[str, int]:
 
 
 def seen_by_metrics(endpoint: Endpoint) -> dict[str, int]:
-    """Return the same, as /metrics tells it, and what was refused."""
+    """Return the same counts from /metrics, and the number of rejected messages."""
     scraped = samples(endpoint.metrics_url)
 
     def total(prefix: str) -> int:
@@ -112,12 +112,12 @@ def seen_by_metrics(endpoint: Endpoint) -> dict[str, int]:
 
 
 def address_of(endpoint: Endpoint, way: str) -> str:
-    """Return where a worker is reached over a way."""
+    """Return the address of a worker for a kind of connection."""
     return endpoint.unix_address if way == "unix" else endpoint.address
 
 
 def sent(messages: int, report: dict[str, Any]) -> None:
-    """Check what a sender has printed."""
+    """Check the report of a sender."""
     assert {key: report[key] for key in ("accepted", "acknowledged", "refused", "pending")} == {
         "accepted": messages,
         "acknowledged": messages,
@@ -127,7 +127,7 @@ def sent(messages: int, report: dict[str, Any]) -> None:
 
 
 def received(task: int, messages: int, report: dict[str, Any]) -> None:
-    """Check what a receiver has printed: everything, once and in order."""
+    """Check the report of a receiver: all messages, once and in order."""
     assert report["problems"] == []
     assert (report["received"], report["repeated"]) == ({str(task): messages}, 0)
 
@@ -149,7 +149,7 @@ def _counted(endpoint: Endpoint, expected: dict[str, int]) -> bool:
 def test_what_is_sent_is_received_and_every_count_agrees(
     pair: Pair, secured: Secured, name: str, way: str
 ) -> None:
-    """A client fills queues here and at the next worker, waits for credit, and ends with a balance."""
+    """A client fills queues at this worker and the next one, waits for credit, and ends with a ledger."""
     library = client(name)
     flags: list[str] = []
     if way == "mtls":
@@ -205,13 +205,13 @@ def test_what_is_sent_is_received_and_every_count_agrees(
 
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) -> None:
-    """Connections are reset while frames are on their way: both sides resume, and nothing comes twice."""
+    """Connections are reset with frames in flight: both sides resume, and no message is duplicated."""
     library = client(name)
     task = pair.near_task()
     before = ledger(pair.near)
     with FaultProxy(pair.near.address) as sending, FaultProxy(pair.near.address) as receiving:
         for proxy in (sending, receiving):
-            proxy.delay(0.01)  # something is always on its way
+            proxy.delay(0.01)  # keeps frames in flight
         with (
             Running(
                 library, "send", address=sending.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
@@ -225,7 +225,8 @@ def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) ->
                 eventually(
                     partial(_consumed, pair.near, task, goal), _WAIT_SECONDS, f"{goal} messages consumed"
                 )
-                # A client may still be coming back from the cut before: what it had by then met the goal.
+                # A client may still be reconnecting after the previous cut: its earlier messages reached the
+                # goal.
                 eventually(sending.cut, _WAIT_SECONDS, "a connection of the sender")
                 eventually(receiving.cut, _WAIT_SECONDS, "a connection of the receiver")
             balance, account = sender.report(), receiver.report()
@@ -240,7 +241,7 @@ def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) ->
 
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, name: str) -> None:
-    """A worker drains and comes back without any memory: its clients begin anew, and nothing is missing."""
+    """A worker drains and restarts without state: its clients start new sessions, and no message is lost."""
     library = client(name)
     assignment = tmp_path / "assignment.json"
     flags = [f"--receive-queue-messages={QUEUE}", "--drain-seconds=20"]
@@ -275,7 +276,7 @@ def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) -> None:
-    """What the worker will not take is counted by the client and by the worker alike."""
+    """The client and the worker count the same rejected messages."""
     before = seen_by_metrics(pair.near)
     with Running(
         client(name), "send", address=pair.near.address, topology=TOPOLOGY, tasks=[9999], messages=10
@@ -288,7 +289,7 @@ def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) ->
 
 
 def test_a_worker_tells_its_status_to_whoever_has_a_certificate(secured: Secured, tmp_path: Path) -> None:
-    """`buf curl` reads the ledger with a good certificate, and nothing with one of another authority."""
+    """`buf curl` reads the status with a valid certificate, and nothing with a stranger's certificate."""
     buf = require_tool("buf", "make install")
     endpoint = secured.pair.near
     url = f"https://{endpoint.address}/tuplewire.v1.Control/GetStatus"
@@ -307,7 +308,7 @@ def test_a_worker_tells_its_status_to_whoever_has_a_certificate(secured: Secured
 
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: str, tmp_path: Path) -> None:
-    """One that another authority has signed is as good as none; nothing is counted."""
+    """A certificate signed by another authority is rejected; no message is counted."""
     stranger = Authority().issue("program.example").write(tmp_path)
     before = seen_by_status(secured.pair.near)
     with Running(
@@ -324,7 +325,7 @@ def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: 
 
 
 def test_buf_makes_the_same_code_for_go(tmp_path: Path) -> None:
-    """What `buf generate` makes of proto/ differs from protoc's in comments alone."""
+    """The code that `buf generate` writes differs from protoc's only in comments."""
     made = Path(built_with_go()).parents[1]
     plugins = [
         {"local": str(made / "bin" / name), "out": str(tmp_path), "opt": "paths=source_relative"}
@@ -346,7 +347,7 @@ def test_buf_makes_the_same_code_for_go(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_refused_session_ends(pair: Pair, name: str) -> None:
-    """A client ends with the worker's words where trying again would not mend it."""
+    """A client exits with the worker's error if a retry cannot succeed."""
     with Running(
         client(name), "send", address=pair.near.address, topology="another", tasks=[1], messages=1
     ) as sender:

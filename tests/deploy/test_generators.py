@@ -1,6 +1,6 @@
-"""Code of proto/ for other languages: plain protoc and buf make the same, and it stands beside the package.
+"""Code from proto/ for other languages: protoc and buf generate the same, and the package still works.
 
-That this code compiles and talks is shown by test_foreign_clients.py.
+test_foreign_clients.py checks that this code compiles and communicates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ process.stdout.write(toBinary(HelloSchema, hello));
 
 
 def es_plugins() -> Path:
-    """Return where the generator for JavaScript is."""
+    """Return the folder with the generator for JavaScript."""
     plugins = NODE_MODULES / ".bin"
     if not (plugins / "protoc-gen-es").exists():
         missing(f"{NODE_MODULES} has no @bufbuild/protoc-gen-es; make deploy-tools installs it")
@@ -51,7 +51,7 @@ def es_plugins() -> Path:
 
 
 def mavens_protoc() -> Path:
-    """Return the protoc that Maven's plug-in makes Java code with."""
+    """Return the protoc that Maven's plug-in uses to generate Java code."""
     built_with_maven()
     (found,) = (ROOT / "build" / "foreign-java" / "protoc-plugins").glob("protoc-[0-9]*.exe")
     return found
@@ -64,7 +64,7 @@ def buf(*words: str | Path) -> None:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Return what was generated into a folder."""
+    """Return the generated files of a folder."""
     return {
         str(path.relative_to(folder)): path.read_text("utf-8") for path in folder.rglob("*") if path.is_file()
     }
@@ -85,7 +85,7 @@ def python(text: str, *path: Path) -> str:
 
 
 def test_plug_ins_get_the_same_from_both(tmp_path: Path) -> None:
-    """What buf hands to a generator, of whatever language, is what protoc hands to it."""
+    """Buf passes the same descriptors to a generator of any language as protoc does."""
     sets = []
     ours, theirs = tmp_path / "protoc.binpb", tmp_path / "buf.binpb"
     generate(tmp_path, "--include_imports", f"--descriptor_set_out={ours}")
@@ -100,9 +100,10 @@ def test_plug_ins_get_the_same_from_both(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["java", "python", "es"])
 def test_buf_generates_the_same(language: str, tmp_path: Path) -> None:
-    """`buf generate` and plain protoc write the same files, without an option of ours.
+    """`buf generate` and plain protoc write the same files, without additional options.
 
-    protoc's own generators keep the names in JSON, too, where buf tells them: only plug-ins write the same.
+    protoc's own generators also keep the JSON names that buf passes: only plug-ins write identical
+    files.
     """
     protocs, bufs = tmp_path / "protoc", tmp_path / "buf"
     protocs.mkdir()
@@ -125,7 +126,7 @@ def test_buf_generates_the_same(language: str, tmp_path: Path) -> None:
 
 
 def test_javascript_reads_and_writes_the_contract(tmp_path: Path) -> None:
-    """What was generated for Node is imported, and its bytes are ours; 64 bits are whole."""
+    """Code generated for Node can be imported and writes valid messages; 64-bit integers are exact."""
     generate(es_plugins(), f"--es_out={tmp_path}", "--es_opt=target=js")
     (tmp_path / "node_modules").symlink_to(NODE_MODULES)
     (tmp_path / "package.json").write_text('{"type": "module"}')
@@ -142,7 +143,7 @@ def test_javascript_reads_and_writes_the_contract(tmp_path: Path) -> None:
 
 
 def test_protocs_own_python_stands_beside_the_package(tmp_path: Path) -> None:
-    """Its messages and stubs work alone; beside Tuplewire, before or after it, they shadow nothing."""
+    """Its messages and stubs work alone; before or after Tuplewire on the path, they shadow nothing."""
     generate(tmp_path, f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}")
     assert python(ALONE + STUBS, tmp_path) == "a\n"
     for path in ((tmp_path, PACKAGE), (PACKAGE, tmp_path)):

@@ -1,4 +1,4 @@
-"""Workers, producers and consumers on hosts of their own: whatever becomes of the links, nothing is lost."""
+"""Workers, producers and consumers on separate hosts: link failures do not lose messages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.timeout(300)
 NEAR, FAR, OTHER = WORKERS
 WAYS = tuple(permutations(WORKERS, 2))
 RATE = 500.0
-"""Of each producer, in messages per second."""
+"""Rate of each producer, in messages per second."""
 DETECTION_SECONDS = 4.0
-"""The default keepalive and its timeout, within which a peer that is out of reach is noticed."""
+"""The default keepalive plus its timeout: an unreachable peer is detected within this time."""
 SLACK_SECONDS = 20.0
-"""What a loaded machine may add to that."""
+"""Additional time for a loaded machine."""
 _WAIT_SECONDS = 60.0
 _PROGRAMS = {each.name: "producers" for each in PRODUCERS} | {each.name: "consumers" for each in CONSUMERS}
 _BESIDE_THEIR_WORKER = {each.name for each in (*PRODUCERS, *CONSUMERS) if not each.proxied}
@@ -38,7 +38,7 @@ _BESIDE_THEIR_WORKER = {each.name for each in (*PRODUCERS, *CONSUMERS) if not ea
 
 @dataclass(frozen=True)
 class Apart:
-    """A topology whose workers are on a host each, its producers on a fourth and its consumers on a fifth."""
+    """A topology with one host per worker, a fourth for its producers and a fifth for its consumers."""
 
     hosts: Hosts
     cluster: Cluster
@@ -50,30 +50,30 @@ class Apart:
             each.close()
 
     def control(self, worker: str) -> ControlClient:
-        """Return a client of a worker's present process, over its Unix socket, which reaches across hosts."""
+        """Return a client of a worker's current process, over its Unix socket, which works across hosts."""
         endpoint = self.cluster.endpoints[worker]
         if endpoint not in self.controls:
             self.controls[endpoint] = ControlClient(endpoint.unix_address, _WAIT_SECONDS)
         return self.controls[endpoint]
 
     def peer(self, near: str, far: str) -> control_pb2.PeerStatus:
-        """Return how one worker sees its connection to another."""
+        """Return one worker's status of its connection to another worker."""
         peers = {each.address: each for each in self.control(near).status().peers}
         return peers[self.cluster.endpoints[far].address]
 
     def flow(self, *ways: tuple[str, str], messages: int = 100) -> None:
-        """Wait until so many more messages were acknowledged on each way from a worker to another."""
+        """Wait until `messages` more messages were acknowledged on each way from one worker to another."""
         before = {way: self.peer(*way).ledger.acknowledged for way in ways}
         for way, acknowledged in before.items():
             goal = acknowledged + messages
             eventually(
-                lambda: self.peer(*way).ledger.acknowledged >= goal,  # noqa: B023 - called at once
+                lambda: self.peer(*way).ledger.acknowledged >= goal,  # noqa: B023 - called immediately
                 _WAIT_SECONDS,
                 f"{messages} more messages from {' to '.join(way)}",
             )
 
     def notices(self, near: str, far: str) -> float:
-        """Wait until a worker has given up its connection to another; return how many seconds that took."""
+        """Wait until a worker's connection to another is lost; return the time in seconds."""
         start = time.monotonic()
         eventually(
             lambda: not self.peer(near, far).connected,
@@ -83,12 +83,12 @@ class Apart:
         return time.monotonic() - start
 
     def reconnects(self) -> Mapping[tuple[str, str], int]:
-        """Return how often each worker had to connect to each other one again."""
+        """Return the number of reconnects of each worker to each other worker."""
         return {way: self.peer(*way).reconnects for way in WAYS}
 
 
 class OnHosts(WorkerChaos):
-    """The processes, on hosts; a test makes the faults."""
+    """The processes, on hosts; a test injects the faults."""
 
     def connect(self, _: ExitStack) -> Callable[[str, str], str]:
         """Return addresses without a proxy."""
@@ -102,7 +102,7 @@ class OnHosts(WorkerChaos):
 
 @contextmanager
 def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> Iterator[Apart]:
-    """Run such a topology as long as the block; then all must be delivered once, in order, and balance."""
+    """Run the topology during the block; then check that all messages arrived once, in order, and balance."""
     chaos = OnHosts(1, 0.0, directory=directory, transport="grpc", rate=RATE)
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts([*WORKERS, "producers", "consumers"], delayed))
@@ -123,7 +123,7 @@ def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> 
 
 
 def test_a_host_that_is_cut_off_comes_back_without_loss(tmp_path: Path) -> None:
-    """A link is down for longer than the keepalive: the others notice, go on among each other, and resume."""
+    """A link is down for longer than the keepalive: the others detect it, keep working, and resume."""
     with hosts_apart(tmp_path) as apart:
         before = apart.reconnects()
         with apart.hosts.cut(FAR):
@@ -138,7 +138,7 @@ def test_a_host_that_is_cut_off_comes_back_without_loss(tmp_path: Path) -> None:
 
 
 def test_a_black_hole_between_two_hosts_concerns_no_third(tmp_path: Path) -> None:
-    """Every packet between two workers is dropped: each goes on with the third, and both resume."""
+    """Every packet between two workers is dropped: both still reach the third worker, and then resume."""
     with hosts_apart(tmp_path) as apart:
         before = apart.reconnects()
         with apart.hosts.black_hole(NEAR, FAR):
@@ -151,7 +151,7 @@ def test_a_black_hole_between_two_hosts_concerns_no_third(tmp_path: Path) -> Non
 
 
 def test_connections_that_are_reset_are_made_again(tmp_path: Path) -> None:
-    """Resets, once and then for a while: sessions resume over new connections, and no third is concerned."""
+    """Sessions resume after single resets and after a series of resets; the third worker is not affected."""
     with hosts_apart(tmp_path) as apart:
         before = apart.reconnects()
         for _ in range(3):
@@ -170,7 +170,7 @@ def test_connections_that_are_reset_are_made_again(tmp_path: Path) -> None:
 
 
 def test_a_slow_link_holds_up_only_what_goes_over_it(tmp_path: Path) -> None:
-    """A link carries less than is sent to its host: that piles up, the others go on, all arrives at last."""
+    """A link is slower than the load: only its own messages are delayed, and all arrive in the end."""
     with hosts_apart(tmp_path) as apart:
         with apart.hosts.limited(FAR, 128):
             eventually(lambda: apart.peer(NEAR, FAR).ledger.pending > 1000, _WAIT_SECONDS, "a backlog")
@@ -184,7 +184,7 @@ def test_a_slow_link_holds_up_only_what_goes_over_it(tmp_path: Path) -> None:
 
 
 def test_a_host_far_away_is_served_all_the_same(tmp_path: Path) -> None:
-    """25 ms of latency each way: sessions keep it full enough, and nothing is taken for a fault."""
+    """With 25 ms of latency in each direction, messages flow on all ways, and no connection is lost."""
     with hosts_apart(tmp_path, {FAR: 0.025}) as apart:
         assert round_trip(apart.hosts, NEAR, FAR) >= 0.05
         assert round_trip(apart.hosts, NEAR, OTHER) < 0.05
@@ -195,18 +195,18 @@ def test_a_host_far_away_is_served_all_the_same(tmp_path: Path) -> None:
 
 
 def round_trip(hosts: Hosts, near: str, far: str) -> float:
-    """Return how long a TCP connection between two hosts takes, in seconds."""
+    """Return the time to open a TCP connection between two hosts, in seconds."""
     with hosts[far].entered():
         listening = socket.create_server((hosts.address(far), 0))
     with listening, hosts[near].entered():
-        socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()  # finds the addresses
+        socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()  # resolves the MAC addresses
         start = time.monotonic()
         socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()
         return time.monotonic() - start
 
 
 def test_a_rolling_restart_of_all_hosts_loses_nothing(tmp_path: Path) -> None:
-    """Each worker in turn drains under load, ends with nothing left, and comes back to its sessions."""
+    """Each worker in turn drains under load, exits with an empty ledger, and resumes its sessions."""
     with hosts_apart(tmp_path) as apart:
         for name in WORKERS:
             apart.cluster.restart(name)

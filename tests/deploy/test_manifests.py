@@ -1,4 +1,4 @@
-"""What Helm makes of the chart: valid, and true to the worker that it runs."""
+"""The manifests that Helm renders from the chart: valid, and consistent with the worker."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ every_pod = pytest.mark.parametrize(("profile", "kind"), PLACES)
 
 
 def config_file(profile: str) -> str:
-    """Return worker.toml as the ConfigMap of an profile has it."""
+    """Return worker.toml from the ConfigMap of a profile."""
     text: str = the(cluster(profile), "ConfigMap", "tuplewire-config")["data"][PurePosixPath(CONFIG).name]
     return text
 
 
 @functools.cache
 def config_of(profile: str, kind: str) -> Mapping[str, Any]:
-    """Return what the real command makes of a pod's arguments, environment and file."""
+    """Return the configuration that the real command reads from a pod's arguments, environment and file."""
     worker = container(pods(profile)[kind])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "worker.toml"
@@ -74,9 +74,9 @@ def config_of(profile: str, kind: str) -> Mapping[str, Any]:
 @every_profile
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_are_kept(profile: str, version: str) -> None:
-    """Every object is one of its kind, with no unknown field, in old and new versions of Kubernetes.
+    """Every object matches its schema, without unknown fields, in old and new versions of Kubernetes.
 
-    The operator's kinds are not Kubernetes' own: test_rules.py.
+    test_rules.py checks the operator's kinds, which are not part of Kubernetes.
     """
     for manifest in (*cluster(profile), executor(profile)):
         if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
@@ -85,7 +85,7 @@ def test_the_schemas_are_kept(profile: str, version: str) -> None:
 
 @every_profile
 def test_objects_are_different(profile: str) -> None:
-    """No two objects have kind and name in common, and none is a Secret."""
+    """No two objects share a kind and a name, and no object is a Secret."""
     names = [(each["kind"], each["metadata"]["name"]) for each in cluster(profile)]
     assert len(names) == len(set(names))
     assert "Secret" not in dict(names)
@@ -93,19 +93,19 @@ def test_objects_are_different(profile: str) -> None:
 
 @every_pod
 def test_pods_are_whole(profile: str, kind: str) -> None:
-    """Mounts have their volumes, names are different, limits are above requests, probes ask at open ports."""
+    """Mounts have volumes, names are unique, limits are at least the requests, and probes use open ports."""
     check_pod(pods(profile)[kind])
 
 
 @every_profile
 def test_the_worker_is_a_native_sidecar(profile: str) -> None:
-    """It is up before the executor, ends after it, and is waited for without an assignment."""
+    """It starts before the executor, stops after it, and its startup does not need an assignment."""
     check_sidecar(executor(profile))
 
 
 @every_pod
 def test_nobody_has_more_rights_than_needed(profile: str, kind: str) -> None:
-    """Every container keeps the standard `restricted`; the worker's root is read-only."""
+    """Every container satisfies the `restricted` standard; the worker's root is read-only."""
     pod = pods(profile)[kind]
     for each in containers(pod):
         check_restricted(pod, each["name"])
@@ -115,7 +115,7 @@ def test_nobody_has_more_rights_than_needed(profile: str, kind: str) -> None:
 
 @every_pod
 def test_memory_is_guaranteed_and_cpu_is_not_throttled(profile: str, kind: str) -> None:
-    """The worker's request of memory is its limit; of CPU there is a request and no limit."""
+    """The worker's memory request equals its limit; its CPU has a request and no limit."""
     resources = container(pods(profile)[kind])["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
     assert "cpu" in resources["requests"]
@@ -124,7 +124,7 @@ def test_memory_is_guaranteed_and_cpu_is_not_throttled(profile: str, kind: str) 
 
 @every_pod
 def test_the_worker_takes_its_settings(profile: str, kind: str) -> None:
-    """The real command line and the real loader accept them; ports and probes are where it listens."""
+    """The real command line and loader accept its settings; ports match its listening addresses."""
     worker = container(pods(profile)[kind])
     config = config_of(profile, kind)
     assert config["worker_id"] == "a-pod"
@@ -141,7 +141,7 @@ def test_the_worker_takes_its_settings(profile: str, kind: str) -> None:
 
 @every_pod
 def test_files_are_mounted(profile: str, kind: str) -> None:
-    """Every file that the worker is told of is in a volume; what it writes is in one that can be written."""
+    """Every configured file is in a volume; files that the worker writes are in a writable volume."""
     pod = pods(profile)[kind]
     worker, config = container(pod), config_of(profile, kind)
     for path in (CONFIG, *filter(None, (config.get(name) for name in FILES))):
@@ -155,7 +155,7 @@ def test_files_are_mounted(profile: str, kind: str) -> None:
 
 
 def _has(profile: str, pod: Manifest, mount: Manifest, name: str) -> bool:
-    """Whether the ConfigMap behind a mount has a file; what is in a Secret only its maker knows."""
+    """Return True if the ConfigMap of a mount has a file. For a Secret, check for an expected name."""
     (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
     if "secret" in volume:
         return name in {"tls.crt", "tls.key", "ca.crt", "token"}
@@ -164,7 +164,7 @@ def _has(profile: str, pod: Manifest, mount: Manifest, name: str) -> bool:
 
 @every_profile
 def test_the_executor_finds_its_worker(profile: str) -> None:
-    """Its address is the worker's socket, in a volume that only the worker writes."""
+    """Its address is the worker's socket, in a volume that only the worker can write to."""
     for role in ("executor", "driver"):
         pod = executor(profile, role)
         spark = container(pod, f"spark-kubernetes-{role}")
@@ -175,7 +175,7 @@ def test_the_executor_finds_its_worker(profile: str) -> None:
 
 @every_profile
 def test_a_drain_has_its_time(profile: str) -> None:
-    """The grace period is longer than a worker may drain and close, beside an executor as well."""
+    """The grace period exceeds a worker's drain and close time, also next to an executor."""
     stateful = the(cluster(profile), "StatefulSet")["spec"]["template"]["spec"]
     drain = config_of(profile, "worker")["drain_seconds"]
     assert stateful["terminationGracePeriodSeconds"] >= drain + kubernetes.CLOSE_SECONDS
@@ -186,7 +186,7 @@ def test_a_drain_has_its_time(profile: str) -> None:
 
 @every_profile
 def test_selectors_find_the_pods(profile: str) -> None:
-    """Whatever selects pods takes those that it is for."""
+    """Every selector matches exactly the intended pods."""
     labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(profile).items()}
     stateful = the(cluster(profile), "StatefulSet")
     service = the(cluster(profile), "Service")
@@ -215,7 +215,7 @@ def _selectors_of_workers(profile: str) -> Iterator[Manifest]:
 
 @every_profile
 def test_the_network_is_closed_but_for_those_who_need_it(profile: str) -> None:
-    """Workers and drivers reach the messages, Prometheus alone the metrics, Spark its own pods."""
+    """Workers and drivers reach the message port, only Prometheus the metrics, and Spark its own pods."""
     spec = the(cluster(profile), "NetworkPolicy", "tuplewire")["spec"]
     ports = {port["name"]: port["containerPort"] for port in container(executor(profile))["ports"]}
     ports["grpc"] = ports.get("grpc") or ports["tls-grpc"]
@@ -243,7 +243,7 @@ def test_the_network_is_closed_but_for_those_who_need_it(profile: str) -> None:
 
 @every_profile
 def test_workers_connect_to_names_and_each_other_only(profile: str) -> None:
-    """Workers outside Spark reach the DNS, and the port of messages of all workers; executors stay open."""
+    """Workers outside Spark reach only DNS and all workers' message port; executors are not restricted."""
     spec = the(cluster(profile), "NetworkPolicy", "tuplewire-egress")["spec"]
     labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(profile).items()}
     assert selects(spec["podSelector"], labels["worker"])
@@ -261,7 +261,7 @@ def test_workers_connect_to_names_and_each_other_only(profile: str) -> None:
 
 @every_profile
 def test_meshes_read_the_port_rightly(profile: str) -> None:
-    """Its protocol is gRPC, or TLS where the worker has certificates; then it passes meshes by."""
+    """Its protocol is gRPC, or TLS if the worker has certificates; in that case traffic bypasses meshes."""
     service = the(cluster(profile), "Service")["spec"]
     (port,) = service["ports"]
     secure = profile in SECURE
@@ -284,7 +284,7 @@ def test_meshes_read_the_port_rightly(profile: str) -> None:
 
 
 def test_prometheus_finds_every_worker() -> None:
-    """The PodMonitor takes all pods with a worker, at a port that they have and the policy opens to it."""
+    """The PodMonitor selects all pods with a worker, at a port that exists and that the policy opens."""
     monitor = the(cluster("prod"), "PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     for pod in pods("prod").values():
@@ -295,7 +295,7 @@ def test_prometheus_finds_every_worker() -> None:
 
 @every_profile
 def test_the_assignment_names_the_workers(profile: str, tmp_path: Path) -> None:
-    """The real loader takes it, and it has each pod of the StatefulSet at its name in the Service."""
+    """The real loader accepts it, and it lists each pod of the StatefulSet by its name in the Service."""
     path = tmp_path / "assignment.json"
     path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
     assignment = load_assignment(path)
@@ -311,7 +311,7 @@ def test_the_assignment_names_the_workers(profile: str, tmp_path: Path) -> None:
 
 @every_profile
 def test_secrets_are_only_where_they_are_needed(profile: str) -> None:
-    """There are none in dev; elsewhere workers and executors have theirs, which only their group may read."""
+    """Profile dev has no Secrets; elsewhere each pod has its own, readable only by its group."""
     secrets = {
         kind: {
             each["secret"]["secretName"]: each["secret"]["defaultMode"]
@@ -329,7 +329,7 @@ def test_secrets_are_only_where_they_are_needed(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", SECURE)
 def test_programs_have_a_certificate_of_their_own(profile: str) -> None:
-    """Spark's containers have a program's certificate and their token, and never the worker's key."""
+    """Spark's containers have a program's certificate and token, and never the worker's key."""
     spark, driver = (
         container(executor(profile, role), f"spark-kubernetes-{role}") for role in ("executor", "driver")
     )
@@ -347,7 +347,7 @@ def test_programs_have_a_certificate_of_their_own(profile: str) -> None:
 
 
 def test_certificates_are_all_that_sets_the_files_apart() -> None:
-    """Every worker.toml says the same, but for who may talk."""
+    """All worker.toml files are the same, except for the settings of TLS, tokens and permissions."""
     plain = tomllib.loads(config_file("dev"))
     del plain["allow_plaintext"], plain["log_level"]
     for profile in SECURE:
@@ -395,7 +395,7 @@ def test_the_page_names_what_is_there() -> None:
 
 @every_profile
 def test_one_image(profile: str) -> None:
-    """The workers outside Spark and beside executors run the same image."""
+    """The workers outside Spark and next to executors run the same image."""
     images = {container(pod)["image"] for pod in pods(profile).values()}
     assert len(images) == 1
     assert (images == {"registry.example.com/tuplewire:0.1.0"}) == (profile in {"prod", "default"})

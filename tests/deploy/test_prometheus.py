@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes real workers under load; what it sees, and what is made of that."""
+"""A real Prometheus scrapes real workers under load: its metrics, rules and alerts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from tuplewire_topology.coordination.executor_reports import metric_families
 SECONDS = 60.0
 TASKS = {0: range(10), 1: range(10, 20), 2: range(20, 30), 3: range(30, 40)}
 READ = {1: 11, 2: 21}
-"""Tasks that have a consumer under load, by the worker that has them."""
+"""Tasks with a consumer under load, by the number of their worker."""
 STUCK = (5, 15)
-"""Tasks that nobody reads under load: of the first worker, and of the second."""
+"""Tasks without a consumer under load: one of the first worker and one of the second."""
 COUNTED = 25
 BATCH = 100
 DASHBOARD = json.loads((CHART / "files" / "tuplewire.json").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ RULES = [
 
 
 class Scene(NamedTuple):
-    """Four workers of one topology, one more with TLS that has no assignment, and a Prometheus."""
+    """Four workers of one topology, another with TLS and without an assignment, and a Prometheus."""
 
     workers: list[Endpoint]
     prometheus: Prometheus
@@ -81,7 +81,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def load(scene: Scene) -> Iterator[Scene]:
-    """Feed two tasks that are read, and two that nobody reads."""
+    """Send to two tasks with consumers, and to two tasks without."""
     threads = Threads()
     with ExitStack() as stack:
         readers = []
@@ -89,11 +89,11 @@ def load(scene: Scene) -> Iterator[Scene]:
             consumer = stack.enter_context(client_of(scene.workers[worker].address))
             readers.append(stack.enter_context(Reader(consumer.recv([task], timeout=1))))
         program = client_of(scene.workers[0].address, max_pending_task_messages=4 * BATCH)
-        stack.callback(program.close, 0)  # what nobody reads is given up
+        stack.callback(program.close, 0)  # messages without a consumer are dropped
         threads.start(_feed, threads, program)
         stack.callback(threads.end)
         for reader in readers:
-            reader.has(1)  # from here on nothing connects any more, and no test is taken to have begun that
+            reader.has(1)  # all are connected, so the leak check blames no test for their threads
         yield scene
     assert threads.errors == []
 
@@ -118,7 +118,7 @@ def expressions(panel: dict[str, Any]) -> list[str]:
 
 
 def test_targets_are_up(scene: Scene) -> None:
-    """Every worker is a target with its id and namespace, and answers."""
+    """Every worker is a target with its id and namespace, and is up."""
     names = [*(worker.worker_id for worker in scene.workers), "secured"]
     wanted = {("tuplewire", "spark", name, "up") for name in names}
 
@@ -132,7 +132,7 @@ def test_targets_are_up(scene: Scene) -> None:
 
 
 def test_received_is_what_was_sent(scene: Scene) -> None:
-    """Prometheus has as many messages as a program sent, at both workers that they go through."""
+    """Prometheus counts exactly the messages that a program sent, at both workers on their path."""
     total = 12_345
     with (
         client_of(scene.workers[2].address) as consumer,
@@ -151,14 +151,14 @@ def test_received_is_what_was_sent(scene: Scene) -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_panels_have_data(load: Scene, panel: dict[str, Any]) -> None:
-    """Every query of the dashboard is valid, and gives numbers under load."""
+    """Every query of the dashboard is valid, and returns numbers under load."""
     for expression in expressions(panel):
         load.prometheus.until(expression, lambda samples: any(not math.isnan(value) for _, value in samples))
 
 
 @pytest.mark.parametrize("query", [each["definition"] for each in DASHBOARD["templating"]["list"][1:]])
 def test_variables_have_values(load: Scene, query: str) -> None:
-    """What the dashboard offers for topology and worker is there."""
+    """The dashboard's variables for topology and worker have values."""
     found = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
     assert found
     load.prometheus.until(
@@ -170,7 +170,7 @@ def test_variables_have_values(load: Scene, query: str) -> None:
 
 
 def test_names(load: Scene) -> None:
-    """Every metric in rules and dashboard is one that a worker or a process of executors has."""
+    """Every metric in the rules and the dashboard exists in a worker or an executor's process."""
     used = {
         name
         for expression in (*(rule["expr"] for rule in RULES), *chain.from_iterable(map(expressions, PANELS)))
@@ -184,7 +184,7 @@ def test_names(load: Scene) -> None:
 
 
 def test_promtool_finds_nothing(load: Scene) -> None:
-    """Prometheus's own checker has nothing to say about names, types and help texts under load."""
+    """Prometheus's own checker accepts names, types and help texts under load."""
     promtool = require_tool("promtool", "Debian's package prometheus")
     for worker in load.workers:
         page = scrape(worker.metrics_url).encode()
@@ -202,7 +202,7 @@ def test_promtool_finds_nothing(load: Scene) -> None:
     ],
 )
 def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
-    """Those workers are told of that have something wrong, and no other: see the scene and its load."""
+    """Each alert fires for exactly the workers with a problem: see the scene and its load."""
     load.prometheus.until(
         f'ALERTS{{alertname="{alert}", alertstate="firing"}}',
         lambda samples: {labels["worker"] for labels, _ in samples} == workers,
@@ -210,7 +210,7 @@ def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
 
 
 def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
-    """The topology is named in which one worker has no assignment yet, and the others have."""
+    """The alert names the topology in which only one worker has no assignment."""
     load.prometheus.until(
         'ALERTS{alertname="TuplewireAssignmentsDiffer", alertstate="firing"}',
         lambda samples: [labels["topology"] for labels, _ in samples] == [TOPOLOGY],
@@ -218,7 +218,7 @@ def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
 
 
 def test_tasks_that_hold_others_up_are_named(load: Scene) -> None:
-    """Where the program sends, both tasks that nobody reads are told of, one here and one elsewhere."""
+    """The alert names both tasks without a consumer, local and remote, at the sending program's worker."""
     load.prometheus.until(
         'ALERTS{alertname="TuplewireTaskBlocking", alertstate="firing"}',
         lambda samples: (
@@ -229,7 +229,7 @@ def test_tasks_that_hold_others_up_are_named(load: Scene) -> None:
 
 
 def test_nothing_is_lost(load: Scene) -> None:
-    """Every ledger adds up at every scrape, and nothing is dropped, while a connection breaks."""
+    """Every ledger is balanced at every scrape, and no message is dropped while a connection breaks."""
     load.prometheus.until(
         'sum(tuplewire_reconnects_total{peer="worker-1"})',
         lambda samples: any(value > 0 for _, value in samples),
@@ -243,7 +243,7 @@ def test_nothing_is_lost(load: Scene) -> None:
 
 
 def test_a_worker_that_dies_is_told_of(load: Scene) -> None:
-    """Killed, it is down in Prometheus, and for the worker that is connected to it."""
+    """A killed worker is reported as down, both by Prometheus and by a worker connected to it."""
     os.kill(load.workers[3].process_id, signal.SIGKILL)
     eventually(
         lambda: (

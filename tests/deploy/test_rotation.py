@@ -1,4 +1,4 @@
-"""Certificates, their authority and tokens are exchanged under load as connections break: nothing is lost."""
+"""Certificates, authorities and tokens are replaced under load while connections break, without loss."""
 
 from __future__ import annotations
 
@@ -26,9 +26,17 @@ _TASK = 7
 
 @dataclass
 class Deployment:
-    """Two workers and a program, each with the files of a Secret; proxies stand where connections are cut.
+    """Two workers and a program, each with the files of a Secret; connections pass through proxies.
 
-    worker_tokens, program_token: their token files.
+    Attributes:
+        near: The worker that the program sends to.
+        far: The worker that owns the task.
+        to_near: The proxy between the program and the near worker.
+        to_far: The proxy between the two workers.
+        worker_files: The folder of the workers' certificate.
+        program_files: The folder of the program's certificate.
+        worker_tokens: The token file of the workers.
+        program_token: The token file of the program.
     """
 
     near: Endpoint
@@ -41,14 +49,14 @@ class Deployment:
     program_token: Path
 
     def give(self, signed_by: Authority, *trusted: Authority) -> None:
-        """Give new certificates to the workers and then to the program, cutting connections after each."""
+        """Replace the certificates of the workers and then of the program, and cut connections after each."""
         ca = b"".join(each.pem for each in trusted)
         for name, folder in ((WORKER, self.worker_files), (PROGRAM, self.program_files)):
             replace(signed_by.issue(name), ca=ca).write(folder)
             self.cut()
 
     def cut(self) -> None:
-        """Break the connections from the program and between the workers, and wait until both stand again."""
+        """Cut the connections of the program and between the workers; wait until both are restored."""
         before = _reconnects(self.near)
         eventually(self.to_near.cut, 60)
         eventually(self.to_far.cut, 60)
@@ -56,9 +64,10 @@ class Deployment:
 
     @contextmanager
     def load(self) -> Iterator[Feeder]:
-        """Let messages flow from the program through both workers; all must arrive, once and in order.
+        """Send messages through both workers during the block; all must arrive, once and in order.
 
-        What is read while the worker that sent it connects again may be marked: that worker could be dead.
+        Messages read while the sending worker reconnects may be marked redelivered: that worker
+        could have failed.
         """
         with (
             client_of(self.to_near.address) as client,
@@ -89,13 +98,13 @@ def _token(version: int) -> str:
 
 @pytest.fixture
 def authority() -> Authority:
-    """Return whoever signs at the beginning."""
+    """Return the initial certificate authority."""
     return Authority()
 
 
 @pytest.fixture
 def deployment(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    """Run it; the workers share their files, and the program has its own by the environment."""
+    """Run it; the workers share their files, and the environment names the program's own files."""
     worker_files = authority.issue(WORKER).write(tmp_path / "worker")
     worker_tokens = secret_file(tmp_path / "tokens", f"etl {_token(0)}")
     program_token = secret_file(tmp_path / "token", _token(0))
@@ -117,7 +126,7 @@ def deployment(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyP
 
 
 def test_certificates_rotate(deployment: Deployment, authority: Authority) -> None:
-    """Ten times new certificates of the same authority, with every connection made anew after each."""
+    """Certificates of the same authority are replaced ten times; every connection is renewed after each."""
     with deployment.load() as feeder:
         for _ in range(10):
             feeder.goes_on()
@@ -126,7 +135,7 @@ def test_certificates_rotate(deployment: Deployment, authority: Authority) -> No
 
 
 def test_authority_is_exchanged(deployment: Deployment, authority: Authority, tmp_path: Path) -> None:
-    """The order that docs/how-to/secure.md names: trust both, sign by the new one, forget the old one."""
+    """The order of docs/how-to/secure.md: trust both, sign by the new authority, remove the old one."""
     old = files_of(authority.issue(PROGRAM), tmp_path / "old", WORKER, token_file=deployment.program_token)
     successor = Authority()
     with deployment.load() as feeder:
@@ -143,7 +152,7 @@ def test_authority_is_exchanged(deployment: Deployment, authority: Authority, tm
 
 
 def test_tokens_rotate(deployment: Deployment, tmp_path: Path) -> None:
-    """The order of docs/how-to/secure.md: workers know both, programs show the new one, the old one goes."""
+    """The order of docs/how-to/secure.md: workers accept both, programs switch, the old token is removed."""
     old = replace(Credentials.from_environment(), token_file=str(secret_file(tmp_path / "old", _token(0))))
     assert _gets_in(deployment, old)
     with deployment.load() as feeder:

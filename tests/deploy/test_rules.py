@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana are given, as files: valid, current, and nothing left out."""
+"""The files for Prometheus and Grafana: valid, current and complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text(encoding="utf-8
 
 
 def promtool(*words: str | Path) -> str:
-    """Run promtool; what it has to say fails the test when it is not content."""
+    """Run promtool; fail the test with its output if it reports a problem."""
     program = require_tool("promtool", "Debian's package prometheus")
     run = subprocess.run([program, *words], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -35,18 +35,18 @@ def promtool(*words: str | Path) -> str:
 
 
 def test_rules_are_valid() -> None:
-    """Every expression and template parses, and no rule is there twice."""
+    """Every expression and template parses, and no rule is duplicated."""
     promtool("check", "rules", "--lint=all", "--lint-fatal", FILES / "rules.yml")
 
 
 def test_units() -> None:
-    """Every alert fires in the cases of rules_test.yml, in its own words, and only then."""
+    """Every alert fires in the cases of rules_test.yml, with its exact text, and only there."""
     promtool("test", "rules", PROMETHEUS / "rules_test.yml")
 
 
 @pytest.mark.parametrize("name", [alert["alert"] for alert in ALERTS])
 def test_both_ways(name: str) -> None:
-    """rules_test.yml has every alert firing and not firing."""
+    """rules_test.yml contains every alert both firing and not firing."""
     cases = [case["exp_alerts"] for unit in UNITS if unit["name"] == name for case in unit["alert_rule_test"]]
     assert any(cases)
     assert not all(cases)
@@ -54,7 +54,7 @@ def test_both_ways(name: str) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 def test_what_to_do(alert: dict[str, Any]) -> None:
-    """Every alert says how bad it is and what it is, and leads to a heading of the operator's guide."""
+    """Every alert has a severity, a summary and a description, and links to a heading in the guide."""
     assert alert["labels"]["severity"] in {"critical", "warning"}
     assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
@@ -65,7 +65,7 @@ def test_what_to_do(alert: dict[str, Any]) -> None:
 
 
 def test_every_metric_is_looked_at() -> None:
-    """Each metric of the page is on the dashboard, or an alert goes by it."""
+    """Each documented metric is used by the dashboard or by a rule."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     looked_at = "".join(
         each.read_text("utf-8") for each in (PROMETHEUS / "dashboard.yml", FILES / "rules.yml")
@@ -76,7 +76,7 @@ def test_every_metric_is_looked_at() -> None:
 
 
 def test_no_other_headings() -> None:
-    """The operator's guide describes no alert that is not there."""
+    """The operator's guide describes only alerts that exist."""
     guide = GUIDE.read_text(encoding="utf-8")
     assert set(re.findall(r"^### (Tuplewire\w+)$", guide, re.MULTILINE)) == {
         alert["alert"] for alert in ALERTS
@@ -84,14 +84,14 @@ def test_no_other_headings() -> None:
 
 
 def test_the_dashboard_is_current() -> None:
-    """It is what dashboard.yml comes to now; `make monitoring` makes it anew."""
+    """The dashboard is generated from the current dashboard.yml; `make monitoring` updates it."""
     script = PROMETHEUS / "make_dashboard.py"
     run = subprocess.run([sys.executable, script], capture_output=True, timeout=60, check=True)
     assert run.stdout == (FILES / "tuplewire.json").read_bytes()
 
 
 def test_places() -> None:
-    """No panel lies over another one, or beyond the 24 columns, and each has a number of its own."""
+    """No panel overlaps another or exceeds the 24 columns, and panel ids are unique."""
     panels = json.loads((FILES / "tuplewire.json").read_text(encoding="utf-8"))["panels"]
     taken: set[tuple[int, int]] = set()
     for place in (panel["gridPos"] for panel in panels):
@@ -107,7 +107,7 @@ def test_places() -> None:
 
 
 def test_the_operator_gets_the_same_rules() -> None:
-    """PrometheusRule holds the groups of rules.yml; Grafana finds the dashboard by its label."""
+    """PrometheusRule contains the groups of rules.yml; Grafana finds the dashboard by its label."""
     rendered = cluster("prod")
     for each in rendered:
         if each["apiVersion"].startswith("monitoring.coreos.com/"):
@@ -130,14 +130,14 @@ def test_the_monitor_takes_our_pods(kind: str) -> None:
 
 
 def test_configuration(tmp_path: Path) -> None:
-    """Prometheus takes our configuration, but for Kubernetes' discovery, which Debian's is built without."""
+    """Prometheus accepts our configuration, without Kubernetes discovery, which Debian's build omits."""
     file = tmp_path / "prometheus.yml"
     file.write_text(yaml.safe_dump(with_files([], tmp_path)), encoding="utf-8")
     assert "1 rule files found" in promtool("check", "config", file)
 
 
 def test_configuration_outside_kubernetes(tmp_path: Path) -> None:
-    """What the operator's guide says for other machines is valid."""
+    """The operator's guide has a valid configuration for other machines."""
     section = GUIDE.read_text(encoding="utf-8").partition("\n## Metrics, alerts, dashboard\n")[2]
     (snippet,) = re.findall(r"```yaml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
     file = tmp_path / "prometheus.yml"
@@ -146,7 +146,7 @@ def test_configuration_outside_kubernetes(tmp_path: Path) -> None:
 
 
 def test_discovery(tmp_path: Path) -> None:
-    """Of what Kubernetes offers one port of each running worker is kept, named after its pod."""
+    """Of the ports that Kubernetes lists, discovery keeps one per running worker, named after its pod."""
     offered = [
         discovered("exec-1", "10.0.0.1:9464"),
         discovered("exec-1", "10.0.0.1:6700", pod_container_port_name="grpc"),

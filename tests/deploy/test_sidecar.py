@@ -1,4 +1,4 @@
-"""Two executors' pods, as processes of this machine, run by what the template and the ConfigMap say."""
+"""Two executors' pods, as local processes started according to the template and the ConfigMap."""
 
 from __future__ import annotations
 
@@ -76,9 +76,13 @@ SECURE = "prod"
 
 
 class Pods(NamedTuple):
-    """near has task 1, far has task 2. before: what the probes of both got before there was an assignment.
+    """Two pods with a worker each.
 
-    driver: the environment of a driver.
+    Attributes:
+        near: The pod with task 1.
+        far: The pod with task 2.
+        before: Status codes of both pods' startup and readiness probes before the first assignment.
+        driver: Environment variables of a driver.
     """
 
     near: PodHere
@@ -89,7 +93,7 @@ class Pods(NamedTuple):
 
 @pytest.fixture(scope="module", params=["dev", SECURE])
 def profile(request: pytest.FixtureRequest) -> str:
-    """Return an profile's name: one without certificates, and one with."""
+    """Return a profile's name: one without certificates, and one with."""
     name: str = request.param
     assert name in PROFILES
     return name
@@ -97,7 +101,7 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def pods(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    """Run two pods, and hand out their tasks, as a driver does."""
+    """Run two pods, and assign their tasks, as a driver does."""
     folder = tmp_path_factory.mktemp(profile)
     secrets = _secrets(folder / "secrets")
     if profile == SECURE:
@@ -126,7 +130,7 @@ def pods(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod
 
 
 def _secrets(folder: Path) -> dict[str, Path]:
-    """Make what somebody makes in the cluster; no certificate has an address in it."""
+    """Create the Secrets that an operator creates in the cluster; the certificates contain no addresses."""
     authority = Authority()
     program, driver = "programs 0123456789abcdef0123456789abcdef\n", "programs/driver fedcba9876543210\n"
     for name, content in (("token", program), ("driver", driver), ("worker", driver + program)):
@@ -142,7 +146,7 @@ def _secrets(folder: Path) -> dict[str, Path]:
 
 
 def _driver(profile: str, secrets: dict[str, Path]) -> Credentials:
-    """Return what a driver's pod has, by its template."""
+    """Return the credentials of a driver's pod, as in its template."""
     if profile != SECURE:
         return Credentials(allow_plaintext=True)
     return Credentials.from_environment(_driver_variables(secrets))
@@ -156,12 +160,12 @@ def _driver_variables(secrets: dict[str, Path]) -> dict[str, str]:
         if mount["name"] in secrets:
             folder = str(secrets[mount["name"]])
             found = {name: value.replace(mount["mountPath"], folder) for name, value in found.items()}
-    del found["TUPLEWIRE_ADDRESS"]  # this one is no pod
+    del found["TUPLEWIRE_ADDRESS"]  # this program does not run in a pod
     return found
 
 
 def test_the_executor_need_not_wait_for_an_assignment(pods: Pods) -> None:
-    """The startup probe succeeds at once, with TLS on as well; readiness comes with the assignment."""
+    """The startup probe succeeds immediately, also with TLS; readiness requires the assignment."""
     assert pods.before == [(200, 503), (200, 503)]
     for pod in (pods.near, pods.far):
         eventually(lambda pod=pod: pod.probe("readinessProbe") == 200, 30, "ready")  # type: ignore[misc]
@@ -169,7 +173,7 @@ def test_the_executor_need_not_wait_for_an_assignment(pods: Pods) -> None:
 
 
 def test_executors_reach_each_other(pods: Pods) -> None:
-    """A program of one executor sends to a program of the other, with no more than it is given."""
+    """A program of one executor can send to a program of the other with its own environment."""
     sent = pods.near.run(SEND)
     assert sent.returncode == 0, sent.stderr
     received = pods.far.run(RECEIVE)
@@ -177,14 +181,14 @@ def test_executors_reach_each_other(pods: Pods) -> None:
 
 
 def test_an_executor_reaches_the_worker_of_another(pods: Pods) -> None:
-    """As Spark's readers do: over TCP, at the pod's address, with the executor's own certificate."""
+    """Like Spark's readers: over TCP, at the pod's address, with the executor's own certificate."""
     done = pods.near.run(STATUS.replace("()", f"({pods.far.address!r})", 1))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("profile", [SECURE], indirect=True, scope="module")
 def test_an_executor_may_not_control(pods: Pods) -> None:
-    """With its token user code can neither drain a worker nor take tasks away, its own nor another's."""
+    """The executor's token does not let user code drain a worker or reassign tasks, locally or remotely."""
     for address in ("", repr(pods.far.address)):
         done = pods.near.run(CONTROL.replace("ControlClient()", f"ControlClient({address})"))
         assert done.returncode == 0, done.stderr
@@ -194,7 +198,7 @@ def test_an_executor_may_not_control(pods: Pods) -> None:
 
 
 def test_a_sink_needs_both_tokens_and_no_more(profile: str, pods: Pods) -> None:
-    """What executors stage with their token the driver publishes with its own, at both workers."""
+    """Executors stage rows with their token, and the driver publishes them with its own, at both workers."""
     written = pods.near.run(STAGE.replace("ADDRESS", pods.near.address))
     assert written.returncode == 0, written.stderr
     driver = {**environment_without_ours(), **pods.driver}
@@ -213,13 +217,13 @@ def test_a_sink_needs_both_tokens_and_no_more(profile: str, pods: Pods) -> None:
 
 
 def test_the_socket_is_its_groups(pods: Pods) -> None:
-    """Owner and group may use it, which executor and worker are; nobody else."""
+    """Only its owner and group, the worker and the executor, may use the socket."""
     (socket,) = pods.near.volumes["tuplewire-socket"].glob("*.sock")
     assert stat.S_IMODE(socket.stat().st_mode) == 0o660
 
 
 def test_the_socket_alone_is_not_enough(profile: str, pods: Pods) -> None:
-    """Where there are tokens, a program without one is refused, though it may open the socket."""
+    """If tokens are required, a program without a token is rejected, although it can open the socket."""
     done = pods.near.run(STATUS, "TUPLEWIRE_TOKEN_FILE")
     assert ("UnauthenticatedError" in done.stderr) == (profile == SECURE)
     assert (done.returncode == 0) == (profile != SECURE)
@@ -234,5 +238,5 @@ def test_an_operator_asks_within_the_pod(profile: str, pods: Pods) -> None:
 
 
 def test_sigterm_ends_it_in_time(pods: Pods) -> None:
-    """With nothing left to pass on, the worker drains and ends with 0, well within the grace period."""
+    """Without pending messages, the worker drains and exits with 0, well within the grace period."""
     assert [pods.near.end(), pods.far.end()] == [0, 0]

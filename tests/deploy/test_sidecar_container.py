@@ -1,4 +1,4 @@
-"""The image as the template's sidecar: its arguments, volumes and user, on a root that is read-only."""
+"""The image as the template's sidecar: its arguments, volumes and user, with a read-only root."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ try:
 except PermissionError:
     print("no signals")
 """
-"""What code in the executor's container is: user 185 in any group, and the pod's group beside it."""
+"""Code in the executor's container: user 185 in any group, and also in the pod's group."""
 GIVEN = {"POD_NAME": "a-pod", "POD_IP": "127.0.0.1"}
 OWN_PORTS = ("--listen=0.0.0.0:0", "--admin=127.0.0.1:0", "--address-file=/run/tuplewire/addresses.json")
 
 
 def _volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
-    """Make what the worker's mounts show; secrets are root's and the pod's group's, as in Kubernetes."""
+    """Create the worker's mounts; as in Kubernetes, secrets belong to root and the pod's group."""
     pod_group = pod["spec"]["securityContext"]["fsGroup"]
     config = folder / "config"
     config.mkdir()
@@ -101,12 +101,12 @@ def _sidecar(bundle: Path, folder: Path, volumes: dict[str, Path]) -> Iterator[C
             assert sidecar.process.poll() is None, sidecar.log
             yield sidecar
     finally:
-        # The runtime has made these places in the image's root, which other tests look at.
+        # The runtime created these folders in the image's root, which other tests inspect.
         shutil.rmtree(bundle / "rootfs" / "etc" / "tuplewire", ignore_errors=True)
 
 
 def test_the_image_runs_as_the_template_says(bundle: Path, tmp_path: Path) -> None:
-    """As a user of its own it reads its group's secrets, serves, answers its probe, and drains."""
+    """As a separate user, it reads its group's secrets, serves, answers its probe, and drains."""
     volumes = _volumes(executor(OVERLAY), tmp_path)
     token = volumes["/etc/tuplewire/token"] / "token"
     with _sidecar(bundle, tmp_path, volumes) as sidecar:

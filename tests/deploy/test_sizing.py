@@ -1,4 +1,4 @@
-"""The memory of the pods: what the settings come to, and what a full worker really takes."""
+"""The memory of the pods: the calculated limit, and the memory that a full worker uses."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SIZE = 1000
 
 
 def bounds(profile: str) -> WorkerConfig:
-    """Return the settings of an profile that bound the memory."""
+    """Return the settings of a profile that bound the memory."""
     file = tomllib.loads(the(cluster(profile), "ConfigMap", "tuplewire-config")["data"]["worker.toml"])
     return load({name: str(file[name]) for name in BOUNDS}, {}).config
 
 
 def sized_for(profile: str, kind: str) -> tuple[int, int, int]:
-    """Return what a pod says it is sized for: its own tasks, those of others, and sessions."""
+    """Return the sizes that a pod's annotation specifies: its own tasks, remote tasks, and sessions."""
     match = SIZED_FOR.fullmatch(pods(profile)[kind]["metadata"]["annotations"]["tuplewire/sized-for"])
     assert match
     local, remote, sessions = (int(text) for text in match.groups())
@@ -50,7 +50,7 @@ def sized_for(profile: str, kind: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("kind", ["worker", "executor"])
 def test_the_limit_is_what_the_settings_come_to(profile: str, kind: str) -> None:
-    """The arithmetic of docs/how-to/tune.md, with the profile's own settings, gives the pod's limit."""
+    """The formula of docs/how-to/tune.md, with the profile's own settings, gives the pod's limit."""
     local, remote, sessions = sized_for(profile, kind)
     limit = quantity(container(pods(profile)[kind])["resources"]["limits"]["memory"])
     assert limit == memory_bytes(
@@ -71,7 +71,7 @@ def test_the_assignment_fits_the_size(profile: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["dev", "prod"])
 def test_the_page_shows_this_arithmetic(profile: str) -> None:
-    """docs/how-to/tune.md has both sizes of the chart's values, down to the limit."""
+    """docs/how-to/tune.md lists both sizes of the chart's values, with the limit."""
     local, remote, sessions = sized_for(profile, "executor")
     config = bounds(profile)
     limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
@@ -83,7 +83,7 @@ def test_the_page_shows_this_arithmetic(profile: str) -> None:
 
 @pytest.mark.slow
 def test_a_full_worker_stays_below_its_limit() -> None:
-    """Nobody consumes, and senders join one after the other until nothing more is taken: it all fits."""
+    """Without a consumer, senders fill the worker one after another: its memory stays below the limit."""
     local, remote, sessions = sized_for("dev", "executor")
     config = bounds("dev")
     limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
@@ -117,7 +117,7 @@ def _sender(worker: Endpoint, config: WorkerConfig) -> Client:
 
 
 def _is_full(worker: Endpoint) -> None:
-    """Wait until the worker takes no more."""
+    """Wait until the worker accepts no more messages."""
     seen: list[int] = []
 
     def still() -> bool:
@@ -129,7 +129,7 @@ def _is_full(worker: Endpoint) -> None:
 
 @pytest.mark.slow
 def test_small_messages_take_what_the_page_says() -> None:
-    """Messages of one byte from twenty senders in turn, each in a group of its own: within 20 %."""
+    """Messages of one byte, in groups of one, from twenty senders: within 20 % of the documented size."""
     with WorkerProcesses(1, "default", drain_seconds=0.5) as workers, ExitStack() as senders:
         workers.assign({0: range(2)})
         worker = workers.endpoints[0]
@@ -140,7 +140,7 @@ def test_small_messages_take_what_the_page_says() -> None:
 
 
 def _send_singles(worker: Endpoint, clients: list[Client], task: int, rounds: int) -> int:
-    """Let each client send a message in each round; return the worker's memory then."""
+    """Send one message per client in each round; return the worker's memory afterwards."""
     for _ in range(rounds):
         for client in clients:
             client.send(task, b"x")

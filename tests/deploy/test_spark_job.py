@@ -1,4 +1,4 @@
-"""A Spark program on Kubernetes, without the cluster: Spark's own pod, its containers as processes."""
+"""A Spark program on Kubernetes without a cluster: Spark's own pod, with its containers as processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECONDS = 120.0
 
 
 def _executor_command(pod: Manifest) -> list[str | Path]:
-    """Return what the entry point of Spark's image runs. Source: Spark's `entrypoint.sh`, `executor`."""
+    """Return the command of the entry point in Spark's image. Source: Spark's `entrypoint.sh`, `executor`."""
     given = variables(container(pod, SPARK))
     options = [value for name, value in sorted(given.items()) if name.startswith("SPARK_JAVA_OPT_")]
     return [
@@ -85,7 +85,7 @@ def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
 
 
 def _check(here: PodHere, seen: list[tuple[str, int]]) -> None:
-    """Fail unless all was sent through the pod's socket, was acknowledged, and is there."""
+    """Check that all messages were sent through the pod's socket, acknowledged, and delivered."""
     one = container(here.pod, SPARK)
     socket = here.local(one, variables(one)["TUPLEWIRE_ADDRESS"])
     assert {address for address, _ in seen} == {socket}
@@ -96,7 +96,7 @@ def _check(here: PodHere, seen: list[tuple[str, int]]) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is there only once all of it is."""
+    """Write a file that appears only when it is complete."""
     aside = path.with_suffix(".new")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)

@@ -1,4 +1,4 @@
-"""The pod that Spark makes of our template: its own pod builder asks a stub of the API for it."""
+"""The pod that Spark builds from our template: Spark's pod builder requests it from a stub of the API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPARK = "spark-kubernetes-executor"
 
 
 def _ask_for_executor(api: KubernetesApi, template: Path) -> Manifest:
-    """Run a driver until it has asked for an executor; return the pod."""
+    """Run a driver until it has requested an executor; return the pod."""
     settings = {
         **kubernetes.settings(template),
         "spark.master": api.master,
@@ -60,7 +60,7 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
-    """Return the executor's pod that Spark asks for, with the template of the profile."""
+    """Return the executor's pod that Spark requests, with the template of the profile."""
     template = tmp_path_factory.mktemp(profile) / "executor-template.yaml"
     template.write_text(yaml.safe_dump(executor(profile)), encoding="utf-8")
     with kubernetes_api() as api:
@@ -68,18 +68,18 @@ def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mani
 
 
 def test_it_keeps_the_schemas(pod: Manifest) -> None:
-    """The merged pod is one, with no unknown field, in old and new versions of Kubernetes."""
+    """The merged pod is valid, without unknown fields, in old and new versions of Kubernetes."""
     for version in VERSIONS:
         validate(pod, version)
 
 
 def test_it_is_whole(pod: Manifest) -> None:
-    """What Spark has added has not broken mounts, names, resources or probes."""
+    """Spark's additions leave mounts, names, resources and probes valid."""
     check_pod(pod)
 
 
 def test_the_worker_comes_first(profile: str, pod: Manifest) -> None:
-    """The sidecar is as the template has it, and starts before all others."""
+    """The sidecar is the same as in the template, and starts before all other containers."""
     check_sidecar(pod)
     assert container(pod) == container(executor(profile))
 
@@ -97,13 +97,13 @@ def test_the_executor_is_sparks(profile: str, pod: Manifest) -> None:
 
 
 def test_nobody_has_more_rights_than_needed(pod: Manifest) -> None:
-    """Both containers keep the standard `restricted`, as users of their own."""
+    """Both containers satisfy the `restricted` standard, with separate users."""
     check_restricted(pod, "tuplewire")
     check_restricted(pod, SPARK)
 
 
 def test_the_grace_period_is_ours(pod: Manifest) -> None:
-    """It is what the settings say, and not the 30 seconds that Spark has for every template."""
+    """The grace period follows the settings, not Spark's default of 30 seconds for every template."""
     assert pod["spec"]["terminationGracePeriodSeconds"] == 45
 
 
@@ -114,7 +114,7 @@ def test_only_the_executor_is_decommissioned(pod: Manifest) -> None:
 
 
 def test_the_network_policy_takes_it(profile: str, pod: Manifest) -> None:
-    """The policy closes the pod, lets others like it in, and Spark's own port is where Spark has it."""
+    """The policy selects the pod and admits similar pods, and Spark's block manager port is the usual one."""
     spec = the(cluster(profile), "NetworkPolicy", "tuplewire")["spec"]
     labels = pod["metadata"]["labels"]
     assert selects(spec["podSelector"], labels)

@@ -1,4 +1,4 @@
-"""What spark-submit asks a cluster for, in cluster mode: it is real, and a stub of the API takes it."""
+"""The objects that the real spark-submit requests in cluster mode, accepted by a stub of the API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
 @pytest.fixture(scope="module")
 def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesApi]:
-    """Submit a program with our settings, and return what the cluster was asked for."""
+    """Submit a program with our settings, and return the API with the requested objects."""
     folder = tmp_path_factory.mktemp("submit")
     template, drivers = folder / "executor-template.yaml", folder / "driver-template.yaml"
     for path, role in ((template, "executor"), (drivers, "driver")):
@@ -75,7 +75,7 @@ def driver(submitted: KubernetesApi) -> Manifest:
 
 
 def test_the_drivers_pod_is_one(driver: Manifest) -> None:
-    """It keeps the schemas and the standard `restricted`, is whole, and has its worker before it."""
+    """It is valid and complete, satisfies the `restricted` standard, and its worker starts first."""
     check_pod(driver)
     check_sidecar(driver)
     for name in ("tuplewire", DRIVER):
@@ -88,7 +88,7 @@ def test_the_drivers_pod_is_one(driver: Manifest) -> None:
 
 
 def test_the_driver_shows_who_it_is(driver: Manifest) -> None:
-    """Its credentials, as it reads them, are files of mounted Secrets: a program's, not a worker's."""
+    """The driver's credentials are files of mounted Secrets: a program's, not a worker's."""
     one = container(driver, DRIVER)
     credentials = Credentials.from_environment(variables(one))
     assert credentials.tls_worker_names == ("worker.tuplewire",)
@@ -104,13 +104,13 @@ def test_the_driver_shows_who_it_is(driver: Manifest) -> None:
 
 
 def test_the_template_travels(submitted: KubernetesApi) -> None:
-    """The driver gets the template as it is, and makes its executors of it."""
+    """The driver gets the unchanged template, and creates its executors from it."""
     (travels,) = [each for each in submitted.of_kind("ConfigMap") if "podspec-configmap-key" in each["data"]]
     assert yaml.safe_load(travels["data"]["podspec-configmap-key"]) == executor(PROFILE)
 
 
 def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi) -> None:
-    """Spark opens executors to the pods of their program alone; ours, to Prometheus and workers."""
+    """Spark admits only a program's own pods to executors; our policy also admits workers and Prometheus."""
     (sparks,) = submitted.of_kind("NetworkPolicy")
     (pod,) = submitted.of_kind("Pod")
     program = pod["metadata"]["labels"]["spark-app-selector"]
@@ -119,7 +119,7 @@ def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi) -> None:
         "spark-role": "executor",
         "spark-app-selector": program,
     }
-    # What two policies allow adds up, so that neither takes anything from the other.
+    # Policies are additive, so neither one restricts the other.
     assert selects(sparks["spec"]["podSelector"], labels)
     ours = the(cluster(PROFILE), "NetworkPolicy", "tuplewire")["spec"]
     assert selects(ours["podSelector"], labels)

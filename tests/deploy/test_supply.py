@@ -1,4 +1,4 @@
-"""What the image is made of: locked, the same for all, written down; and what a release would run."""
+"""The contents of the image: locked, reproducible and documented; and the commands of a release."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ import tuplewire
 DEPLOY = ROOT / "deploy"
 LOCKS = ("requirements.lock", "build-requirements.lock")
 PERMISSIVE = {"Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "PSF-2.0", "ISC", "MPL-2.0"}
-"""Licences that anybody may ship beside ours."""
+"""Licences that allow redistribution next to our own."""
 
 
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
-    """Return version and hashes of each package of a lock."""
+    """Return the version and the hashes of each package in a lock file."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     return {
         match[1]: (match[2], re.findall(r"--hash=sha256:[0-9a-f]{64}", block))
@@ -40,7 +40,7 @@ def locked(name: str) -> dict[str, tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_locks_have_hashes_and_no_addresses(name: str) -> None:
-    """Every package has a version and hashes; where it comes from is the business of pip's configuration."""
+    """Every package has a version and hashes; its origin depends on the configuration of pip."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     assert "://" not in text
     found = locked(name)
@@ -49,7 +49,7 @@ def test_locks_have_hashes_and_no_addresses(name: str) -> None:
 
 
 def test_locks_fit_the_project() -> None:
-    """What pyproject.toml asks for is in the locks, in a version that it allows: else run `make lock`."""
+    """The locks contain pyproject.toml's requirements in an allowed version; otherwise run `make lock`."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]
     extras = project["optional-dependencies"]
@@ -68,7 +68,7 @@ def test_locks_fit_the_project() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_locks_hold_on_both_machines(machine: str, tmp_path: Path) -> None:
-    """Everything locked is there as a wheel for amd64 and arm64, with a hash that the lock has."""
+    """Every locked package exists as a wheel for amd64 and arm64, with a hash from the lock."""
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 29)]
     platforms.append(f"--platform=manylinux2014_{machine}")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
@@ -82,7 +82,7 @@ def test_the_locks_hold_on_both_machines(machine: str, tmp_path: Path) -> None:
 
 
 def test_the_image_takes_nothing_else() -> None:
-    """Every installation in the Dockerfile asks for hashes, or for no dependencies; the base is given."""
+    """Every installation in the Dockerfile requires hashes or no dependencies; the base is a parameter."""
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"/pip/bin/pip .*?(?:install|wheel)(.*?)(?:&&|$)", text, re.MULTILINE)
     assert len(commands) == 4
@@ -91,7 +91,7 @@ def test_the_image_takes_nothing_else() -> None:
 
 
 def stub(folder: Path, program: str, text: str) -> Path:
-    """Put a program into a folder, which notes its arguments; return where."""
+    """Write a program that records its arguments into a folder; return the path of the record."""
     path = folder / program
     path.write_text(f'#!/bin/sh\necho {program} "$@" >>{folder}/said\n{text}\n')
     path.chmod(0o755)
@@ -108,7 +108,7 @@ def run_with_stubs(script: Path, stubs: Path) -> subprocess.CompletedProcess[str
 
 
 def test_the_base_is_the_same_for_all(tmp_path: Path) -> None:
-    """The Dockerfile names its digest, and that is what the registry is asked for: no tag decides."""
+    """The Dockerfile specifies a digest, and the registry is queried by that digest, not by a tag."""
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     found = re.fullmatch(r"(docker\.io/library/python):3\.11\.\d+-slim-\w+@(sha256:[0-9a-f]{64})", base)
@@ -125,7 +125,7 @@ def test_the_base_is_the_same_for_all(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_the_registrys(tmp_path: Path) -> None:
-    """pin-base.sh writes the digest of what the tag is now; where nobody answers, all stays."""
+    """pin-base.sh writes the digest of the tag's current image; without an answer, nothing changes."""
     folder = clone(tmp_path / "source", "r.example/python:3.11-slim@sha256:" + "0" * 64)
     script, dockerfile = folder / "deploy" / "pin-base.sh", folder / "deploy" / "Dockerfile"
     before = dockerfile.read_text(encoding="utf-8")
@@ -141,12 +141,12 @@ def test_the_digest_is_the_registrys(tmp_path: Path) -> None:
     )
 
 
-# --- what was built -----------------------------------------------------------------------------------------
+# --- the built image ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def facts(image: Path) -> Path:
-    """Return the folder that the build has written beside the image."""
+    """Return the folder that the build has written next to the image."""
     folder = image.with_name(f"{image.name}.facts")
     if not folder.is_dir():
         missing("the image's facts are not there; pip install cyclonedx-python-lib, or make deploy-check")
@@ -156,7 +156,7 @@ def facts(image: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_bill_of_materials_is_whole(facts: Path, bundle: Path) -> None:
-    """It is CycloneDX, and has each Python package of the image, as locked, and each of Debian's."""
+    """It is CycloneDX, and lists each Python package of the image, as locked, and each Debian package."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -181,9 +181,10 @@ def test_the_bill_of_materials_is_whole(facts: Path, bundle: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_licences_are_permissive(facts: Path) -> None:
-    """Every Python package says its licence, and it is one of those that ask for nothing but a notice.
+    """Every Python package states its licence, which is permissive: it requires only a notice.
 
-    Debian's packages have others, too; each is listed with what its own copyright file names.
+    Debian's packages also have other licences; each package is listed with the licences in its
+    copyright file.
     """
     tables = (facts / "licences.md").read_text(encoding="utf-8").split("\n\n")
     own, debian = (table.splitlines()[2:] for table in tables)
@@ -201,7 +202,7 @@ def test_licences_are_permissive(facts: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_provenance_is_about_this_image(facts: Path, image: Path) -> None:
-    """It is an in-toto statement that names the image by its digest, the commit, the base and the locks."""
+    """It is an in-toto statement with the digest of the image, the commit, the base and the locks."""
     statement = json.loads((facts / "provenance.json").read_text(encoding="utf-8"))
     (manifest,) = json.loads((image / "index.json").read_text(encoding="utf-8"))["manifests"]
     assert statement["subject"][0]["digest"] == {"sha256": manifest["digest"].removeprefix("sha256:")}
@@ -214,7 +215,7 @@ def test_the_provenance_is_about_this_image(facts: Path, image: Path) -> None:
 
 
 def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
-    """Where Python is no package of Debian's, as in Docker's images, it is listed all the same."""
+    """Python is listed even if it is not a Debian package, as in Docker's images."""
     header = tmp_path / "root" / "usr" / "local" / "include" / "python3.11" / "patchlevel.h"
     header.parent.mkdir(parents=True)
     header.write_text('/* text */\n#define PY_VERSION              "3.11.14"\n')
@@ -250,14 +251,14 @@ def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_workflow_runs_the_script() -> None:
-    """The pipeline may sign by its own identity and does so on tags alone; what it does is in the script."""
+    """The pipeline may sign with its own identity, and only on tags; its steps are in the script."""
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     workflow: Any = yaml.safe_load(text)
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML's `on`
     assert workflow["permissions"]["id-token"] == "write"
     steps = workflow["jobs"]["image"]["steps"]
     assert "deploy/release-image.sh" in steps[-1]["run"]
-    # What signs is itself of one version: an action by its commit, the tools by their numbers.
+    # The signing tools are pinned: the actions by their commits, the programs by their versions.
     assert all(re.search(r"@[0-9a-f]{40}$", each["uses"]) for each in steps if "uses" in each)
     asked = " ".join(each.get("run", "") for each in steps)
     assert re.findall(r"go install \S+@(v[0-9.]+)\n", asked)
@@ -266,7 +267,7 @@ def test_the_workflow_runs_the_script() -> None:
 
 
 def clone(folder: Path, base: str) -> Path:
-    """Make a repository of what a release looks at, with the Dockerfile's base as named."""
+    """Create a repository with the files of a release, and with this base in the Dockerfile."""
     for name in ("deploy", "clients/tuplewire"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     dockerfile = folder / "deploy" / "Dockerfile"
@@ -290,7 +291,7 @@ def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_release_refuses_what_cannot_be_made_again(tmp_path: Path) -> None:
-    """A base by tag, a tree with changes, and a commit without the version's tag are named."""
+    """A base by tag, uncommitted changes, and a commit without the version's tag are reported."""
     plain = clone(tmp_path / "plain", "docker.io/library/python:3.11-slim")
     assert "has no digest: run deploy/pin-base.sh" in release(plain, "r.example/t").stderr
     pinned = clone(tmp_path / "pinned", f"docker.io/library/python:3.11-slim@sha256:{'0' * 64}")
@@ -301,7 +302,7 @@ def test_a_release_refuses_what_cannot_be_made_again(tmp_path: Path) -> None:
 
 
 def test_a_release_builds_for_both_machines_and_signs(tmp_path: Path) -> None:
-    """What it would run: a build for amd64 and arm64, signatures for image and chart, statements."""
+    """A dry run prints a build for amd64 and arm64, signatures for image and chart, and statements."""
     folder = clone(tmp_path / "ready", f"docker.io/library/python:3.11-slim@sha256:{'0' * 64}")
     subprocess.run(["git", "tag", f"v{tuplewire.__version__}"], cwd=folder, check=True)
     done = release(folder, "r.example/team/tuplewire", "--dry-run")

@@ -1,4 +1,4 @@
-"""The scripts: how they are written; what they do is checked by the tests that use it."""
+"""The style of the scripts; the tests that use a script check its effects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_shellcheck_has_nothing_to_say(script: str) -> None:
 
 
 def test_the_builder_names_a_wrong_argument() -> None:
-    """A word that it does not know ends build-image.sh at once, with where to look."""
+    """An unknown argument ends build-image.sh immediately, and the error refers to --help."""
     done = subprocess.run(
         [ROOT / "deploy" / "build-image.sh", "--bsae"],
         capture_output=True,

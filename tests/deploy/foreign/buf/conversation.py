@@ -1,4 +1,4 @@
-"""A stream of Messaging, spoken by `buf curl`: JSON up its standard input, JSON down its standard output."""
+"""A stream of the Messaging service over `buf curl`: JSON on its standard input and output."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PROTO = Path(__file__).resolve().parents[4] / "proto"
 
 
 def options() -> argparse.Namespace:
-    """Read the command line: --address host:port or unix:///path, --tasks 1,2, and files for TLS."""
+    """Parse the command line: --address host:port or unix:///path, --tasks 1,2, and files for TLS."""
     parser = argparse.ArgumentParser()
     for name in ("address", "topology", "id", "ca", "cert", "key"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--tasks", type=lambda text: [int(task) for task in text.split(",")])
     parser.add_argument("--count", type=int)
     settings = parser.parse_args()
-    settings.incarnation = time.time_ns()  # grows with every start
+    settings.incarnation = time.time_ns()  # increases with every start
     return settings
 
 
 class Conversation:
-    """One stream; ends with the block. EOFError when the other side ends it early."""
+    """One stream, closed at the end of the block. EOFError if the other side closes it early."""
 
     def __init__(self, method: str, settings: argparse.Namespace) -> None:
         how = ["--protocol", "grpc", "--schema", str(PROTO), "--data", "@-"]
@@ -47,7 +47,7 @@ class Conversation:
         self._heard = self._responses()
 
     def _responses(self) -> Iterator[dict[str, Any]]:
-        """Cut the output into responses: each is indented, and ends with a brace that is not."""
+        """Split the output into responses: each one ends with a closing brace in the first column."""
         assert self._curl.stdout is not None
         lines: list[str] = []
         for line in self._curl.stdout:
@@ -75,7 +75,7 @@ class Conversation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say goodbye, and wait until the other side has ended the stream."""
+        """Send a goodbye, and wait until the other side has closed the stream."""
         if error is None:
             self.say(goodbye={})
         else:

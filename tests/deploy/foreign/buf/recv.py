@@ -12,7 +12,7 @@ WINDOW_MESSAGES = 100
 
 
 def cursors(received: dict[int, int]) -> list[dict[str, Any]]:
-    """Acknowledge everything that has come, and make room for as much again."""
+    """Acknowledge all received messages, and grant credit for another window."""
     return [
         {
             "task": task,
@@ -26,7 +26,7 @@ def cursors(received: dict[int, int]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Receive over one stream, and print what has come."""
+    """Receive over one stream, and print a report."""
     settings = options()
     received = dict.fromkeys(settings.tasks, 0)
     numbers = dict.fromkeys(settings.tasks, 0)

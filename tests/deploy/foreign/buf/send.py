@@ -1,4 +1,4 @@
-"""Sends the numbers 0, 1, 2, ... to each task with `buf curl`: a frame at a time, each acknowledged."""
+"""Sends the numbers 0, 1, 2, ... to each task with `buf curl`, one acknowledged frame at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FRAME_MESSAGES = 100
 
 
 def main() -> None:
-    """Send over one stream, and print the balance."""
+    """Send over one stream, and print the ledger."""
     settings = options()
     sent = dict.fromkeys(settings.tasks, 0)
     sequence = acknowledged = refused = 0

@@ -1,4 +1,4 @@
-"""What both programs share: the command line, the channel, and when to try again."""
+"""Shared by both programs: the command line, the channel and reconnecting."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ LONGEST_WAIT_SECONDS = 2.0
 
 
 def options() -> argparse.Namespace:
-    """Read the command line: --address host:port or unix:///path, --tasks 1,2, and files for TLS."""
+    """Parse the command line: --address host:port or unix:///path, --tasks 1,2, and files for TLS."""
     parser = argparse.ArgumentParser()
     for name in ("address", "topology", "id", "ca", "cert", "key"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--tasks", type=lambda text: [int(task) for task in text.split(",")])
     parser.add_argument("--count", type=int)
     settings = parser.parse_args()
-    settings.incarnation = time.time_ns()  # grows with every start
+    settings.incarnation = time.time_ns()  # increases with every start
     return settings
 
 
 def channel(settings: argparse.Namespace) -> Channel:
-    """Return a channel that notices a hung worker."""
+    """Return a channel with keepalive, which detects an unresponsive worker."""
     config = Configuration(
         _keepalive_time=2.0,
         _keepalive_timeout=2.0,
@@ -67,10 +67,15 @@ async def keep_up(
     carry: Callable[[Stream[Any, Any]], Awaitable[None]],
     done: Callable[[], bool],
 ) -> int:
-    """Open one stream after the other until none is wanted; return how many it took.
+    """Open one stream after another until `done()` is true; return the number of streams.
 
-    carry: has a conversation over a stream; returns or raises when it has ended. Ends the process where the
-    same request would be refused again.
+    Exits the process if the worker would reject the same request again.
+
+    Args:
+        settings: The parsed command line.
+        method: Returns the stub method for a channel.
+        carry: Runs the conversation over one stream; returns or raises when the stream ends.
+        done: True if no further stream is needed.
     """
     wait, connections = FIRST_WAIT_SECONDS, 0
     while not done():
@@ -87,12 +92,12 @@ async def keep_up(
         except GRPCError as error:
             code = (stream.trailing_metadata or {}).get("tuplewire-error")
             print(f"stream ended: {code or error.status.name}: {error.message}", file=sys.stderr)
-            # grpclib loses the metadata of a stream that is reset right behind it. A refusal in place of the
-            # first answer is final, too.
+            # grpclib loses the metadata of a stream that is reset immediately afterwards. A rejection instead
+            # of the first response is also final.
             if code in FATAL or (stream.initial_metadata is None and error.status in REFUSED):
                 sys.exit(1)
         except (StreamTerminatedError, OSError, AttributeError) as error:
-            # grpclib 0.4 raises AttributeError on a connection that is lost before its first stream.
+            # grpclib 0.4 raises AttributeError if a connection is lost before its first stream.
             print(f"stream ended: {error}", file=sys.stderr)
         finally:
             connection.close()

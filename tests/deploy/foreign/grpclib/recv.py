@@ -1,4 +1,4 @@
-"""Receives the numbers 0, 1, 2, ... of each task, acknowledges them, and ends when so many have come."""
+"""Receives the numbers 0, 1, 2, ... of each task, acknowledges them, and exits after `--count` per task."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ WINDOW_BYTES = 1024 * 1024
 
 
 class Consumer:
-    """What has come, whatever stream it came over."""
+    """The received messages and cursors, across all streams."""
 
     def __init__(self, settings: argparse.Namespace) -> None:
         self.settings = settings
         self.worker_incarnation = 0
         self.received: dict[int, int] = dict.fromkeys(settings.tasks, 0)
-        """Of each task the last sequence that has come."""
+        """The last received sequence number of each task."""
         self.numbers: dict[int, int] = dict.fromkeys(settings.tasks, 0)
-        """Of each task the number that comes next."""
+        """The next expected number of each task."""
         self.repeated = 0
         self.problems: list[str] = []
 
     @property
     def done(self) -> bool:
-        """Whether everything has come, or something is wrong."""
+        """True if all messages were received, or an error was detected."""
         return bool(self.problems) or all(each >= self.settings.count for each in self.numbers.values())
 
     def cursors(self) -> list[TaskCursor]:
-        """Acknowledge everything that has come, and make room for as much again."""
+        """Acknowledge all received messages, and grant credit for another window."""
         return [
             TaskCursor(
                 task=task,
@@ -57,7 +57,7 @@ class Consumer:
         ]
 
     def subscribe(self) -> Subscribe:
-        """Return what is first on every stream."""
+        """Return the first request of a stream."""
         return Subscribe(
             protocol_version=1,
             topology=self.settings.topology,
@@ -68,12 +68,12 @@ class Consumer:
         )
 
     def subscribed(self, answer: Subscribed) -> None:
-        """Go on where the worker says: after what has come, unless it has no memory of that."""
+        """Continue at the worker's position, which is behind ours only after a restart of the worker."""
         self.worker_incarnation = answer.worker_incarnation
         self.received.update((start.task, start.received) for start in answer.tasks)
 
     def frame(self, frame: Frame) -> None:
-        """Take in what is new."""
+        """Apply the messages of a frame that are new."""
         for group in frame.groups:
             start = 0
             for sequence, length in enumerate(group.lengths, group.first_sequence):
@@ -86,17 +86,17 @@ class Consumer:
                     self.problems.append(f"task {group.task}: a gap before {sequence}")
 
     def message(self, task: int, number: int) -> None:
-        """Check that a message is the next one."""
+        """Check that a message is the next one of its task."""
         if number == self.numbers[task]:
             self.numbers[task] += 1
         elif number < self.numbers[task]:
-            self.repeated += 1  # a worker that has died had it
+            self.repeated += 1  # a worker that failed had already delivered it
         else:
             self.problems.append(f"task {task}: {number} came, not {self.numbers[task]}")
 
 
 async def carry(consumer: Consumer, stream: Stream[RecvRequest, RecvResponse]) -> None:
-    """Subscribe, then take messages in and acknowledge them, until the stream ends or all has come."""
+    """Subscribe, then receive and acknowledge messages until the stream ends or all messages are received."""
     await stream.send_message(RecvRequest(subscribe=consumer.subscribe()))
     while (response := await stream.recv_message()) is not None:
         if response.HasField("subscribed"):
@@ -112,7 +112,7 @@ async def carry(consumer: Consumer, stream: Stream[RecvRequest, RecvResponse]) -
 
 
 async def main() -> None:
-    """Receive over as many streams as it takes, and print what has come."""
+    """Receive over as many streams as needed, and print a report."""
     settings = options()
     consumer = Consumer(settings)
     connections = await keep_up(

@@ -1,4 +1,4 @@
-"""Sends the numbers 0, 1, 2, ... to each task, and ends when all are acknowledged."""
+"""Sends the numbers 0, 1, 2, ... to each task, and exits when all are acknowledged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBE_SECONDS = 1.0
 
 
 async def carry(session: SendSession, stream: Stream[SendRequest, SendResponse]) -> None:
-    """Say hello, then write what may be written and read what is acknowledged, until the stream ends."""
+    """Send a hello, then write frames and read acknowledgements until the stream ends."""
     await stream.send_message(SendRequest(hello=session.hello))
     welcome = await stream.recv_message()
     if welcome is None:
@@ -29,10 +29,10 @@ async def carry(session: SendSession, stream: Stream[SendRequest, SendResponse])
             if response.HasField("drain"):
                 writer.cancel()
                 await asyncio.wait([writer])
-                if writer.cancelled():  # else it has said goodbye, and ended this side
-                    await stream.end()  # what is accepted is acknowledged before the stream ends
+                if writer.cancelled():  # otherwise it has sent a goodbye and closed this side
+                    await stream.end()  # accepted messages are acknowledged before the stream ends
             elif response.HasField("ack") and response.ack.after <= session.hello.acknowledged:
-                session.ack(response.ack)  # of an earlier one that was lost the probe will tell
+                session.ack(response.ack)  # if an earlier ack was lost, the probe recovers it
                 news.set()
     finally:
         writer.cancel()
@@ -40,7 +40,7 @@ async def carry(session: SendSession, stream: Stream[SendRequest, SendResponse])
 
 
 async def write(session: SendSession, stream: Stream[SendRequest, SendResponse], news: asyncio.Event) -> None:
-    """Write frames as credit and acknowledgements allow; ask when there is no news of them."""
+    """Write frames as credit and acknowledgements allow; send a probe if no acknowledgement arrives."""
     while session.pending:
         news.clear()
         while (frame := session.next_frame()) is not None:
@@ -53,7 +53,7 @@ async def write(session: SendSession, stream: Stream[SendRequest, SendResponse],
 
 
 async def main() -> None:
-    """Send over as many streams as it takes, and print the balance."""
+    """Send over as many streams as needed, and print the ledger."""
     settings = options()
     session = SendSession(settings.topology, settings.id, settings.incarnation)
     for number in range(settings.count):

@@ -1,6 +1,6 @@
-"""A sender's session: what is not acknowledged, and what may be sent.
+"""A sender's session: unacknowledged messages and available credit.
 
-No I/O; docs/reference/wire.md has the rules.
+This module does no I/O. The rules are in docs/reference/wire.md.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import islice
 from tuplewire.v1.messaging_pb2 import Ack, AckMode, ErrorCode, Frame, Group, Hello, TaskCredit, Welcome
 
 MOST_FRAMES = 8
-"""On the way at once; the protocol allows 64."""
+"""Maximum number of frames in flight; the protocol allows 64."""
 FRAME_MESSAGES = 100
 
 
 class SendSession:
-    """What outlives the streams that carry it."""
+    """The state of a sender that persists across streams."""
 
     def __init__(self, topology: str, sender_id: str, incarnation: int) -> None:
         self.hello = Hello(
@@ -28,32 +28,32 @@ class SendSession:
             incarnation=incarnation,
             ack_mode=AckMode.ACK_MODE_QUEUED,
         )
-        """First on every stream; says how far we have heard."""
+        """The first request of every stream; contains the last acknowledged frame."""
         self.sequence = 0
-        """The last frame that was made."""
+        """The sequence number of the last new frame."""
         self.waiting: defaultdict[int, deque[Group]] = defaultdict(deque)
-        """Of each task what is in no frame; a group holds one message here."""
+        """The messages of each task that are not in a frame yet; each group holds one message."""
         self.in_flight: deque[Frame] = deque()
         self.resend: deque[Frame] = deque()
-        """Those in flight that go again over a new stream."""
+        """Frames in flight that must be resent over a new stream."""
         self.sent: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-        """Messages and bytes to each task since the session's start."""
+        """Messages and bytes sent to each task since the start of the session."""
         self.credit: dict[int, TaskCredit] = {}
         self.initial = TaskCredit()
         self.accepted = self.acknowledged = self.refused = 0
 
     def accept(self, task: int, payload: bytes) -> None:
-        """Take a message over."""
+        """Accept a message for sending."""
         self.waiting[task].append(Group(task=task, lengths=[len(payload)], data=payload))
         self.accepted += 1
 
     @property
     def pending(self) -> int:
-        """Messages that are neither acknowledged nor refused."""
+        """Number of messages that are neither acknowledged nor rejected."""
         return self.accepted - self.acknowledged - self.refused
 
     def welcome(self, welcome: Welcome) -> None:
-        """Go on where the receiver stands; or, where it does not know this session, begin anew."""
+        """Continue at the receiver's position; start again if the receiver does not know this session."""
         self.initial = welcome.initial_credit
         if welcome.receiver_incarnation == self.hello.receiver_incarnation:
             self.ack(Ack(sequence=welcome.last_sequence, credits=welcome.credits, refusals=welcome.refusals))
@@ -71,10 +71,10 @@ class SendSession:
         self.grant(welcome.credits)
 
     def ack(self, ack: Ack) -> None:
-        """Settle the frames up to a sequence, but for what was refused; take new credit."""
+        """Settle the frames up to a sequence number, except rejected messages, and apply new credit."""
         for refusal in ack.refusals:
             self.refused += refusal.messages
-            self.acknowledged -= refusal.messages  # counted below, with its frame
+            self.acknowledged -= refusal.messages  # added below, with its frame
             code = ErrorCode.Name(refusal.code)
             print(f"{refusal.messages} to task {refusal.task}: {code}: {refusal.detail}", file=sys.stderr)
         while self.in_flight and self.in_flight[0].sequence <= ack.sequence:
@@ -83,11 +83,11 @@ class SendSession:
         self.grant(ack.credits)
 
     def grant(self, credits_: Iterable[TaskCredit]) -> None:
-        """Take the latest word on how much may be sent."""
+        """Apply the latest credit."""
         self.credit.update((each.task, each) for each in credits_)
 
     def next_frame(self) -> Frame | None:
-        """Return what to write next; None for want of messages, of credit or of acknowledgements."""
+        """Return the next frame to write; None without messages, credit or free slots in flight."""
         if self.resend:
             return self.resend.popleft()
         if len(self.in_flight) >= MOST_FRAMES:
@@ -100,7 +100,7 @@ class SendSession:
         return self.in_flight[-1]
 
     def take(self, task: int) -> Group:
-        """Take as many messages as the task's credit allows, all marked or none."""
+        """Take as many messages as the task's credit allows; all of them are marked redelivered, or none."""
         sent, credit, waiting = self.sent[task], self.credit.get(task, self.initial), self.waiting[task]
         taken = Group(task=task, redelivered=bool(waiting) and waiting[0].redelivered)
         for message in list(islice(waiting, FRAME_MESSAGES)):
@@ -117,7 +117,7 @@ class SendSession:
 
 
 def singly(group: Group) -> Iterable[Group]:
-    """Return each message as a group of its own, marked: it may have been delivered before."""
+    """Return each message as a separate group, marked redelivered: it may have been delivered before."""
     start = 0
     for length in group.lengths:
         data = group.data[start : start + length]
