@@ -1,6 +1,6 @@
-"""A process of a benchmark: started once, asked again and again over its standard input and output.
+"""A benchmark process, started once and controlled by requests on its standard input.
 
-Starting Python and gRPC takes longer than a trial, so the processes stay, idle, between their turns.
+Starting Python and gRPC takes longer than a trial, so the processes stay idle between their turns.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Self
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 60.0
 KEEP_BUFFERS = {"MALLOC_TRIM_THRESHOLD_": "16777216", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-"""As docs/how-to/tune.md advises. Otherwise, what glibc keeps depends on which buffer it freed first."""
+"""As docs/how-to/tune.md advises. Otherwise the memory that glibc retains depends on the order of frees."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on: a process failed, or messages were lost, doubled or out of order."""
+    """The benchmark cannot continue: a process failed, or messages were lost, duplicated or out of order."""
 
 
 Verbs = Mapping[str, Callable[..., dict[str, Any]]]
 
 
 def serve(verbs: Verbs) -> None:
-    """Answer each request, a line of JSON, with one line, until standard input ends; the process's side."""
+    """Answer each request, a line of JSON, with one line, until standard input ends. Runs in the process."""
     for line in sys.stdin:
         request = json.loads(line)
         answer = verbs[request.pop("verb")](**request)
@@ -36,9 +36,14 @@ def serve(verbs: Verbs) -> None:
 
 
 class Agent:
-    """Another process, running a role of a script in this folder; the caller's side.
+    """Another process that runs a role of a script in this folder. Used by the caller.
 
-    runner: what runs the script, by default this Python.
+    Args:
+        script: The name of the script.
+        role: The first argument of the script.
+        arguments: Further arguments of the script.
+        runner: The command that runs the script; by default this Python.
+        env: Additional environment variables.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class Agent:
         return self._process.pid
 
     def ask(self, verb: str, *, within: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
-        """Send a request and return its answer; BenchError when the process ends, or is silent for long."""
+        """Send a request and return its answer; BenchError if the process exits or does not answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -84,7 +89,7 @@ class Agent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End its standard input, at which it closes by itself, and wait for it."""
+        """Close its standard input, so that it exits, and wait for it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -1,9 +1,9 @@
-"""Measure Spark with Tuplewire beside Spark with Kafka: one session, the same rows, by turns.
+"""Compare Spark with Tuplewire to Spark with Kafka: one session, the same rows, in turns.
 
-It needs Maven and Java 17 for one broker and Spark's connector, which Maven fetches by its own settings.
-Where they cannot be had, it says what is missing and measures nothing.
+It needs Maven and Java 17 for a broker and Spark's connector, which Maven downloads. If they are not
+available, it reports them as missing and measures nothing.
 
-Exit status: 0 when every row came once, or nothing could be measured; 1 when a row was lost or doubled.
+Exit status: 0 if every row arrived once, or nothing could be measured; 1 if a row was lost or duplicated.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 
 CONNECTOR = HERE / "kafka" / "connector.xml"
 CONNECTORS = ("4.2.0",)
-"""Versions to fall back to where none is published for the Spark of .venv, the nearest first."""
+"""Fallback versions if no connector is published for the Spark of .venv, the nearest first."""
 _JARS = (
     "spark-sql-kafka-0-10_2.13",
     "spark-token-provider-kafka-0-10_2.13",
     "kafka-clients",
     "commons-pool2",
 )
-"""What of the connector Spark does not have itself."""
+"""The parts of the connector that Spark does not include."""
 _ROOM = ("--receive-queue-messages=2000000", "--receive-queue-bytes=1073741824", "--drain-seconds=1")
 _TRIAL_SECONDS = 600.0
 
@@ -62,7 +62,7 @@ def _measure(spark: Agent, plan: Plan) -> list[Line]:
     cells = plan.cells()
     for size in plan.sizes:
         rounds: list[dict[Cell, Any]] = []
-        for number in range(plan.rounds + 1):  # the first warms the JVM
+        for number in range(plan.rounds + 1):  # the first round warms up the JVM
             rounds.append({})
             turns = [cell for cell in cells if number or cell.verb != LATENCY]
             for position, cell in enumerate(turns, 1):
@@ -74,7 +74,7 @@ def _measure(spark: Agent, plan: Plan) -> list[Line]:
 
 
 def _connector() -> tuple[str, str]:
-    """Return the connector's version and its class path; NotHereError with all reasons without one."""
+    """Return the connector's version and its class path; NotHereError with all reasons if there is none."""
     reasons = []
     for version in dict.fromkeys((pyspark.__version__, *CONNECTORS)):
         progress(f"asking Maven for Spark's connector for Kafka, {version}")
@@ -101,13 +101,13 @@ def _arguments() -> Plan:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the measurements of the command line."""
     plan = _arguments()
     return outcome("bench-kafka", lambda: _measured(plan))
 
 
 def _measured(plan: Plan) -> str:
-    """Return the table and what stands below it."""
+    """Return the table and the text below it."""
     started = time.monotonic()
     connector, jars = _connector()
     progress("starting a Kafka broker")

@@ -1,9 +1,10 @@
-"""Measure one hop beside Storm's own Netty transport: two JVMs with the client library that Storm publishes.
+"""Compare one hop to Storm's own Netty transport: two JVMs with the client library that Storm publishes.
 
-It needs Maven and a JDK of Java 17 or newer. Where the library cannot be had, it says what is missing and
-measures nothing. Storm's transport acknowledges nothing and sends nothing again; ours does both.
+It needs Maven and a JDK of Java 17 or newer. If the library is not available, it reports that and measures
+nothing. Storm's transport neither acknowledges nor resends messages; Tuplewire does both.
 
-Exit status: 0 when every message came once, or nothing could be measured; 1 when one was lost or doubled.
+Exit status: 0 if every message arrived once, or nothing could be measured; 1 if a message was lost or
+duplicated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from run import measure_latency, measure_throughput
 
 POM = HERE / "storm" / "pom.xml"
 _JVM = ("-Xmx768m", "-XX:+UseG1GC")
-"""What Storm's defaults give a worker."""
+"""The JVM options of a worker by Storm's defaults."""
 _WARM_SECONDS = 3.0
 _LATENCY_SHARE = 0.2
 
@@ -51,7 +52,7 @@ LATENCY_ROW = LatencyRow("storm/latency", "one hop", HOP, ((STORM, {}),))
 
 
 class StormLinks(Links):
-    """The bench's links, and that of Storm."""
+    """The links of the bench, and Storm's link."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class StormLinks(Links):
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +88,7 @@ def main() -> int:
 
 
 def _measured(only: str | None, seconds: float) -> str:
-    """Return the table and what stands below it."""
+    """Return the table and the text below it."""
     rows = [row for row in ROWS if only in {None, row.name}]
     latency = only in {None, LATENCY_ROW.name}
     share = _LATENCY_SHARE if latency and rows else float(latency)

@@ -1,10 +1,10 @@
-"""Run the bench of two commits by turns, and print how this tree does beside the other one.
+"""Run the benches of two commits in turns, and print how this tree compares with the other one.
 
-Both run on this interpreter's packages, each with its own code and its own bench. Above 1 is faster than the
-base. No timing decides the exit status: 1 says that a bench did not run.
+Both use the packages of this interpreter; each has its own code and its own bench. A ratio above 1 is faster
+than the base. No timing affects the exit status: 1 means that a bench did not run.
 
 Example: python tests/tools/bench/compare.py c8f4254 --only hop --pairs 5
-With --short, which CI runs: a glance at three rows, beside the commit ten before this one.
+With --short, as in CI: a quick run of three rows, compared with the commit ten before this one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from report import amount, progress
 ROOT = Path(__file__).parents[3]
 GROUPS = ("sends", "hop", "hop-zmq", "hop-local", "chain", "chain-zmq", "stopped", "senders", "latency")
 NO_SUCH_ROW = 2
-"""How a bench ends that is asked for a row that it does not have, as that of an old commit may not."""
+"""Exit status of a bench without the requested row, as is possible for an old commit."""
 SHORT = ("sends", "hop/1000", "chain/1000")
 SHORT_SECONDS = 4.0
 BEFORE = 10
-"""How many commits back the base of a short run is: what one commit costs is less than the noise."""
+"""The distance of a short run's base, in commits: the effect of a single commit is below the noise."""
 _TREES = ("clients", "service", "topology", "demos")
 
 Key = tuple[str, str]
-"""Row, and for latencies the percentile."""
+"""The row, and for latencies the percentile."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def _checked_out(commit: str) -> Iterator[Path]:
 def _run(tree: Path, only: str, seconds: float) -> dict[Key, dict[str, Any]]:
     path = os.pathsep.join(str(tree / each) for each in _TREES)
     environment = {**KEEP_BUFFERS, **os.environ, "PYTHONPATH": path}
-    (script,) = tree.glob("tests/**/bench/run.py")  # an old commit may have it in another folder
+    (script,) = tree.glob("tests/**/bench/run.py")  # old commits may have it in another folder
     command = [sys.executable, str(script), "--json", f"--only={only}", f"--seconds={seconds}"]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == NO_SUCH_ROW:
@@ -66,14 +66,14 @@ def _run(tree: Path, only: str, seconds: float) -> dict[Key, dict[str, Any]]:
 
 
 def _ratio(base: dict[str, Any], ours: dict[str, Any], what: str) -> float:
-    """Return how many times as fast, or as cheap, this tree is."""
+    """Return the speed of this tree relative to the base, or for costs the inverse ratio."""
     faster = what == "value" and base["unit"] == "messages/s"
     ratio: float = ours[what] / base[what] if faster else base[what] / ours[what]
     return ratio
 
 
 def compare(base: Path, groups: Sequence[str], pairs: int, seconds: float) -> Iterator[str]:
-    """Yield a line for each row, as soon as its pairs are there."""
+    """Yield a line for each row, as soon as its pairs are measured."""
     yield f"{'row':24} {'base':>14} {'here':>14} {'ratio':>6} {'(lowest - highest)':>20} {'CPU':>6}"
     for group in groups:
         found: defaultdict[Key, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
@@ -99,13 +99,13 @@ def compare(base: Path, groups: Sequence[str], pairs: int, seconds: float) -> It
 
 
 def _commit_before() -> str:
-    """Return the commit BEFORE this one, or the oldest that this clone has."""
+    """Return the commit BEFORE this one, or the oldest in this clone."""
     git = ["git", "-C", str(ROOT), "rev-list", "--first-parent", f"--max-count={BEFORE + 1}", "HEAD"]
     return subprocess.run(git, check=True, capture_output=True, text=True).stdout.split()[-1]
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

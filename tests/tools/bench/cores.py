@@ -1,10 +1,10 @@
-"""Measure how the workers' CPU for a message grows with the number of workers: what more cores would bring.
+"""Measure how the workers' CPU time per message grows with the number of workers, to predict more cores.
 
-So many programs send lists of 1,000 messages of 100 bytes to all tasks in turn, each by its own worker, and
-so many take what comes to a worker's tasks. With N workers, all but one in N messages cross two of them.
+One program per worker sends lists of 1,000 messages of 100 bytes to all tasks in turn, and one program per
+worker receives from the worker's tasks. With N workers, all messages except one in N cross two workers.
 
 Example: python tests/tools/bench/cores.py --workers 1 2 4
-Exit status: 0; no figure decides it.
+Exit status: always 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Messages a second over so many workers, and CPU in microseconds a message: of workers, of all."""
+    """Messages per second, and CPU microseconds per message of the workers and of all processes."""
 
     workers: int
     rate: float
@@ -54,7 +54,7 @@ def _take(address: str, tasks: range, messages: int) -> None:
 
 
 def spread(count: int, lists: int) -> Spread:
-    """Send so many lists from each of so many programs. lists: a multiple of the number of tasks."""
+    """Send from `count` programs, each `lists` lists. lists: a multiple of the number of tasks."""
     progress(f"{count} workers, {count * lists * _LIST:,} messages")
     context = multiprocessing.get_context("spawn")
     with WorkerProcesses(count, TOPOLOGY, flags=_ROOM) as workers:
@@ -84,7 +84,7 @@ def spread(count: int, lists: int) -> Spread:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
-"""The process with Spark, beside Kafka: the same rows through its connector and through Tuplewire, and back.
+"""The process with Spark for bench-kafka: the same rows written and read through Kafka and Tuplewire.
 
-Each trial has its own data; what it wrote is taken away off the clock, so that the next finds nothing.
+Each trial has its own data, which is removed after the time is taken, so that the next trial starts empty.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tuplewire.client import Client
 from tuplewire_demos.local_session import local_session
 
 INTERVAL_SECONDS = 0.6
-"""Between two messages through a query."""
+"""Interval between two messages through a query."""
 WARM_MESSAGES = 5
 _END = b"end"
 
 
 class Tuplewire:
-    """Two workers with a task each, and a third task for what a query sends on."""
+    """Two workers with a task each, and a third task for the output of a query."""
 
     def __init__(self, spark: SparkSession, addresses: list[str]) -> None:
         self._spark = spark
@@ -39,13 +39,13 @@ class Tuplewire:
         self._where = {"address": addresses[0], "topology": TOPOLOGY}
 
     def write(self, frame: DataFrame, options: Mapping[str, str]) -> dict[str, Any]:
-        """Write it into tasks; without options at least once."""
+        """Write a frame into tasks; without options at least once."""
         writer = frame.write.format("tuplewire").mode("append").options(**self._where, **options)
         answer = timed(writer.save)
         return {**answer, "received": self._drain(TASKS)}
 
     def read(self, frame: DataFrame) -> dict[str, Any]:
-        """Read what two tasks hold."""
+        """Read the messages of two tasks."""
         frame.write.format("tuplewire").mode("append").options(**self._where).save()
         reader = self._spark.read.format("tuplewire").options(**self._where, tasks="1,2")
         answer = timed(lambda: noop(reader.load()))
@@ -54,7 +54,7 @@ class Tuplewire:
         return {**answer, "received": count}
 
     def stream(self, frame: DataFrame) -> dict[str, Any]:
-        """Read what two tasks hold, by a streaming query."""
+        """Read the messages of two tasks with a streaming query."""
         frame.write.format("tuplewire").mode("append").options(**self._where).save()
         reader = self._spark.readStream.format("tuplewire").options(**self._where, tasks="1,2")
         answer = stream_noop(reader.load())
@@ -69,7 +69,7 @@ class Tuplewire:
         return TuplewireWire(query, self._addresses, lambda: self._drain(TASKS[:1]))
 
     def _drain(self, tasks: Iterable[int]) -> int:
-        """Take all that is in tasks, up to an end mark; return how much that was."""
+        """Receive all messages of the tasks, up to an end mark; return their number."""
         return sum(map(self._drain_task, tasks))
 
     def _drain_task(self, task: int) -> int:
@@ -86,7 +86,7 @@ class Tuplewire:
 
 
 class TuplewireWire:
-    """A program with clients of both workers. drain: takes away what the query has not acknowledged."""
+    """A program with clients of both workers. drain: removes messages that the query did not acknowledge."""
 
     def __init__(self, query: Query, addresses: list[str], drain: Callable[[], object]) -> None:
         self._query = query
@@ -117,9 +117,9 @@ class TuplewireWire:
 
 
 def latencies(wire: Wire, count: int, size: int) -> list[float]:
-    """Send numbered messages through a query, one each 0.6 s; the milliseconds that each takes.
+    """Send numbered messages through a query, one every 0.6 s; return their latencies in milliseconds.
 
-    The first few are not counted. BenchError unless each comes once.
+    The first few messages are not included. BenchError unless each message arrives exactly once.
     """
     sent: dict[int, float] = {}
     came: list[tuple[int, float]] = []
@@ -148,7 +148,7 @@ def latencies(wire: Wire, count: int, size: int) -> list[float]:
 
 
 class Beside:
-    """What is asked of either system, by name."""
+    """The requests of either system, by name."""
 
     def __init__(self, spark: SparkSession, kafka: str, addresses: list[str]) -> None:
         self._frames = Frames(spark, *addresses)
@@ -162,7 +162,7 @@ class Beside:
         return self._peers[peer].write(self._frames.frame(rows, size), options)
 
     def read(self, peer: str, rows: int, size: int) -> dict[str, Any]:
-        """Read into `noop` what was written off the clock."""
+        """Read into `noop`; the rows are written before the clock starts."""
         return self._peers[peer].read(self._frames.frame(rows, size))
 
     def stream(self, peer: str, rows: int, size: int) -> dict[str, Any]:
@@ -170,12 +170,12 @@ class Beside:
         return self._peers[peer].stream(self._frames.frame(rows, size))
 
     def latency(self, peer: str, count: int, size: int) -> dict[str, Any]:
-        """Send single messages through a query that makes them upper case."""
+        """Send single messages through a query that converts them to upper case."""
         with self._peers[peer].through() as wire:
             return {"milliseconds": latencies(wire, count, size)}
 
     def verbs(self) -> dict[str, Callable[..., dict[str, Any]]]:
-        """Return what it answers."""
+        """Return the supported requests."""
         return {
             "noop": self._frames.noop,
             "drop": self._frames.drop,
@@ -187,7 +187,7 @@ class Beside:
 
 
 def main(kafka: str, jars: str, *addresses: str) -> None:
-    """Serve."""
+    """Answer requests."""
     conf = {
         "spark.executorEnv.GRPC_VERBOSITY": "ERROR",
         "spark.driver.extraClassPath": jars,

@@ -1,4 +1,4 @@
-"""One Kafka broker in KRaft mode, with its data in a folder that ends with it."""
+"""A Kafka broker in KRaft mode, with its data in a temporary folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maven import free_ports, java, libraries
 POM = HERE / "kafka" / "broker.xml"
 PARTITIONS = 2
 _HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
-"""What Kafka's own script gives a broker."""
+"""The JVM options of a broker in Kafka's own script."""
 _START_SECONDS = 90.0
 _STOP_SECONDS = 30.0
 _CLUSTER = "dHVwbGV3aXJlLWJlbmNoIQ"
@@ -40,7 +40,7 @@ log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
 
 
 class Broker:
-    """Starts a broker and ends it with the block. `address` is where it listens."""
+    """Starts a broker, and stops it at the end of the block. `address` is its listening address."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -57,7 +57,7 @@ class Broker:
         self._stack.close()
 
     def _start(self) -> None:
-        """Start it; NotHereError where its libraries cannot be had, BenchError when it does not come up."""
+        """Start it; NotHereError if its libraries are not available, BenchError if it does not start."""
         place = libraries(POM)
         (server,) = place.glob("kafka_2.13-*.jar")
         self.version = server.stem.rpartition("-")[2]

@@ -1,4 +1,4 @@
-"""Kafka as the bench beside it uses it: Spark's connector, and Java's own clients, in Spark's JVM."""
+"""Kafka as used by bench-kafka: Spark's connector, and Java's own clients, in Spark's JVM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_agent import timed
 
 
 class Kafka:
-    """One broker, a topic for each trial, with as many partitions as Tuplewire has tasks."""
+    """One broker, and a topic per trial with the same number of partitions as Tuplewire has tasks."""
 
     def __init__(self, spark: SparkSession, address: str) -> None:
         self._spark = spark
@@ -34,7 +34,7 @@ class Kafka:
         return properties
 
     def topic(self, partitions: int = PARTITIONS) -> str:
-        """Make a topic."""
+        """Create a topic."""
         self._topics += 1
         name = f"bench-{self._topics}"
         topics = self._jvm.java.util.ArrayList()
@@ -50,7 +50,7 @@ class Kafka:
         self._admin.deleteTopics(topics).all().get()
 
     def consumer(self, topic: str, partitions: int = PARTITIONS) -> Any:
-        """Return a consumer of a topic, from its beginning."""
+        """Return a consumer of a topic, from its first record."""
         bytes_reader = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
         consumer = self._clients.consumer.KafkaConsumer(
             self._properties(key_deserializer=bytes_reader, value_deserializer=bytes_reader)
@@ -63,7 +63,7 @@ class Kafka:
         return consumer
 
     def producer(self) -> Any:
-        """Return a producer that waits for nothing before it sends."""
+        """Return a producer that sends immediately."""
         bytes_writer = "org.apache.kafka.common.serialization.ByteArraySerializer"
         return self._clients.producer.KafkaProducer(
             self._properties(key_serializer=bytes_writer, value_serializer=bytes_writer, acks="all")
@@ -85,13 +85,13 @@ class Kafka:
         return count
 
     def _save(self, frame: DataFrame, topic: str, options: Mapping[str, str]) -> None:
-        """Write the rows to the partitions that stand for the tasks."""
+        """Write the rows to the partitions that correspond to the tasks."""
         rows = frame.selectExpr("message as value", "task - 1 as partition")
         writer = rows.write.format("kafka").options(**self._where, topic=topic)
         writer.options(**{f"kafka.{name}": value for name, value in options.items()}).save()
 
     def write(self, frame: DataFrame, options: Mapping[str, str]) -> dict[str, Any]:
-        """Write it into a topic."""
+        """Write a frame into a topic."""
         topic = self.topic()
         answer = timed(lambda: self._save(frame, topic, options))
         count = self._count(topic)
@@ -109,7 +109,7 @@ class Kafka:
         return {**answer, "received": count}
 
     def stream(self, frame: DataFrame) -> dict[str, Any]:
-        """Read a topic by a streaming query."""
+        """Read a topic with a streaming query."""
         topic = self.topic()
         self._save(frame, topic, {})
         reader = self._spark.readStream.format("kafka").options(**self._where, subscribe=topic)
@@ -121,13 +121,13 @@ class Kafka:
         """Run a query from a topic of one partition to another."""
         source, target = self.topic(1), self.topic(1)
         reader = self._spark.readStream.format("kafka").options(**self._where, subscribe=source)
-        reader = reader.option("startingOffsets", "earliest")  # a message may come before the query is there
+        reader = reader.option("startingOffsets", "earliest")  # a message may precede the query
         frame = reader.load().selectExpr("upper(cast(value as string)) as value")
         return KafkaWire(self, Query(frame, "kafka", {**self._where, "topic": target}), source, target)
 
 
 class KafkaWire:
-    """A program with a producer and a consumer, of Java as Spark's own."""
+    """A program with a Java producer and consumer, in the same way as Spark's connector."""
 
     def __init__(self, kafka: Kafka, query: Query, source: str, target: str) -> None:
         self._kafka = kafka

@@ -1,4 +1,4 @@
-"""What bench-kafka measures, against what, and how it stands: the rows of its table."""
+"""The rows of bench-kafka's table: their measurements, comparisons and targets."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from report import RATE, Line, compared, percentile
 
 EXACTLY_ONCE = {"deliveryGuarantee": "exactlyOnce"}
-"""The options of a write of which one attempt of each partition counts."""
+"""The options of a write that counts only one attempt of each partition."""
 SIZES = {10: 400_000, 100: 400_000, 10_000: 8_000}
-"""Bytes of a message -> how many rows."""
+"""Bytes of a message -> number of rows."""
 MESSAGES = 25
-"""Through a query, for each round."""
+"""Messages through a query in each round."""
 QUICK_SHARE = 10
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Something that is measured in each round: a verb of the process with Spark."""
+    """A measurement of each round: a request to the process with Spark."""
 
     title: str
     verb: str
     peer: str = ""
     options: dict[str, str] = field(default_factory=dict, hash=False)
     clock: str = "seconds"
-    """What of the answer counts as its time."""
+    """The field of the answer that contains its time."""
     times: int = 1
-    """How many times as many rows it has as others."""
+    """Factor for the number of rows."""
 
 
 _WRITE = Cell("at least once", "write", "tuplewire")
@@ -48,7 +48,7 @@ _BATCHES_KAFKA = Cell("Kafka", "stream", "kafka", clock="batch_seconds")
 LATENCY = "latency"
 _THROUGH, _THROUGH_KAFKA = Cell("one through a query", LATENCY, "tuplewire"), Cell("Kafka", LATENCY, "kafka")
 PERCENTILES: dict[int, float | None] = {50: 0.4, 90: None}
-"""Of the times through a query -> the ratio that is not to be exceeded."""
+"""Percentile of the times through a query -> maximum ratio."""
 
 ROWS: dict[str, tuple[str, Cell, dict[Cell, float | None]]] = {
     "write": ("write", _WRITE, {_ALL: 2.0, _ONE: None}),
@@ -61,17 +61,17 @@ ROWS: dict[str, tuple[str, Cell, dict[Cell, float | None]]] = {
     "batches": ("streaming read, its micro-batches", _BATCHES, {_BATCHES_KAFKA: 1.2}),
     LATENCY: ("one message through a query", _THROUGH, {_THROUGH_KAFKA: None}),
 }
-"""Row -> its title, what it measures, and what it stands beside, with the ratio to reach."""
+"""Row -> its title, its measurement, and the measurements it is compared with, with the target ratios."""
 
 
 def name_of(size: int) -> str:
-    """Return a size as pages say it."""
+    """Return a size as in the documentation."""
     return f"{size} B" if size < 1000 else f"{size // 1000} KB"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure, how often, and with how much."""
+    """The rows, the sizes and the number of rounds to measure. quick: with fewer messages."""
 
     rows: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -79,12 +79,12 @@ class Plan:
     quick: bool
 
     def amount(self, cell: Cell, size: int) -> int:
-        """Return how many messages a trial has."""
+        """Return the number of messages of a trial."""
         whole = MESSAGES if cell.verb == LATENCY else SIZES[size] * cell.times
         return whole // (QUICK_SHARE if self.quick and cell.verb != LATENCY else 2 if self.quick else 1)
 
     def cells(self) -> list[Cell]:
-        """Return what is measured in each round, each once."""
+        """Return the measurements of each round, without duplicates."""
         asked = [cell for row in self.rows for cell in (ROWS[row][1], *ROWS[row][2])]
         return list(dict.fromkeys(asked))
 

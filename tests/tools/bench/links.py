@@ -1,4 +1,4 @@
-"""The ways that messages can take, each with its processes, and one trial over one of them."""
+"""The links that messages can take, each with its processes, and one trial over a link."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 _TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
 _CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq", WIDE: "grpc"}
 _RELAYS = {RELAY: 2, DIRECT: 0}
-"""Link of bare gRPC -> how many processes stand between its ends."""
+"""Link of bare gRPC -> number of processes between its ends."""
 _HURRY = ("--drain-seconds=1",)
-"""Nobody will take what a stopped task has left."""
+"""No consumer takes the remaining messages of a stopped task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial came to."""
+    """The result of one trial."""
 
     messages: int
     seconds: float
-    """From the first send to the last message received."""
+    """Time from the first send to the last received message."""
     cpu_seconds: float
-    """Processor time of all its processes, workers too."""
+    """Processor time of all its processes, including workers."""
 
     @property
     def rate(self) -> float:
@@ -58,14 +58,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What one paced trial came to."""
+    """The result of one paced trial."""
 
     nanoseconds: list[int]
     """Each message's time since it was due."""
     late: int
-    """How many left late."""
+    """Number of messages sent late."""
     seconds: float = 0.0
-    """From when the first was due to when the last one came, where that was asked for."""
+    """Time from when the first message was due until the last one arrived, if measured."""
 
     @property
     def rate(self) -> float:
@@ -75,22 +75,22 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A sending and a receiving process, and whatever lies between them."""
+    """A sending and a receiving process, and the processes between them."""
 
     name: str
     sender: Agent
     receiver: Agent
     between: tuple[int, ...] = ()
-    """Process ids of the workers on the way."""
+    """Process ids of the workers on the path."""
     address: str = ""
-    """Where the first of these is, if somebody watches it."""
+    """Address of the first worker, for monitoring."""
 
     def trial(self, frame: int, seconds: float, look: Look = "count") -> Trial:
-        """Send frames for so many seconds and wait for all; BenchError unless each message came once."""
+        """Send frames for `seconds` seconds and wait for all; BenchError unless each message arrives once."""
         return self._run(look, verb="load", frame=frame, seconds=seconds)
 
     def check(self, frame: int, messages: int) -> None:
-        """Send numbered messages; BenchError unless each comes once, and in order. Warms up, too."""
+        """Send numbered messages; BenchError unless each arrives once and in order. Also warms up."""
         self._run("order", verb="load", frame=frame, messages=messages)
 
     def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0) -> Latencies:
@@ -103,7 +103,7 @@ class Link:
 
     @contextlib.contextmanager
     def _stopped(self, after: float, seconds: float) -> Iterator[None]:
-        """Stop the receiving process for some seconds, after others."""
+        """Stop the receiving process for `seconds` seconds, after a delay of `after` seconds."""
         stop = threading.Timer(after, os.kill, (self.receiver.pid, signal.SIGSTOP))
         go_on = threading.Timer(after + seconds, os.kill, (self.receiver.pid, signal.SIGCONT))
         if not seconds:
@@ -118,14 +118,14 @@ class Link:
             go_on.join()
 
     def offered(self, rate: int, seconds: float, gather: int) -> Latencies:
-        """Do the same with small messages, of which the program gathers so many before it sends them."""
+        """Do the same with small messages, of which the program gathers `gather` before it sends them."""
         self._begin("latency")
         sent = self.sender.ask("offer", rate=rate, seconds=seconds, gather=gather)
         got = self._finish(sent)
         return Latencies(got["latencies_ns"], sent["late"], (got["last_ns"] - sent["start_ns"]) / 1e9)
 
     def still(self) -> None:
-        """BenchError when messages have come since the last trial."""
+        """BenchError if messages have arrived since the last trial."""
         self._begin("count")
 
     def _begin(self, look: Look) -> None:
@@ -168,7 +168,7 @@ def _cpu_seconds(process_id: int) -> float:
 
 
 class Links:
-    """Starts each link when it is first asked for, and ends all with the block."""
+    """Starts each link at its first use, and closes all links at the end of the block."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -187,7 +187,7 @@ class Links:
         return self._links[name]
 
     def started(self) -> list[Link]:
-        """Return the links that have been asked for."""
+        """Return the links that are in use."""
         return list(self._links.values())
 
     def _agent(

@@ -1,4 +1,4 @@
-"""The rows of the live page: what goes through two workers while a page shows them, and while none does."""
+"""The rows of the live page: load through two workers while a page displays them, and without a page."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _ROUNDS = 5
 _FRAME = 1000
 _CHECKED_MESSAGES = 20_000
 _LEAST_SECONDS = 6.0
-"""So that a page looks more than once."""
+"""Enough for a page to poll more than once."""
 _TARGETS: Mapping[float, float] = {50: 1.1, 99: 1.1}
 _RATE_TARGET = 0.95
 
 
 class Page:
-    """Runs `tuplewire top --web`, and reads what its page reads as often as that does, until the block ends.
+    """Runs `tuplewire top --web`, and requests the page's data at the page's interval, until the block ends.
 
-    The first look is over when the block begins.
+    The first request has finished when the block starts.
     """
 
     def __init__(self, address: str) -> None:
@@ -74,7 +74,7 @@ class Page:
 
 
 class Side(NamedTuple):
-    """What a round came to, with the page or without: as much as goes, and a fixed rate."""
+    """The result of a round, with the page or without: at the maximum rate, and at a fixed rate."""
 
     trial: Trial
     latencies: Latencies
@@ -88,7 +88,7 @@ class Pair(NamedTuple):
 
 
 def measure_looked(links: Links, seconds: float, progress: Callable[[str], None]) -> list[Line]:
-    """Measure with the page and without, by turns; `seconds` is the time for all of it."""
+    """Measure with the page and without, in turns; `seconds` is the total time."""
     each = max(seconds / _ROUNDS / len(_LINKS) / 4, _LEAST_SECONDS)
     lines: list[Line] = []
     for name, tasks in _LINKS.items():
@@ -114,7 +114,7 @@ def _side(link: Link, seconds: float) -> Side:
 
 
 def looked_lines(tasks: str, pairs: Sequence[Pair]) -> Iterator[Line]:
-    """Compare the rounds: the rate, the processor time of a message, and its time on the way."""
+    """Compare the rounds: the rate, the processor time per message, and the latency."""
     title, against = f"two workers with {tasks}, and a live page of them", "no page"
 
     def line(

@@ -36,12 +36,12 @@ from tuplewire.values.batch import TaskMessageBatch
 _STILL_SECONDS = 1.0
 _FIRST_SENDER = 1000
 _PENDING = 1_000_000
-"""Messages that all senders of a program together may have pending."""
+"""Limit of pending messages of all senders of a program together."""
 _SPARE_FILES = 200
 
 
 def streams_consumer(address: str, *tasks: str) -> None:
-    """Role: a program that receives from the worker at its side; each (source, task) has its own order."""
+    """Role: a program that receives from its local worker; each (source, task) has its own order."""
     meter = Meter()
     client = Client(address, topology=TOPOLOGY)
     subscription = client.recv(map(int, tasks))
@@ -61,7 +61,7 @@ def streams_consumer(address: str, *tasks: str) -> None:
 
 
 def spread_producer(address: str, stopped: str) -> None:
-    """Role: a program that sends to 31 tasks in turn; beside one that it has filled, if `stopped` is yes."""
+    """Role: a program that sends to 31 tasks in turn; with `stopped` yes, while another task is full."""
     with Client(address, topology=TOPOLOGY, source=SOURCE_TASK) as client:
         held = _fill(client) if stopped == "yes" else 0
 
@@ -77,7 +77,7 @@ def spread_producer(address: str, stopped: str) -> None:
 
 
 def _fill(client: Client) -> int:
-    """Send to the task that nobody reads until nothing more moves; return how many messages stay pending."""
+    """Fill the task that has no consumer; return the number of messages that stay pending."""
     batch = TaskMessageBatch.from_columns(STOPPED_TASK, numbered(0, 1000), SOURCE_TASK)
     since, seen = time.monotonic(), -1
     while time.monotonic() - since < _STILL_SECONDS:
@@ -90,7 +90,7 @@ def _fill(client: Client) -> int:
 
 
 class Senders:
-    """So many clients, each with a connection and a session of its own, on one event loop."""
+    """`count` clients, each with a separate connection and session, on one event loop."""
 
     def __init__(self, address: str, count: int) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -107,7 +107,7 @@ class Senders:
         self._usage = Usage()
 
     def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
-        """Send batches from all at once, for so many seconds; or so many messages or more, all numbered."""
+        """Send batches from all clients for `seconds` seconds, or at least `messages` numbered messages."""
         self._usage.begin()
         each = None if messages is None else -(-messages // frame // len(self._clients))
         start = time.monotonic_ns()
@@ -129,11 +129,11 @@ class Senders:
                 payloads = numbered(sent, frame)
             await client.send(TaskMessageBatch.from_columns(DESTINATION_TASK, payloads, client.source))
             sent += frame
-            await asyncio.sleep(0)  # a send that has room does not give way to the others
+            await asyncio.sleep(0)  # a send with free credit does not yield to the other clients
         return sent
 
     def settle(self) -> dict[str, Any]:
-        """Wait until all is acknowledged, and return the sum of the ledgers."""
+        """Wait until all messages are acknowledged, and return the sum of the ledgers."""
         messaging_loop().run(self._flush())
         ledgers = [client.ledger() for client in self._clients]
         return {
@@ -147,7 +147,7 @@ class Senders:
         await asyncio.gather(*(client.flush(WAIT_SECONDS) for client in self._clients))
 
     async def close(self) -> None:
-        """End every session."""
+        """Close every session."""
         await asyncio.gather(*(client.close() for client in self._clients))
 
 

@@ -1,4 +1,4 @@
-"""What the benches beside Java programs share: the libraries that Maven brings, and how they end."""
+"""Shared by the benches with Java programs: libraries from Maven, and the exit of a bench."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from agent import HERE, BenchError
 from report import progress
 
 BUILD = HERE.parents[2] / "build" / "bench"
-"""Where libraries and classes are kept from run to run."""
+"""The folder of libraries and classes, kept between runs."""
 _SECONDS = 600.0
 _LINES = 5
 
 
 class NotHereError(Exception):
-    """A bench cannot run on this machine; the text says what it lacks."""
+    """A bench cannot run on this machine; the message lists the missing programs."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, for programs that have to be told theirs."""
+    """Return ports that are currently free, for programs that need fixed ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -34,7 +34,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def java() -> str:
-    """Return the command that runs Java 17 or newer; NotHereError without one."""
+    """Return the command that runs Java 17 or newer; NotHereError if there is none."""
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home) / "bin" / "java") if home else "java"
     if not shutil.which(command):
@@ -43,9 +43,14 @@ def java() -> str:
 
 
 def libraries(pom: Path, *properties: str, only: Sequence[str] = ()) -> Path:
-    """Return a folder with all jars that a pom names; Maven fetches them once.
+    """Return a folder with all jars that a pom lists; Maven downloads them once.
 
-    only: artifacts to keep, all without it. NotHereError where Maven is missing or cannot get them.
+    NotHereError if Maven is missing or cannot download them.
+
+    Args:
+        pom: The path of the pom.
+        properties: Definitions for Maven, such as `spark.version=4.2.0`.
+        only: Ids of the artifacts to keep; by default all.
     """
     place = BUILD / "-".join([pom.parent.name, pom.stem, *(each.partition("=")[2] for each in properties)])
     done = place / "complete"
@@ -60,7 +65,7 @@ def libraries(pom: Path, *properties: str, only: Sequence[str] = ()) -> Path:
 
 
 def run_maven(pom: Path, *arguments: str) -> None:
-    """Run Maven on a pom; NotHereError with the last lines of what it says where it fails."""
+    """Run Maven on a pom; NotHereError with its last error lines if it fails."""
     if not shutil.which("mvn"):
         raise NotHereError("Maven (mvn) is not here: install it, with Java 17 or newer")
     command = ["mvn", "--batch-mode", "--no-transfer-progress", f"--file={pom}", *arguments]
@@ -76,7 +81,7 @@ def run_maven(pom: Path, *arguments: str) -> None:
 
 
 def outcome(name: str, measure: Callable[[], str]) -> int:
-    """Measure, and print what that returns, or what a machine lacks (0), or why it cannot go on (1)."""
+    """Measure, and print the result, or the missing programs (0), or the error that stopped it (1)."""
     try:
         found = measure()
     except NotHereError as error:

@@ -1,4 +1,4 @@
-"""The rows of offered load: from idle to saturation, messages sent as they come beside fixed batches."""
+"""The rows of offered load: from idle to saturation, single messages compared with fixed batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workload import MESSAGE_BYTES
 OFFERED = "offered"
 
 _RATES = (1_000, 10_000, 50_000, 100_000, 200_000, 1_000_000)
-"""Messages a second that are due; the last is more than there can be."""
+"""Messages due per second; the last rate exceeds the maximum throughput."""
 _GATHERED = (10, 100, 1000)
-"""So many messages are gathered by the program before it sends them."""
+"""Numbers of messages that the program gathers before it sends them."""
 _ROUNDS = 3
 _LEAST_SECONDS = 0.5
 _P50_TARGET = 1.3
@@ -22,7 +22,7 @@ _RATE_TARGET = 0.95
 
 
 def measure_offered(links: Links, seconds: float, progress: Callable[[str], None]) -> list[Line]:
-    """Offer each load in each way, by turns; `seconds` is the time for all of them."""
+    """Offer each load in each way, in turns; `seconds` is the total time."""
     link = links[CHAIN]
     choices = (1, *_GATHERED)
     each = max(seconds / _ROUNDS / len(_RATES) / len(choices), _LEAST_SECONDS)

@@ -41,10 +41,10 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 
 
 class Sends(Protocol):
-    """What a connection and a client have in common."""
+    """The common interface of a connection and a client."""
 
     def send(self, messages: TaskMessageBatch, /) -> None:
-        """Accept a batch, waiting for room."""
+        """Accept a batch, waiting for buffer space."""
 
 
 class Load:
@@ -59,7 +59,7 @@ class Load:
         self._usage = Usage()
 
     def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
-        """Send batches of `frame` messages for so many seconds; or so many messages or more, all numbered."""
+        """Send batches of `frame` messages for `seconds` seconds, or at least `messages`, all numbered."""
         self._usage.begin()
         send, build, tasks = self._sends.send, TaskMessageBatch.from_columns, self._tasks
         payloads = numbered(0, frame)
@@ -77,7 +77,7 @@ class Load:
         return {"start_ns": start, "sent": sent}
 
     def settle(self) -> dict[str, Any]:
-        """Wait until all is acknowledged, and return the ledger."""
+        """Wait until all messages are acknowledged, and return the ledger."""
         ledger = self._settle()
         return {
             "pending": ledger.pending,
@@ -91,13 +91,13 @@ class Load:
 
 
 class Count(IConnectionCallback):
-    """Counts what a server connection receives."""
+    """Counts the messages of a server connection."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Count a batch; its payloads become objects only if the trial looks at them."""
+        """Count a batch; its payloads become objects only if the trial reads them."""
         self._meter.add(len(batch), batch.nbytes, lambda: batch.payloads)
 
 
@@ -141,7 +141,7 @@ def hop_client(port: str, transport: str) -> None:
 
 
 def hop_within(transport: str) -> None:
-    """Role: both in one process, whose processor time counts once."""
+    """Role: both ends in one process; its processor time is counted once."""
     meter = Meter()
     context, server = _bound(transport, meter)
     load = _load(context.connect(TOPOLOGY, "127.0.0.1", server.port))
@@ -157,7 +157,7 @@ def hop_within(transport: str) -> None:
 
 
 def producer(address: str) -> None:
-    """Role: a program that sends through the worker at its side."""
+    """Role: a program that sends through its local worker."""
     with Client(address, topology=TOPOLOGY, source=SOURCE_TASK) as client:
 
         def settle() -> LedgerSnapshot:
@@ -171,7 +171,7 @@ def producer(address: str) -> None:
             return {"sent": schedule.sent, "late": schedule.late}
 
         def offer(rate: int, seconds: float, gather: int) -> dict[str, Any]:
-            """Send each message when it is due, or so many together when the last of them is."""
+            """Send each message when it is due, or `gather` messages together when the last one is due."""
             schedule = Pace(rate, seconds, MESSAGE_BYTES)
             if gather == 1:
                 for payload in schedule:
@@ -187,7 +187,7 @@ def producer(address: str) -> None:
 
 
 def consumer(address: str) -> None:
-    """Role: a program that receives from the worker at its side."""
+    """Role: a program that receives from its local worker."""
     meter = Meter()
     client = Client(address, topology=TOPOLOGY)
     subscription = client.recv([DESTINATION_TASK, PACED_TASK])

@@ -1,7 +1,7 @@
-"""What Tuplewire is measured against: bare gRPC (frames, single messages, relays, an echo), and pyzmq.
+"""The programs that Tuplewire is compared with: bare gRPC (frames, single messages, relays, echo), and pyzmq.
 
-None of these is a transport: they number nothing, keep nothing to send again, and know no tasks. They are the
-least that any program on the same library must do, and so the upper bound for one that does more.
+These programs are not transports: they have no sequence numbers, no resending and no tasks. They do the
+minimum that any program on the same library must do, so they are an upper bound for programs that do more.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SERVICE = "tuplewire.bench.Peer"
 
 
 class LoopThread:
-    """An event loop in a thread of its own, as gRPC aio wants it; the main thread answers requests."""
+    """An event loop in a separate thread, for gRPC aio; the main thread answers requests."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end in the loop."""
+        """Run a coroutine in the loop until it returns."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
@@ -66,7 +66,7 @@ class GrpcServer:
         self.meter = Meter()
 
     async def frames(self, requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
-        """Take frames of payloads end to end."""
+        """Receive frames of concatenated payloads."""
         sequence = 0
         async for frame in requests:
             self.meter.add(len(frame) // MESSAGE_BYTES, len(frame), partial(_split, frame))
@@ -76,7 +76,7 @@ class GrpcServer:
     async def messages(
         self, requests: AsyncIterator[SendRequest], _: _Context
     ) -> AsyncIterator[SendResponse]:
-        """Take the project's own requests, of one message each."""
+        """Receive the project's own requests, of one message each."""
         sequence = 0
         async for request in requests:
             for group in request.frame.groups:
@@ -86,14 +86,14 @@ class GrpcServer:
             yield SendResponse(ack=Ack(sequence=sequence))
 
     async def take(self, requests: AsyncIterator[bytes], _: _Context) -> bytes:
-        """Take single messages, and answer once at the end."""
+        """Receive single messages, and answer once at the end."""
         async for message in requests:
             self.meter.add(1, len(message), partial(list, (message,)))
         return b""
 
     @staticmethod
     async def echo(requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
-        """Return what comes."""
+        """Return each request."""
         async for request in requests:
             yield request
 
@@ -122,13 +122,13 @@ def grpc_server() -> None:
 
 
 class GrpcRelay:
-    """Passes the bytes of a stream on to the next process, and does nothing else."""
+    """Forwards the bytes of a stream to the next process, and does nothing else."""
 
     def __init__(self, target: int) -> None:
         self._target = target
 
     async def take(self, requests: AsyncIterator[bytes], _: _Context) -> bytes:
-        """Write what comes to a stream of its own; end it when this one ends."""
+        """Write the messages to the next process; close that stream when this one ends."""
         call = self._next()
         async for message in requests:
             await call.write(message)
@@ -145,7 +145,7 @@ class GrpcRelay:
 
 
 def grpc_relay(port: str) -> None:
-    """Role: stands between a sender and the process at `port`."""
+    """Role: a relay between a sender and the process at `port`."""
     listening = LoopThread().run(GrpcRelay(int(port)).start())
     serve({"port": lambda: {"port": listening}})
 
@@ -222,18 +222,18 @@ class GrpcClient:
         return start, sent
 
     def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
-        """Send frames for so many seconds; or so many messages or more, all numbered."""
+        """Send frames for `seconds` seconds, or at least `messages` messages, all numbered."""
         self._usage.begin()
         start, sent = self._loop.run(self._load(frame, seconds, messages))
         return {"start_ns": start, "sent": sent}
 
     def settle(self) -> dict[str, Any]:
-        """Wait until all is acknowledged."""
+        """Wait until all messages are acknowledged."""
         pending = self._loop.run(self._settle())
         return {"pending": pending, "cpu_ns": self._usage.nanoseconds()}
 
     def close(self) -> None:
-        """End the stream and the channel."""
+        """Close the stream and the channel."""
         self._loop.run(self._close())
 
 
@@ -245,9 +245,9 @@ def grpc_client(port: str, kind: str) -> None:
 
 
 def grpc_pace(port: str) -> None:
-    """Role: sends at a fixed rate, and reads nothing back.
+    """Role: sends at a fixed rate, and reads no answers.
 
-    It uses the blocking stub, which had the lower latency of gRPC's two, and so makes the stricter bound.
+    It uses the blocking stub, which had the lower latency of gRPC's two stubs: the stricter bound.
     """
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
     take: Any = channel.stream_unary(f"/{SERVICE}/Take")
@@ -262,7 +262,7 @@ def grpc_pace(port: str) -> None:
 
 
 def grpc_echo(port: str) -> None:
-    """Role: both ends of a round trip at a fixed rate, by the blocking stub as well."""
+    """Role: both ends of a round trip at a fixed rate, also with the blocking stub."""
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
     echo: Any = channel.stream_stream(f"/{SERVICE}/Echo")
     latencies: list[int] = []
@@ -274,7 +274,7 @@ def grpc_echo(port: str) -> None:
 
     serve(
         {
-            "begin": lambda look: {"extra": 0},  # noqa: ARG005 - it takes the time, whatever the look
+            "begin": lambda look: {"extra": 0},  # noqa: ARG005 - it measures latency in any case
             "pace": pace,
             "finish": lambda expected: {"received": len(latencies), "latencies_ns": latencies},  # noqa: ARG005
         }
@@ -286,15 +286,15 @@ def grpc_echo(port: str) -> None:
 
 
 _END = b"end"
-"""What a trial ends with; it comes last, since a PUSH socket with one peer keeps the order."""
+"""The end mark of a trial; it arrives last, since a PUSH socket with one peer preserves the order."""
 
 
 _FRAMES = 100
-"""High-water mark of sockets that carry frames: a thousand of 400 KB would not be a queue but a store."""
+"""High-water mark of sockets with frames: the default of 1,000 frames of 400 KB is too large for a queue."""
 
 
 class ZmqPull:
-    """PULL in a thread of its own: one message a call, or frames of payloads end to end."""
+    """PULL in a separate thread: one message per call, or frames of concatenated payloads."""
 
     def __init__(self, *, framed: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -314,7 +314,7 @@ class ZmqPull:
             self._ended.set()
 
     def _messages(self) -> tuple[int, int]:
-        """Take one message a call, each looked at, until the trial ends; return how many, and disorder."""
+        """Receive and check one message per call until the trial ends; return the number, and disorder."""
         recv = self._socket.recv
         messages = size_bytes = disorder = 0
         message = recv()
@@ -330,7 +330,7 @@ class ZmqPull:
         return messages, disorder
 
     def _frames(self) -> tuple[int, int]:
-        """Take frames, whose payloads become objects only if the trial looks at them."""
+        """Receive frames; their payloads become objects only if the trial reads them."""
         recv = self._socket.recv
         messages = size_bytes = disorder = 0
         while (frame := recv()) != _END:
@@ -349,7 +349,7 @@ class ZmqPull:
         return {"extra": 0}
 
     def finish(self, expected: int) -> dict[str, Any]:
-        """Wait for the end of the trial; `expected` is compared by the caller."""
+        """Wait for the end of the trial; the caller compares `expected`."""
         if not self._ended.wait(WAIT_SECONDS):
             raise TimeoutError(f"pyzmq: {expected} messages sent, but their end has not come")
         return {**self._result, "cpu_ns": self._usage.nanoseconds()}
@@ -362,7 +362,7 @@ def zmq_pull(kind: str) -> None:
 
 
 def zmq_push(port: str, kind: str) -> None:
-    """Role: the sending end of pyzmq, one message a call or frames of payloads end to end."""
+    """Role: the sending end of pyzmq, one message per call or frames of concatenated payloads."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUSH)
     if kind == "frames":

@@ -1,4 +1,4 @@
-"""Where the time goes: a row run under cProfile in every process on the way."""
+"""Profiles a row: runs it under cProfile in every process on the path."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from report import LATENCIES, LATENCY_RATE, ROWS
 _TOP = 25
 _MOST_SECONDS = 10.0
 _BUSY_SHARE = 0.1
-"""A thread that is busy for less than this share of the run's time is left out."""
+"""Threads that are busy for less than this share of the run's time are omitted."""
 _WAITS = ("poll", "acquire", "get' of '_queue", "posix.read", "readline", "serve", "sleep")
-"""Functions whose own time is spent waiting."""
+"""Functions that only wait."""
 
 
 def profiled(name: str, seconds: float) -> str:
-    """Run the rows of that name for some seconds each; return each thread's top functions by own time.
+    """Run the matching rows for some seconds each; return each thread's top functions by own time.
 
-    The profiler slows Python down, most of all many small calls, and not gRPC's C: read shares, not rates.
+    The profiler slows down Python, especially many small calls, but not gRPC's C code: compare shares, not
+    rates.
     """
     seconds = min(seconds, _MOST_SECONDS)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""What the bench beside Kafka asks of both sides, and what both do with Spark."""
+"""The operations of bench-kafka that both systems implement, and shared code for Spark."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class Wire(Protocol):
     """The program at both ends of a query."""
 
     def send(self, payload: bytes) -> None:
-        """Send one message to the query, at once."""
+        """Send one message to the query, immediately."""
 
     def take(self) -> Sequence[bytes]:
-        """Return what has come out of the query, after a short wait."""
+        """Return the output of the query, after a short wait."""
 
 
 class Peer(Protocol):
-    """One of the two systems; each method leaves it empty."""
+    """One of the two systems; every method leaves it empty."""
 
     def write(self, frame: DataFrame, options: Mapping[str, str]) -> dict[str, Any]:
-        """Write a DataFrame: its seconds, and how many rows have arrived."""
+        """Write a DataFrame: return its seconds, and the number of rows that arrived."""
 
     def read(self, frame: DataFrame) -> dict[str, Any]:
-        """Read as many rows as a DataFrame has into `noop`: the seconds of that, and how many there were."""
+        """Read a DataFrame's number of rows into `noop`; return the seconds, and the number of rows."""
 
     def stream(self, frame: DataFrame) -> dict[str, Any]:
-        """Do the same with a streaming query that ends when all is read, and count the rows."""
+        """Do the same with a streaming query that ends when all rows are read, and count the rows."""
 
     def through(self) -> AbstractContextManager[Wire]:
-        """Run a query from a source to a sink that makes what comes upper case."""
+        """Run a query that converts messages to upper case, from a source to a sink."""
 
 
 def noop(frame: DataFrame) -> None:
-    """Write a DataFrame nowhere."""
+    """Write a DataFrame to Spark's noop sink."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def stream_noop(frame: DataFrame) -> dict[str, Any]:
-    """Run a query to its end, and return its seconds, those of its micro-batches alone, and the rows read."""
+    """Run a query to its end; return its seconds, its micro-batches' seconds, and the rows read."""
     with tempfile.TemporaryDirectory(dir=memory()) as directory:
         query: Any = None
 
@@ -63,7 +63,7 @@ def stream_noop(frame: DataFrame) -> dict[str, Any]:
 
 
 class Query:
-    """A query that runs as long as the block, with its checkpoint in memory."""
+    """A query that runs until the end of the block, with its checkpoint in memory."""
 
     def __init__(self, frame: DataFrame, sink: str, options: Mapping[str, str]) -> None:
         self._writer = frame.writeStream.format(sink).options(**options)

@@ -1,4 +1,4 @@
-"""What is measured, against what, and how it stands: the rows of the table."""
+"""The rows of the table: measurements, comparisons and results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from workload import SENDERS, SPREAD_TASKS, Look
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One thing that is measured in every round: a link, the messages in a frame, the look at them."""
+    """A measurement of every round: a link, the messages per frame, and the receiver's checks."""
 
     link: str
     frame: int
@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What a row is compared with, and the ratio to reach (None: shown only)."""
+    """The comparison of a row, and its target ratio (None: no target)."""
 
     cell: Cell
     target: float | None = None
@@ -66,7 +66,7 @@ _UNBATCHED = Cell(UNBATCHED, 1)
 
 
 def _zmq_frames(frame: int, look: Look) -> tuple[Against, ...]:
-    """Return pyzmq with the same frames, where a frame is more than a message."""
+    """Return pyzmq with the same frames, if a frame has more than one message."""
     return (Against(Cell(ZMQ_FRAMES, frame, look)),) if frame > 1 else ()
 
 
@@ -149,24 +149,24 @@ LATENCY = "latency"
 LATENCY_RATE = 1000
 PERCENTILES = (50, 99, 99.9)
 MAXIMUM = 100
-"""The percentile that is the slowest message of all rounds together."""
+"""The percentile that stands for the slowest message of all rounds together."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyRow:
-    """Lines about the time of messages that travel alone; a line for each percentile and peer."""
+    """Lines about the latency of single messages; a line for each percentile and peer."""
 
     name: str
     title: str
     link: str
     against: tuple[tuple[str, Mapping[float, float]], ...]
-    """Link -> the ratios that are not to be exceeded, by percentile."""
+    """Link -> the maximum ratios, by percentile."""
     stop_seconds: float = 0.0
-    """How long the receiving process is stopped in the middle of a trial."""
+    """The time that the receiving process is stopped in the middle of a trial, in seconds."""
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Return all links that it needs."""
+        """Return all links of this row."""
         return (self.link, *(link for link, _ in self.against))
 
 
@@ -199,14 +199,14 @@ RATE = "messages/s"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One comparison as printed; rates in messages a second, latencies in milliseconds."""
+    """One printed comparison; rates in messages per second, latencies in milliseconds."""
 
     row: str
     title: str
     value: float
     unit: str
     cpu_microseconds: float | None
-    """Processor time a message, over all processes on the way."""
+    """Processor time per message, over all processes on the path."""
     against: str
     against_value: float
     ratio: float
@@ -216,7 +216,7 @@ class Line:
     verdict: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return it for JSON output."""
         return asdict(self)
 
 
@@ -231,12 +231,12 @@ def compared(
     target: float | None = None,
     cpu_microseconds: float | None = None,
 ) -> Line:
-    """Compare, a pair for each round: a ratio is the median of the rounds' own ratios.
+    """Compare a pair for each round: a ratio is the median of the rounds' own ratios.
 
-    So what slows a round slows both. The target of a rate is to be reached, that of a time not exceeded.
+    A disturbance in a round affects both sides. A rate must reach its target; a time must not exceed it.
     """
     ratios = [mine / other for mine, other in zip(ours, others, strict=True)]
-    ratio = round(statistics.median(ratios), 2)  # what is printed is what is judged
+    ratio = round(statistics.median(ratios), 2)  # the verdict uses the printed value
     rate = unit == RATE
     goal, verdict = "", ""
     if target is not None:
@@ -259,7 +259,7 @@ def compared(
 
 
 def throughput_lines(rows: Sequence[Row], rounds: Sequence[Mapping[Cell, Trial]]) -> list[Line]:
-    """Compare the rows' cells with those that they stand beside."""
+    """Compare the rows' cells with their peers."""
     lines = []
     for row in rows:
         cpu = statistics.median(each[row.cell].cpu_seconds / each[row.cell].messages * 1e6 for each in rounds)
@@ -279,7 +279,7 @@ def throughput_lines(rows: Sequence[Row], rounds: Sequence[Mapping[Cell, Trial]]
 
 
 def latency_lines(row: LatencyRow, rounds: Sequence[Mapping[str, Latencies]]) -> list[Line]:
-    """Compare a row's percentiles with those of its peers; a round has the latencies of each link."""
+    """Compare a row's percentiles with its peers; a round has the latencies of each link."""
     late = {link: sum(each[link].late for each in rounds) for link in row.links}
     lines = []
     for percent in (*PERCENTILES, MAXIMUM):
@@ -305,7 +305,7 @@ def latency_lines(row: LatencyRow, rounds: Sequence[Mapping[str, Latencies]]) ->
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value that so many percent of them are below."""
+    """Return the value that is above `percent` percent of the values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
@@ -349,7 +349,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def progress(text: str) -> None:
-    """Show how far it is, on a line of its own that the next one replaces on a terminal."""
+    """Report progress on a separate line, which the next call replaces on a terminal."""
     end = "" if sys.stderr.isatty() else "\n"
     start = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(f"{start}{text}", end=end, file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""Measure workers that have nothing to do: how soon they are up, their memory and CPU, and a new assignment.
+"""Measure idle workers: the time to start, memory, CPU time, and the time of a new assignment.
 
 Every worker of a mesh has a connection to each of the others.
 
 Example: python tests/tools/bench/resting.py --mesh 1:100 --mesh 20:10000
-Exit status: 0; no figure decides it.
+Exit status: always 0.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from workload import TOPOLOGY
 from tuplewire.processes.worker_processes import WorkerProcesses
 
 MESHES = ("1:100", "1:10000", "10:10000", "20:10000", "40:10000")
-"""Workers, and tasks in all."""
+"""Number of workers, and total number of tasks."""
 _STARTS = 5
 _SETTLE_SECONDS = 5.0
-"""Before it is measured, for what a worker does once."""
+"""Time before the measurement, for a worker's work after startup."""
 _UPDATES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """So many workers at rest: of each its memory and CPU; how long until all have a new assignment."""
+    """Idle workers: memory and CPU of each, and the seconds until all have a new assignment."""
 
     workers: int
     tasks: int
@@ -40,7 +40,7 @@ class Resting:
 
 
 def start_seconds() -> float:
-    """Return how long a worker takes from the start of its process to its addresses; the median."""
+    """Return a worker's time from the start of its process to its addresses; the median."""
     found = []
     for number in range(_STARTS):
         progress(f"starting a worker, {number + 1} of {_STARTS}")
@@ -51,7 +51,7 @@ def start_seconds() -> float:
 
 
 def at_rest(count: int, task_count: int, seconds: float) -> Resting:
-    """Measure a mesh of so many workers for so long."""
+    """Measure a mesh of `count` workers for `seconds` seconds."""
     progress(f"{count} workers with {task_count:,} tasks")
     with WorkerProcesses(count, TOPOLOGY) as workers:
         tasks = {index: range(index, task_count, count) for index in range(count)}
@@ -71,7 +71,7 @@ def at_rest(count: int, task_count: int, seconds: float) -> Resting:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """Return the CPU that a process has used."""
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -81,7 +81,7 @@ def _resident_bytes(process_id: int) -> int:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
-"""Measure Tuplewire beside its peers, in ratios of one run; see README.md in this folder.
+"""Compare Tuplewire with its peers, in ratios of one run; see README.md in this folder.
 
-Exit status: 0 when every message came once, whatever the timings; 1 when one was lost or doubled.
+Exit status: 0 if every message arrived once, regardless of timings; 1 if a message was lost or duplicated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _matches(name: str, only: str | None) -> bool:
 
 
 def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> list[Line]:
-    """Run every cell once a round, for ROUNDS rounds; `seconds` is the time for all of them."""
+    """Run every cell once per round, for ROUNDS rounds; `seconds` is the total time."""
     cells = list(dict.fromkeys(cell for row in rows for cell in (row.cell, *(a.cell for a in row.against))))
     for cell in cells:
         progress(f"check: {CHECKED_MESSAGES:,} numbered messages over {cell.link}, frames of {cell.frame}")
@@ -63,7 +63,7 @@ def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> lis
 
 
 def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) -> list[Line]:
-    """Send at a fixed rate over every link of these rows, by turns; `seconds` is the time for all of them."""
+    """Send at a fixed rate over every link of these rows, in turns; `seconds` is the total time."""
     names = list(dict.fromkeys((name, row.stop_seconds) for row in rows for name in row.links))
     each = max(seconds / LATENCY_ROUNDS / len(names), 0.5)
     rounds: list[dict[tuple[str, float], Latencies]] = []
@@ -71,7 +71,7 @@ def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) ->
         rounds.append({})
         for name, stop_seconds in names:
             progress(f"{LATENCY_RATE} messages/s, round {number} of {LATENCY_ROUNDS}: {name}")
-            # A trial with a stop is long enough that the time after it shows, too.
+            # A trial with a stop is long enough to include the time after the stop.
             trial_seconds = each if not stop_seconds else max(each, 4 * stop_seconds)
             rounds[-1][name, stop_seconds] = links[name].paced(LATENCY_RATE, trial_seconds, stop_seconds)
     lines = []
@@ -134,7 +134,7 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the measurements of the command line."""
     arguments = _arguments()
     started = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""The row of metrics: what a scrape of a worker with many tasks takes."""
+"""The row of metrics: the time to scrape a worker with many tasks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 SCRAPE = "scrape"
 
 _TASKS = 2_500
-"""Each has four series."""
+"""Each task has four series."""
 _SERIES = 4 * _TASKS
 _ROUNDS = 30
 _TARGET_MS = 50.0
 
 
 def measure_scrape(progress: Callable[[str], None]) -> list[Line]:
-    """Scrape a worker, and prometheus-client with as many series, by turns, as Prometheus does."""
+    """Scrape a worker, and prometheus-client with the same number of series, in turns, as Prometheus does."""
     progress(f"scraping {_SERIES:,} series, {_ROUNDS} times")
     registry = CollectorRegistry()
     gauge = Gauge("queue_messages", "Messages in a task's receive queue.", ["task"], registry=registry)
@@ -62,7 +62,7 @@ def measure_scrape(progress: Callable[[str], None]) -> list[Line]:
 
 
 def _scrape(url: str) -> float:
-    """Return how many milliseconds a scrape takes."""
+    """Return the time of a scrape in milliseconds."""
     asked = {"Accept": "application/openmetrics-text; version=1.0.0"}
     request = urllib.request.Request(url, headers=asked)  # noqa: S310 - our own address
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Tuplewire's own processes as users write them first: one message a call, read one by one."""
+"""Tuplewire's own processes in the simplest form: one message per call, read one at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tuplewire.values.batch import TaskMessageBatch
 
 
 class Singles:
-    """A schedule of single payloads for so many seconds; or so many messages or more, all numbered."""
+    """A schedule of single payloads for `seconds` seconds, or at least `messages`, all numbered."""
 
     def __init__(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> None:
         self._burst = max(frame, CHECK_EVERY)
@@ -40,7 +40,7 @@ class Singles:
         self.start_ns = self.sent = 0
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        """Yield payloads, a burst between two looks at the clock."""
+        """Yield payloads, one burst between two reads of the clock."""
         payloads = numbered(0, self._burst)
         self.start_ns = time.monotonic_ns()
         end = self.start_ns + self._nanoseconds
@@ -112,7 +112,7 @@ def _one_by_one(batch: TaskMessageBatch) -> list[bytes]:
 
 
 def consumer(address: str) -> None:
-    """Role: reads message by message."""
+    """Role: reads one message at a time."""
     meter = Meter()
     client = Client(address, topology=TOPOLOGY)
     subscription = client.recv([DESTINATION_TASK])

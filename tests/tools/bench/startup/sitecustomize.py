@@ -1,6 +1,6 @@
-"""Python runs this module at the start of every process that `--profile` starts, workers included.
+"""Python runs this module at the start of every process of `--profile`, including workers.
 
-It profiles each thread from its first call to the process's end, and leaves one file for each.
+It profiles each thread from its first call to the exit of the process, and writes one file per thread.
 """
 
 import atexit
@@ -16,7 +16,7 @@ _profiles: list[tuple[str, cProfile.Profile]] = []
 
 
 def _start(*_: FrameType | str | Any) -> None:
-    """Profile the thread that this is called on; a profile hook, which enable() replaces by its own."""
+    """Profile the current thread; a profile hook, which enable() replaces with its own."""
     profile = cProfile.Profile()
     _profiles.append((threading.current_thread().name, profile))
     profile.enable()
@@ -27,7 +27,7 @@ def _save() -> None:
     role = "-".join(Path(argument).name for argument in worker or sys.orig_argv[1:3])
     for number, (thread, profile) in enumerate(_profiles):
         profile.create_stats()
-        if not profile.stats:  # a thread of C alone, such as gRPC's poller
+        if not profile.stats:  # a thread without Python code, such as gRPC's poller
             continue
         name = f"{role}-{os.getpid()}-{number}-{thread}".replace("/", "_").replace(" ", "_")
         profile.dump_stats(Path(os.environ["BENCH_PROFILES"]) / f"{name}.prof")
@@ -35,5 +35,5 @@ def _save() -> None:
 
 atexit.register(_save)
 _start()
-if sys.version_info < (3, 12):  # from there on one profiler sees all threads
+if sys.version_info < (3, 12):  # since 3.12, one profiler covers all threads
     threading.setprofile(_start)
