@@ -1,6 +1,6 @@
 """The command behind `make chaos`, `make chaos-transport`, `make fuzz` and `make soak`.
 
-Exit status: 0 if every promise was kept; 1 if not, with a list of the faults.
+Exit status: 0 if every guarantee held; 1 if not, with a list of the faults.
 """
 
 from __future__ import annotations

@@ -24,9 +24,15 @@ K = TypeVar("K", bound=str)
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a plan: when it starts and how long it lasts, in seconds; on which target; how strong.
+    """One action of a plan.
 
-    cut: True if it ends with a cut, so that the data in flight is lost.
+    Attributes:
+        at: The start of the action, in seconds.
+        kind: The name of the action.
+        target: The process or connection that it affects.
+        seconds: The length of the action.
+        value: Its strength.
+        cut: True if it ends with a cut, so that the data in flight is lost.
     """
 
     at: float
@@ -52,10 +58,13 @@ def schedule(
 ) -> Iterator[Action]:
     """Return random actions in order: each kind once, then any kind by its weight.
 
-    The actions depend on the seed alone, and not on the course of the run.
+    The actions depend only on the seed, not on the course of the run.
 
     Args:
+        seed: The seed of the actions.
+        seconds: The end of the last action.
         every: The mean time between two actions, in seconds.
+        weights: The kinds of actions, each with its weight.
         draw: Returns an action of a kind at a time.
     """
     chance = random.Random(seed)
@@ -74,11 +83,11 @@ class Campaign(ABC):
     """A run of a plan of actions, with checks during the run and at its end.
 
     Attributes:
-        faults: Every broken promise and every failed process, as text.
+        faults: Every broken guarantee and every failed process, as text.
         done: The number of actions of each kind.
         parallel: True if an action does not wait for the end of the previous one, unless both have the
             same target. All actions then end with the run.
-        seconds: How long the run lasts at least.
+        seconds: The minimum length of the run.
         look_seconds: The time between two checks during the run.
     """
 
@@ -98,22 +107,22 @@ class Campaign(ABC):
         """Set when the actions must end."""
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    # --- the parts that a campaign has -------------------------------------------------------------
+    # --- the parts of a campaign -------------------------------------------------------------------
 
     @abstractmethod
     def plan(self) -> Iterator[Action]:
-        """Return the actions in order; depends on the seed alone."""
+        """Return the actions in order; they depend only on the seed."""
 
     @abstractmethod
     def open(self, stack: ExitStack) -> None:
-        """Start all processes; the stack ends the processes, whatever happens."""
+        """Start all processes; the stack stops them in every case."""
 
     @abstractmethod
     def act(self, action: Action) -> None:
         """Perform an action and undo it; earlier if `stop` is set."""
 
     def look(self) -> str:
-        """Check the processes during the run; return a line of progress, or no text."""
+        """Check the processes during the run; return a line of progress, or an empty string."""
         return ""
 
     def is_over(self, seconds: float) -> bool:
@@ -122,7 +131,7 @@ class Campaign(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until every message has arrived, end all processes, and add to the faults."""
+        """Wait until every message has arrived, stop all processes, and add to the faults."""
 
     @abstractmethod
     def report(self) -> Iterator[str]:
@@ -132,12 +141,12 @@ class Campaign(ABC):
 
     @property
     def ok(self) -> bool:
-        """True if every promise was kept and no process failed."""
+        """True if every guarantee held and no process failed."""
         return not self.faults
 
     @property
     def seconds_so_far(self) -> float:
-        """The time since the start."""
+        """The time since the start, in seconds."""
         return time.monotonic() - self._started
 
     def say(self, text: str) -> None:
@@ -145,7 +154,7 @@ class Campaign(ABC):
         print(f"{self.seconds_so_far:7.1f} s  {text}", flush=True)
 
     def run(self) -> Self:
-        """Run all of the campaign; `faults` and report() have the outcome."""
+        """Run the campaign; `faults` and report() contain the result."""
         with self.opened(), self._looking():
             self._act_all()
         return self

@@ -30,7 +30,7 @@ _SETTLED_SECONDS = 60.0
 
 
 def is_clean(ledger: LedgerSnapshot) -> bool:
-    """Return True if a ledger adds up, and nothing is pending or dropped."""
+    """Return True if a ledger is balanced, and no message is pending or dropped."""
     return ledger.balanced and not ledger.pending and not sum(ledger.dropped.values())
 
 
@@ -38,10 +38,10 @@ class Cluster:
     """Workers of one topology, and the assignment that they receive.
 
     Attributes:
-        workers: The workers by id. A worker that is down for a while stays here.
+        workers: The workers by id, including workers that are temporarily down.
         owners: The worker of each task.
         route: Returns the address at which one worker reaches another. Default: the other's own address.
-        ledgers: Of each worker that has drained: its id, its exit code and the balance in its log.
+        ledgers: The id, exit code and logged ledger of each worker that has drained.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Cluster:
         self._hosts = hosts or {}
         self._faults: list[str] = []
         self._holders: defaultdict[int, set[str]] = defaultdict(set)
-        """The workers that may hold messages of a task, by the journal."""
+        """The workers that may hold messages of a task, according to the journal."""
         self._publishing = threading.RLock()
 
     # --- processes -----------------------------------------------------------------------------------
 
     def add(self, *names: str) -> None:
-        """Start workers that were not there before."""
+        """Start new workers."""
         for name in names:
             worker = RestartableWorker(
                 name,
@@ -85,7 +85,7 @@ class Cluster:
             self.workers[name] = worker
 
     def remove(self, name: str, *, killed: bool = False) -> None:
-        """End a worker that does not come back."""
+        """Stop a worker permanently."""
         self.end(name, killed=killed)
         del self.workers[name]
 
@@ -97,7 +97,7 @@ class Cluster:
         else:
             try:
                 self.ledgers.append((name, *worker.end()))
-            except AssertionError as wrong:  # killed at its deadline, without a balance
+            except AssertionError as wrong:  # killed at its deadline, without a ledger
                 self._faults.append(f"{name} was drained: {wrong}")
         self._journal.write("worker_ended", worker=name, killed=killed)
 
@@ -109,13 +109,13 @@ class Cluster:
         return restart
 
     def end_all(self) -> None:
-        """Drain every worker that lives."""
+        """Drain every running worker."""
         for name, worker in self.workers.items():
             if worker.alive:
                 self.end(name)
 
     def discard(self) -> None:
-        """Kill every worker that lives."""
+        """Kill every running worker."""
         for worker in self.workers.values():
             worker.discard()
 
@@ -136,7 +136,7 @@ class Cluster:
         return self._directory / f"{name}.assignment.json"
 
     def assign(self, owners: Mapping[int, str], order: Sequence[str] = ()) -> None:
-        """Give tasks to workers and publish that to each worker, in this order."""
+        """Assign tasks to workers, and publish the assignment to the workers in this order."""
         with self._publishing:
             for task, worker in owners.items():
                 if self.owners.get(task) != worker:
@@ -161,7 +161,7 @@ class Cluster:
             logger.info("not pushed: %s", error)
 
     def _assigned(self, far: str, near: str) -> AssignedWorker:
-        """Return one worker as another one must reach it."""
+        """Return one worker with the address at which another worker must reach it."""
         endpoint = self.workers[far].endpoint
         tasks = tuple(sorted(task for task, owner in self.owners.items() if owner == far))
         if far == near or self.route is None:
@@ -171,13 +171,13 @@ class Cluster:
         return AssignedWorker(far, self.route(near, far), tasks)
 
     def move(self, task: int, worker: str, order: Sequence[str]) -> None:
-        """Give one task to a worker, if it is not there; does not wait for the move."""
+        """Assign one task to another worker; do not wait for the move."""
         with self._publishing:
             if self.owners[task] != worker:
                 self.assign({**self.owners, task: worker}, order)
 
     def settled(self) -> bool:
-        """Return True if every worker has the assignment and no task is moving; the journal has it then."""
+        """Return True, and record it, if every worker has the assignment and no task is moving."""
         version = self.version
         if not all(
             status is not None and status.assignment_version == version and not status.moving_tasks
@@ -210,7 +210,7 @@ class Cluster:
         return found
 
     def balances(self) -> dict[str, LedgerSnapshot | None]:
-        """Return the balance of each worker, None for a worker that does not answer."""
+        """Return the ledger of each worker, None for a worker that does not answer."""
         return {
             name: None if status is None else ledger_of(status.ledger)
             for name, status in self.statuses().items()
@@ -225,7 +225,7 @@ class Cluster:
 
     @property
     def faults(self) -> list[str]:
-        """Every drain that failed, and every worker that ended with messages left, as text."""
+        """Every failed drain, and every worker that exited with pending messages, as text."""
         return [
             *self._faults,
             *(

@@ -1,6 +1,6 @@
-"""Journals: the events that each process of a campaign has seen, on disk before they have effects.
+"""Journals: the events of each process of a campaign, written to disk before they have effects.
 
-A journal survives the SIGKILL of its process: each line is one write. Times are those of the monotonic clock,
+A journal survives the SIGKILL of its process: each line is one write. Times are from the monotonic clock,
 which all processes of a machine share, so that journals can be merged.
 """
 
@@ -20,18 +20,18 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.config import AckMode
 
 Record = tuple[int, str, dict[str, Any]]
-"""When (monotonic nanoseconds), which method of History, and its arguments."""
+"""The time (monotonic nanoseconds), the method of History, and its arguments."""
 
 
 class Journal:
-    """Appends records to a file of its own; thread-safe."""
+    """Appends records to its own file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb", buffering=0)
         self._lock = threading.Lock()
 
     def write(self, event: str, **facts: Any) -> None:
-        """Note that something has happened; it is in the file when this returns."""
+        """Record an event; it is in the file when this returns."""
         with self._lock:
             self._file.write(json.dumps([time.monotonic_ns(), event, facts]).encode() + b"\n")
 
@@ -41,7 +41,7 @@ class Journal:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Read a journal; the line in whose midst its process was killed has no consequences, and is skipped."""
+    """Read a journal. An incomplete last line, from a killed process, had no effects and is skipped."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -52,7 +52,9 @@ def records(path: Path) -> Iterator[Record]:
 def history_of(journals: Iterable[Path], killed: Collection[Path] = ()) -> History:
     """Replay several journals into a History, in the order of time.
 
-    killed: the journals of producers that were killed, which promises nothing of what they had accepted.
+    Args:
+        journals: The journals to merge.
+        killed: The journals of killed producers, without a guarantee for their accepted messages.
     """
     history = History()
     for _, event, facts in heapq.merge(

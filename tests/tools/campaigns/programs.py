@@ -1,4 +1,4 @@
-"""A program of a campaign, as the campaign sees it: a process that it can stop, kill and restart."""
+"""A process of a campaign, which the campaign can stop, kill and restart."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ def environment() -> dict[str, str]:
 
 
 class Program:
-    """A process that runs one of this folder's programs, through all its lives.
+    """A process that runs one of this folder's programs, across restarts.
 
-    config: what it gets; each life gets its own journal, too. entered: what it is started in.
+    Args:
+        module: The module of the program.
+        name: The name of the program.
+        config: The program's configuration, to which each start adds its own journal.
+        directory: The folder of the journals and logs.
+        entered: Returns the context in which the process is started.
     """
 
     def __init__(
@@ -56,33 +61,33 @@ class Program:
                 stdout=log,
                 stderr=log,
                 env=environment(),
-                # Ctrl-C is for the run; this process then ends with its standard input.
+                # Ctrl-C is for the run; this process then exits with its standard input.
                 start_new_session=True,
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self._must_end = True
         self._process.kill()
         self.end(_KILLED_SECONDS)
 
     def start(self) -> None:
-        """Begin its next life."""
+        """Start the process again."""
         self._process = self._start()
         self._must_end = False
 
     def begin_end(self) -> None:
-        """Let it finish, and do not wait."""
+        """Let the process finish, and do not wait."""
         self._must_end = True
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def end(self, timeout: float) -> int:
-        """Wait until it has finished and return its exit code; kill it after the timeout."""
+        """Wait until the process has finished and return its exit code; kill it after the timeout."""
         self.begin_end()
         try:
             self._process.wait(timeout)
@@ -92,10 +97,10 @@ class Program:
 
     @property
     def ended(self) -> bool:
-        """True if it has exited without a reason."""
+        """True if the process has exited unexpectedly."""
         return self._process.poll() is not None and not self._must_end
 
     def journals(self) -> list[Path]:
-        """Return the journals of all lives; one that was killed at once has none."""
+        """Return the journals of all starts; a process that was killed during startup has no journal."""
         files = [self._directory / f"{self.name}.{life}.jsonl" for life in range(1, self._lives + 1)]
         return [file for file in files if file.exists()]

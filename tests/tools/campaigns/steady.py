@@ -19,8 +19,10 @@ class Steady:
     """Two processes. Every message must arrive once and in order.
 
     Args:
-        routes: Where the producer sends, with the source of each client.
-        subscriptions: Where the consumer receives.
+        stack: Stops the processes.
+        routes: The addresses that the producer sends to, with the source of each client.
+        subscriptions: The addresses and tasks that the consumer receives from.
+        load: The load of the producer.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Steady:
         return consumed.received
 
     def finish(self, elsewhere: Callable[[], dict[Stream, int]] = dict) -> list[str]:
-        """End the producer, wait for its messages, end the consumer; return every fault as text.
+        """Stop the producer, wait for its messages, stop the consumer; return every fault as text.
 
         elsewhere: returns the streams that another consumer receives.
         """
@@ -65,7 +67,7 @@ class Steady:
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds or the time has passed; a check of the caller then finds the fault."""
+    """Wait until a condition holds or the time has passed; the caller checks the result."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

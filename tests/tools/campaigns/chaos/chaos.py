@@ -28,41 +28,41 @@ class Signalled(Protocol):
     """A process that receives signals, or an object that behaves like one."""
 
     def signal(self, number: signal.Signals, /) -> None:
-        """Stop it, or let it continue."""
+        """Stop the process, or let it continue."""
 
 
 class Life(Signalled, Protocol):
-    """A program through all its lives: a process, or an object of this one."""
+    """A program across all its restarts: a process, or an object of this process."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the program."""
 
     def start(self) -> None:
-        """Begin its next life."""
+        """Start the program again."""
 
     def begin_end(self) -> None:
-        """Let it finish, and do not wait."""
+        """Let the program finish, and do not wait."""
 
     def end(self, timeout: float, /) -> int:
-        """End it cleanly; return its exit code."""
+        """Stop the program cleanly; return its exit code."""
 
     @property
     def ended(self) -> bool:
-        """True if it has exited without a reason."""
+        """True if the program has exited unexpectedly."""
 
     def journals(self) -> list[Path]:
-        """Return the journals of all its lives."""
+        """Return the journals of all its runs."""
 
 
 class Chaos(Campaign):
-    """A run with the faults that a seed gives, in programs that write journals.
+    """A run with the faults that a seed selects, in programs that write journals.
 
     Attributes:
         targets: Everything that can have a fault.
         modes: The acknowledgement mode of each sender.
         programs: All programs by name.
-        proxies: The fault proxy of each way.
-        ledgers: The final balance of each sender.
+        proxies: The fault proxy of each connection.
+        ledgers: The final ledger of each sender.
     """
 
     parallel = True
@@ -83,7 +83,10 @@ class Chaos(Campaign):
         """Prepare a run.
 
         Args:
-            transport: Between workers, or between programs.
+            seed: The seed of the faults.
+            seconds: The length of the run.
+            directory: The folder of the journals and logs.
+            transport: The transport between workers, or between programs.
             every: The mean time between faults, in seconds.
             rate: The messages per second of each sender.
         """
@@ -121,7 +124,7 @@ class Chaos(Campaign):
         return {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
 
     def end(self, names: Collection[str], deadline: float) -> None:
-        """End programs at the same time. A program that misses the deadline is killed."""
+        """Stop programs at the same time. A program that misses the deadline is killed."""
         for name in names:
             self.programs[name].begin_end()
         for name in names:
@@ -129,7 +132,7 @@ class Chaos(Campaign):
                 self.faults.append(f"{name} has exited with code {code}; see its log")
 
     def look(self) -> str:
-        """Note programs that have exited during the run."""
+        """Record programs that have exited during the run."""
         for name, program in self.programs.items():
             if program.ended:
                 self.faults.append(f"{name} has exited during the run; see its log")
@@ -138,7 +141,7 @@ class Chaos(Campaign):
     # --- faults --------------------------------------------------------------------------------------
 
     def act(self, action: Action) -> None:
-        """Perform a fault of a way, or stop a program for a while."""
+        """Inject a fault into a connection, or stop a program temporarily."""
         if action.kind in {Kind.STOP_PRODUCER, Kind.STOP_CONSUMER}:
             self.suspend(self.programs[action.target], action.seconds)
             return
@@ -159,7 +162,7 @@ class Chaos(Campaign):
         proxy.delay(LATENCY_SECONDS)
 
     def suspend(self, process: Signalled, seconds: float) -> None:
-        """Stop a process for a while."""
+        """Stop a process temporarily."""
         process.signal(signal.SIGSTOP)
         self.stop.wait(seconds)
         process.signal(signal.SIGCONT)
@@ -167,7 +170,7 @@ class Chaos(Campaign):
     # --- the verdict ---------------------------------------------------------------------------------
 
     def judge(self, killed: Collection[Path] = ()) -> None:
-        """Merge the journals, and add every broken promise to the faults; killed: see history_of."""
+        """Merge the journals, and add every broken guarantee to the faults; killed: see history_of."""
         journals = (path for each in self.programs.values() for path in each.journals())
         self.verdict = history_of([self.journal_file, *journals], killed).verdict()
         self.faults += map(str, self.verdict.violations)

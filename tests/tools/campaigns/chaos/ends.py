@@ -1,8 +1,8 @@
 """The programs at both ends of a chaos run: senders of numbered messages, and receivers that record them.
 
 A sender uses a Client of a worker, or `connect` of a transport; a receiver subscribes at workers, or binds a
-transport. Each is a process that ends cleanly when its standard input does; or, for a transport within one
-process, an object that can be stopped, killed and ended like a process.
+transport. Each one is a process that exits cleanly when its standard input is closed. For a transport within
+one process, it is an object that can be stopped, killed and closed like a process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tuplewire_service.messaging.base import IConnectionCallback, IContext, Inbo
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 
 SOURCES_APART = 1000
-"""Each life of a sender on a transport is another source: its first source, plus this for each life."""
+"""Each run of a sender on a transport has another source: its first source, plus this per restart."""
 _ROOM_SECONDS = 0.2
 _BATCH_MESSAGES = 100
 _WINDOW_MESSAGES = 2000
@@ -53,7 +53,7 @@ _END_SECONDS = 60.0
 _SILENCE_SECONDS = 1.0
 _RETRY_SECONDS = 0.05
 _WORK_SECONDS = 0.005
-"""The time for a batch before it is acknowledged. A consumer that dies nearly always has a batch."""
+"""The time for a batch before it is acknowledged, so that a consumer that is killed usually has a batch."""
 
 
 def _context(config: dict[str, Any], **session: Any) -> IContext:
@@ -68,7 +68,7 @@ def _context(config: dict[str, Any], **session: Any) -> IContext:
 
 
 class End(ABC):
-    """A sender or a receiver. config: from the run; `name` ends with the number of its life."""
+    """A sender or a receiver. config: from the run; `name` ends with the number of its restart."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.name: str = config["name"]
@@ -84,7 +84,7 @@ class End(ABC):
             thread.start()
 
     def pause(self) -> None:
-        """Do nothing for a while, if this is no process that could be stopped."""
+        """Pause temporarily; for objects within this process, which cannot be stopped by a signal."""
         self._going.clear()
 
     def go_on(self) -> None:
@@ -92,12 +92,12 @@ class End(ABC):
         self._going.set()
 
     def kill(self) -> None:
-        """End it at once, if this is no process that could be killed."""
+        """Abort immediately; for objects within this process, which cannot be killed."""
         raise NotImplementedError(self.name)
 
     @abstractmethod
     def finish(self) -> int:
-        """End it cleanly; return its exit status."""
+        """Close it cleanly; return its exit status."""
 
     def _stop(self) -> None:
         self._over.set()
@@ -163,7 +163,7 @@ class Consumer(End):
 
 
 class Receiver(End, IConnectionCallback):
-    """Binds a transport; releases messages a moment after they were received."""
+    """Binds a transport; releases messages shortly after it receives them."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -198,11 +198,11 @@ class Receiver(End, IConnectionCallback):
         """See End."""
         self._server.abort()
         self._stop()
-        self._release()  # only a process dies with what it holds
+        self._release()  # only the exit of a process loses held messages
         self._journal.close()
 
     def finish(self) -> int:
-        """See End. Between processes, messages that are not released are sent again to the next life."""
+        """See End. Between processes, messages that are not released are sent again after the restart."""
         self._stop()
         self._context.term()
         self._release()
@@ -221,7 +221,7 @@ class _Sends(Protocol):
 
 
 class Sending(End):
-    """Sends batches of numbered messages to random tasks; the journal has all of them."""
+    """Sends batches of numbered messages to random tasks, and records all of them in the journal."""
 
     def _announce(self, config: dict[str, Any], source: int, mode: AckMode) -> None:
         self._source = source
@@ -230,7 +230,7 @@ class Sending(End):
         self._journal.write("source", source=source, mode=mode, worker=config["worker"])
 
     def _send_all(self, clients: Mapping[int, _Sends]) -> None:
-        """Send until the end; clients: of each task."""
+        """Send until the run stops. clients: the client of each task."""
         source, chance = self._source, self._chance
         sent: Counter[int] = Counter()
         while not self._over.is_set():
@@ -244,7 +244,7 @@ class Sending(End):
             self._over.wait(2 * chance.random() * number / self._rate)
 
     def _sent(self, client: _Sends, batch: TaskMessageBatch) -> bool:
-        """Send as soon as there is room; False if the run ends first."""
+        """Send as soon as there is buffer space; False if the run stops first."""
         while not self._over.is_set():
             with contextlib.suppress(BufferFullError):
                 client.send(batch, timeout=_ROOM_SECONDS)
@@ -252,7 +252,7 @@ class Sending(End):
         return False
 
     def _settled(self, ledger: LedgerSnapshot) -> int:
-        """Write the final balance; return the exit status."""
+        """Write the final ledger; return the exit status."""
         self._journal.write("settled", source=self._source, ledger=dataclasses.asdict(ledger))
         if ledger.pending:
             print(f"not everything was settled: {ledger}", file=sys.stderr)
@@ -272,7 +272,7 @@ class Producer(Sending):
         self._start(partial(self._send_all, dict.fromkeys(config["tasks"], self._client)))
 
     def finish(self) -> int:
-        """See End: 1 if a message is pending after a minute, or was refused."""
+        """See End. Return 1 if a message is pending after a minute, or was rejected."""
         self._stop()
         status = 0
         try:
@@ -296,7 +296,7 @@ class Sender(Sending):
             (self._context.connect(TOPOLOGY, "127.0.0.1", port), tasks) for port, tasks in config["receivers"]
         ]
         self._clients = [client for client, _ in clients]
-        # Receivers record messages before they acknowledge them: in neither mode may a message be missing.
+        # Receivers record messages before they acknowledge them, so no message may be missing in either mode.
         source = config["source"] + SOURCES_APART * int(self.name.rpartition(".")[2])
         self._announce(config, source, AckMode.PROCESSED)
         self._start(partial(self._send_all, {task: client for client, tasks in clients for task in tasks}))
@@ -309,7 +309,7 @@ class Sender(Sending):
         self._journal.close()
 
     def finish(self) -> int:
-        """See End: 1 if a message is pending after a minute."""
+        """See End. Return 1 if a message is pending after a minute."""
         self._stop()
         deadline = time.monotonic() + _END_SECONDS
         while self._ledger().pending and time.monotonic() < deadline:
@@ -341,7 +341,7 @@ ENDS: dict[str, Callable[[dict[str, Any]], End]] = {
 
 
 def main() -> int:
-    """Be one end, as the command line says. An error in a thread ends the process."""
+    """Run the end that the command line specifies. An error in a thread ends the process."""
 
     def failed(raised: threading.ExceptHookArgs) -> None:
         traceback.print_exception(raised.exc_value)

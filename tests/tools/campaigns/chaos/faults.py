@@ -1,4 +1,4 @@
-"""Random faults of a chaos run: their kinds, and how each is drawn."""
+"""Random faults of a chaos run: their kinds and parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
 
 
 OF_WAYS = {Kind.CUT: 4, Kind.BLACK_HOLE: 3, Kind.DELAY: 2, Kind.THROTTLE: 2, Kind.HALF_OPEN: 3}
-"""The faults of ways, each with its weight."""
+"""The faults of connections, each with its weight."""
 _BRIEF = (0.2, 1.5)
 _LONG = (5.0, 8.0)
 """Longer than the keepalive, after which a silent peer is disconnected."""
@@ -41,7 +41,7 @@ _LONG = (5.0, 8.0)
 
 @dataclass(frozen=True)
 class Targets:
-    """The names of everything in a run that can have a fault."""
+    """The names of all fault targets in a run."""
 
     ways: Sequence[str]
     producers: Sequence[str]

@@ -52,12 +52,12 @@ CONSUMERS = (
 
 
 def way(near: str, far: str) -> str:
-    """Return the name of the way from one process to another."""
+    """Return the name of the connection from one process to another."""
     return f"{near} -> {far}"
 
 
 def ways() -> list[str]:
-    """Return every way that has a fault proxy."""
+    """Return every connection that has a fault proxy."""
     return [
         *(way(near, far) for near in WORKERS for far in WORKERS if near != far),
         *(

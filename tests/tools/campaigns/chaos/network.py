@@ -1,4 +1,4 @@
-"""The ways of a chaos run with workers: a fault proxy on each, and a lossy control channel to each worker."""
+"""The connections of a chaos run with workers: a fault proxy each, and a lossy control channel per worker."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
 LATENCY_SECONDS = 0.01
-"""Of each way: some data is always in flight, for a fault to hit."""
+"""Latency of each connection: some data is always in flight, so that a fault affects it."""
 
 
 class Network:
-    """Every way that can have a fault, until the stack closes.
+    """All connections that can have a fault, until the stack closes.
 
-    endpoints: the workers, which keep their addresses when they restart.
+    Args:
+        stack: Closes the proxies.
+        endpoints: The workers, which keep their addresses when they restart.
+        directory: The folder of the Unix sockets.
+        seed: The seed of the lossy control channels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What chaos runs send: each message says who it is from, for whom, and which number it is."""
+"""The messages of chaos runs: each contains its source, its task and its number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LAYOUT = struct.Struct("<qqq40x")
 
 
 def messages(source: int, task: int, first: int, count: int) -> list[bytes]:
-    """Return so many messages, numbered from `first` on."""
+    """Return `count` messages, numbered from `first` on."""
     return [_LAYOUT.pack(source, task, number) for number in range(first, first + count)]
 
 
 def runs(group: TaskGroup) -> Iterator[tuple[int, int]]:
-    """Return the numbers of a group as runs (first, count); AssertionError for any byte that is wrong."""
+    """Return the numbers of a group as runs (first, count); AssertionError for any incorrect byte."""
     assert len(group.data) == _LAYOUT.size * len(group), f"{group!r} holds payloads of another size"
     assert group.source is not None, f"{group!r} has no source"
     numbers = [number for _, _, number in _LAYOUT.iter_unpack(group.data)]

@@ -1,4 +1,4 @@
-"""A short chaos run: every kind of fault, and every promise kept. `make chaos` makes longer ones."""
+"""A short chaos run with every kind of fault keeps every guarantee. `make chaos` runs longer ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from campaigns.chaos.workers import WorkerChaos
 from helpers.control_faults import Fate
 
 SEED = 2
-"""One whose lost and doubled control messages meet a worker that has traffic for seconds."""
+"""A seed with lost and duplicated control messages at a worker that has traffic for seconds."""
 SECONDS = 13.0
 EVERY_SECONDS = 0.8
 
@@ -20,7 +20,7 @@ def _chaos(seed: int, seconds: float) -> WorkerChaos:
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:
-    """A run can be repeated, and another seed is another run; each kind comes before any comes again."""
+    """The same seed repeats a run, and another seed changes it; every kind occurs before any repeats."""
     first = list(_chaos(SEED, 300).plan())
     weights = WorkerChaos.weights
     assert list(_chaos(SEED, 300).plan()) == first
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["grpc", pytest.param("zmq", marks=pytest.mark.long)])
 def test_a_short_run(transport: str, tmp_path: Path) -> None:
-    """Each kind of fault happens; nothing is lost, doubled or disordered beyond the guarantee."""
+    """Each kind of fault happens; no message is lost, duplicated or out of order beyond the guarantee."""
     chaos = WorkerChaos(SEED, SECONDS, transport=transport, every=EVERY_SECONDS, directory=tmp_path)
     planned = Counter(fault.kind for fault in chaos.plan())
     assert set(planned) == set(chaos.weights)
@@ -41,7 +41,7 @@ def test_a_short_run(transport: str, tmp_path: Path) -> None:
     told = "\n".join((*chaos.report(), *chaos.faults))
     assert chaos.ok, told
     assert chaos.done == planned
-    if transport == "grpc":  # between workers it is gRPC's own messages that are lost
+    if transport == "grpc":  # the lost messages between workers are gRPC's own
         assert chaos.control[Fate.LOST]
         assert chaos.control[Fate.DOUBLED]
     assert chaos.verdict.accepted > 10_000

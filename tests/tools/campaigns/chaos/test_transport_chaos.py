@@ -1,4 +1,4 @@
-"""A short chaos run on each transport: every kind of fault it can have, and every promise kept."""
+"""A short chaos run on each transport, with all its kinds of fault, keeps every guarantee."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from campaigns.chaos.transports import TransportChaos
 
 SEED = 4
-"""One whose cuts and silences are not followed by a restart, which would repair what they break."""
+"""A seed with cuts and silences that are not followed by a restart, which would hide their effects."""
 SECONDS = 9.0
 EVERY_SECONDS = 0.5
 
@@ -18,7 +18,7 @@ EVERY_SECONDS = 0.5
 @pytest.mark.long
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_short_run(transport: str, tmp_path: Path) -> None:
-    """Nothing is lost, doubled or disordered, and every balance adds up."""
+    """No message is lost, duplicated or out of order, and every ledger is balanced."""
     chaos = TransportChaos(SEED, SECONDS, transport=transport, every=EVERY_SECONDS, directory=tmp_path)
     planned = Counter(fault.kind for fault in chaos.plan())
     assert set(planned) == set(chaos.weights)

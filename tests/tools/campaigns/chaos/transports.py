@@ -68,7 +68,7 @@ class Within:
 
     def end(self, timeout: float) -> int:
         """See Life."""
-        del timeout  # it has its own
+        del timeout  # finish() has its own timeout
         return self._end.finish()
 
     def journals(self) -> list[Path]:
@@ -141,7 +141,7 @@ class TransportChaos(Chaos):
                 super().act(action)
 
     def finish(self) -> None:
-        """End the senders, which wait until all messages are settled, and then the receivers."""
+        """Stop the senders, which wait until all messages are settled, and then the receivers."""
         for names in (self.modes, RECEIVERS):
             self.end(list(names), time.monotonic() + _END_SECONDS)
         self.judge(self._killed)

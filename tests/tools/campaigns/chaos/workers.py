@@ -1,8 +1,8 @@
-"""Chaos in a topology: random faults in workers, their programs, and the ways between them.
+"""Chaos in a topology: random faults in workers, their programs, and the connections between them.
 
 Three workers, four producers (two in the mode queued, two processed) and three consumers run as processes.
 Connections are cut, delayed and silenced, processes are stopped, killed and drained, tasks move, control
-messages are lost and doubled. At the end all faults end, and every message is accounted for.
+messages are lost and duplicated. At the end all faults stop, and every message is accounted for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from helpers.restartable import THIS_HOST, Host
 from tuplewire.session.ledger import LedgerSnapshot
 
 END_SECONDS = 60.0
-"""The limit after the last fault until every message has arrived."""
+"""The time limit after the last fault until every message has arrived."""
 _POLL_SECONDS = 0.05
 
 
@@ -48,11 +48,11 @@ class WorkerChaos(Chaos):
         Kind.MOVE: 4,
     }
     hosts: Mapping[str, Host] = {}
-    """The hosts of processes that do not run on this one."""
+    """The hosts of processes that run on another host."""
     _control: Mapping[str, ControlFaults] = {}
 
     def connect(self, stack: ExitStack) -> Callable[[str, str], str]:
-        """Open the ways; return a function for the address at which one process reaches a worker."""
+        """Open the connections; return a function for the address at which one process reaches a worker."""
         network = Network(stack, self.cluster.endpoints, self.directory, self.seed)
         self.proxies = network.proxies
         self._control = network.control
@@ -107,7 +107,7 @@ class WorkerChaos(Chaos):
                 super().act(action)
 
     def look(self) -> str:
-        """Check programs and balances."""
+        """Check programs and ledgers."""
         super().look()
         return f"[{'; '.join(_progress(self._checked_balances()))}]"
 
@@ -119,7 +119,7 @@ class WorkerChaos(Chaos):
         return balances
 
     def finish(self) -> None:
-        """End the producers, wait until every message has arrived, and end the rest."""
+        """Stop the producers, wait until every message has arrived, and stop the rest."""
         deadline = time.monotonic() + END_SECONDS
         self.end([each.name for each in PRODUCERS], deadline)
         while not (empty := self.cluster.is_empty()) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The process that attacks: threads with a connection each, and one attack after another."""
+"""The attacking process: threads with one connection each, which run one attack after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNKNOWN_TASKS = range(900, 1000)
 
 
 def _unwanted(rng: random.Random) -> Conversation:
-    """Return a call that a worker of any topology must refuse, or a send to a task that does not exist."""
+    """Return a call that a worker of any topology must reject, or a send to a task that does not exist."""
     dice = rng.random()
     if dice < 0.4:
         return refused(rng)
@@ -70,28 +70,28 @@ class Attacker:
 
 @dataclass(slots=True)
 class Tally:
-    """The outcome of attacks so far."""
+    """The results of attacks so far."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """The number of times of each answer; below gRPC, of each kind of attack."""
+    """The number of occurrences of each answer; below gRPC, of each kind of attack."""
     complaints: list[str] = field(default_factory=list)
-    """The first wrong answers, each with the place that --replay accepts."""
+    """The first wrong answers, each with the position that --replay accepts."""
 
 
 Attack = Callable[[random.Random], tuple[str, str]]
-"""Attacks once; returns the answer, and the complaint about it, if any."""
+"""Runs one attack; returns the answer, and the complaint about it, if any."""
 
 
 def chance(seed: int, level: str, thread: int, number: int) -> random.Random:
-    """Return the random generator of one attack, and no other."""
+    """Return the random generator of one attack."""
     return random.Random(f"{seed}/{level}/{thread}/{number}")
 
 
 def attackers(pipe: Connection, seed: int, crew: Sequence[Attacker], most: int | None) -> None:
-    """Be a process that attacks until the campaign ends it.
+    """Run as a process that attacks until the campaign ends it.
 
-    Answers with the tally of all attacks so far. `rest`: stop, and leave no connection open. `go`: continue.
-    `finish`: stop for good. most: the number of attacks of each thread; None: no limit.
+    Answers with the tally of all attacks so far. `rest`: stop, and close all connections. `go`: continue.
+    `finish`: stop permanently. most: the number of attacks of each thread; None: no limit.
     """
     threads = Threads()
     tally, lock = Tally(), threading.Lock()

@@ -1,4 +1,4 @@
-"""What an attacker says in one call, how the worker answers, and whether it may answer so."""
+"""The requests of an attacker in one call, the worker's answer, and a check of that answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.hostile import Answer, answer_of, ask_over
 from tuplewire.wire import messaging_pb2 as pb
 
 MAX_REQUEST_BYTES = 4 << 20
-"""The largest request that a worker with default limits takes; gRPC itself refuses what is larger."""
+"""The largest request that a worker with default limits accepts; gRPC itself rejects larger ones."""
 HEALTH = "/grpc.health.v1.Health/Check"
 _STUCK_SECONDS = 60.0
 _NAMES = {name.removeprefix("ERROR_CODE_") for name, number in pb.ErrorCode.items() if number}
@@ -22,9 +22,15 @@ _NAMES = {name.removeprefix("ERROR_CODE_") for name, number in pb.ErrorCode.item
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One call: its method, the requests in order, and whether it is broken off instead of closed.
+    """One call.
 
-    unary: one request, one response. after: a call that comes just before it. refusal: the one right answer.
+    Attributes:
+        method: The name of the method.
+        requests: The requests, in order.
+        broken_off: True if the call is cancelled instead of closed.
+        unary: True for a method with one request and one response.
+        after: A call immediately before this call.
+        refusal: The only correct answer, if there is one.
     """
 
     method: str
@@ -43,7 +49,7 @@ class Conversation:
 
 
 def hold(channel: grpc.Channel, conversation: Conversation) -> Answer:
-    """Have a conversation over a connection."""
+    """Run a conversation over a connection."""
     if conversation.after:
         hold(channel, conversation.after)
     if conversation.unary:
@@ -69,7 +75,7 @@ def hold(channel: grpc.Channel, conversation: Conversation) -> Answer:
 
 
 def complaint(conversation: Conversation, answer: Answer) -> str:
-    """Return what is wrong with an answer, in words; nothing when it may be."""
+    """Return the problem of an answer, as text; empty if the answer is allowed."""
     status = answer.status
     if conversation.refusal:
         right = answer.error == conversation.refusal

@@ -1,4 +1,4 @@
-"""Hostile input on every level at the same time, next to a session that behaves well.
+"""Hostile input on every level at the same time, next to a well-behaved session.
 
 Every conversation is drawn from the seed, and can be repeated alone.
 """
@@ -26,10 +26,10 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.testing import eventually
 
 THREADS = {WIRE: 2, "garbage": 2, "misuse": 2, "refused": 1}
-"""The number of connections that attack with bytes below gRPC; with gRPC messages of random bytes; with
-well-formed messages that make no sense; with calls that have one right answer."""
+"""Connections per level of attack: bytes below gRPC; gRPC messages of random bytes; well-formed but
+invalid messages; calls with only one correct answer."""
 HEALTHY_TASK = 2_000_000_011
-"""A task that no attacker hits by chance."""
+"""A task that no attacker addresses by chance."""
 HEALTHY_SOURCE = 7
 HOSTILE_TASKS = range(5)
 MOST_GROWTH_BYTES = 40 * MIB
@@ -42,12 +42,12 @@ _OUR_ERRORS = (
     "/tuplewire_service/messaging/",
     "/tuplewire_service/worker/",
 )
-"""Signs of an error in our code. gRPC logs one of its own for a method or a header that is not UTF-8, and the
-admin port for a scrape that a busy event loop has not answered in time."""
+"""Signs of an error in our code. Other errors are allowed: gRPC logs methods and headers that are not
+UTF-8, and the admin port logs scrapes that a busy event loop did not answer in time."""
 _FLAGS = ("--log-level=error", "--receive-queue-messages=5000", "--receive-queue-bytes=1MiB")
 _WORKER = "worker"
 _STILL_SECONDS = 60.0
-"""How long the well-behaved session may make no progress; a busy machine stops it for seconds."""
+"""The time that the well-behaved session may be stalled; a busy machine stops it for seconds."""
 _PAUSE_SECONDS = 0.002
 _LOOKS_PER_LINE = 20
 
@@ -62,7 +62,7 @@ def target(directory: Path, journal: Journal, stack: ExitStack) -> RestartableWo
 
 
 class Fuzz(Campaign):
-    """An attack for a number of seconds, or of a number of attacks by each thread."""
+    """An attack for a number of seconds, or for a number of attacks by each thread."""
 
     look_seconds = 0.25
 
@@ -78,7 +78,7 @@ class Fuzz(Campaign):
         self.attacks = attacks
         self.tallies: dict[str, Tally] = {}
         self.memory: list[int] = []
-        """The worker's memory, sampled at equal distances."""
+        """The worker's memory, sampled at equal intervals."""
 
     def plan(self) -> Iterator[Action]:
         """See Campaign."""

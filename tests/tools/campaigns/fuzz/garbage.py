@@ -1,4 +1,4 @@
-"""gRPC messages of bytes that mean nothing, to every method."""
+"""Calls of every method with random bytes as gRPC messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire.wire import control_pb2
 
 CONTROL = "/tuplewire.v1.Control/"
 IDS = 400
-"""Senders and consumers take turns with so many names, so that the worker has no more to remember."""
+"""Number of different sender and consumer names, which bounds the state that the worker remembers."""
 
 
 def garbage(rng: random.Random) -> Conversation:
@@ -39,7 +39,7 @@ def _requests(rng: random.Random, opening: bytes) -> tuple[bytes, ...]:
 
 
 def junk(rng: random.Random) -> bytes:
-    """Return random bytes, sometimes none, sometimes very many, sometimes in the form of protobuf fields."""
+    """Return random bytes, sometimes none, sometimes many, sometimes in the form of protobuf fields."""
     match rng.randrange(20):
         case 0:
             return b""
@@ -72,7 +72,7 @@ def _field(rng: random.Random) -> bytes:
 
 
 def _unreadable(rng: random.Random) -> bytes:
-    """Return bytes that are no DrainRequest: one that is would rightly end the worker."""
+    """Return bytes that are not a DrainRequest, because a valid request would shut down the worker."""
     while True:
         data = junk(rng)
         try:

@@ -1,4 +1,4 @@
-"""Well-formed protobuf that makes no sense: out of order, out of range, too much of it, or spoilt."""
+"""Well-formed protobuf messages that are invalid: out of order, out of range, too many, or corrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuplewire.wire import messaging_pb2 as pb
 TASKS = range(1, 5)
 _MANY = 20_000
 _HUGE_IDS = 4
-"""Few, as the worker remembers every task that a session has sent to, and what it has refused of it."""
+"""Few, since the worker remembers every task that a session has sent to, and its rejected messages."""
 _MOST_DEPTH = 4
 
 _INTEGERS = {
@@ -36,7 +36,7 @@ _STRINGS = ("", "x", "fuzz-0", "\0", "é\n" * 10_000, "x" * 300)
 
 
 def misuse(rng: random.Random) -> Conversation:
-    """Return a call that begins as good traffic and is then spoilt."""
+    """Return a call that starts with valid requests and is then corrupted."""
     match rng.randrange(10):
         case 0 | 1 | 2 | 3 | 4:
             return _spoilt(rng, SEND, _sending(rng), pb.SendRequest)
@@ -48,7 +48,7 @@ def misuse(rng: random.Random) -> Conversation:
             return _controlling(rng)
 
 
-# --- good traffic ------------------------------------------------------------------------------------
+# --- valid requests ----------------------------------------------------------------------------------
 
 
 def _hello(rng: random.Random, sender_id: str = "") -> pb.SendRequest:
@@ -116,7 +116,7 @@ def _receiving(rng: random.Random) -> list[Message]:
     return requests
 
 
-# --- and what becomes of it -----------------------------------------------------------------------------
+# --- corrupted requests ---------------------------------------------------------------------------------
 
 
 def _spoilt(rng: random.Random, method: str, requests: list[Message], kind: type[Message]) -> Conversation:
@@ -133,7 +133,7 @@ def _spoilt(rng: random.Random, method: str, requests: list[Message], kind: type
 
 
 def _disorder(rng: random.Random, requests: list[Message], kind: type[Message]) -> None:
-    """Leave a request out, repeat one, move one, or put a strange one in."""
+    """Remove, repeat or move a request, or insert an unexpected one."""
     place = rng.randrange(len(requests) + 1)
     match rng.randrange(4) if requests else 3:
         case 0:
@@ -149,7 +149,7 @@ def _disorder(rng: random.Random, requests: list[Message], kind: type[Message]) 
 
 
 def _spoil(rng: random.Random, message: Message, depth: int) -> None:
-    """Put an extreme value, or very many values, into one field, here or further down."""
+    """Set one field, here or in a nested message, to an extreme value, or to many values."""
     field: Any = rng.choice(message.DESCRIPTOR.fields)
     value: Any = getattr(message, field.name)
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
@@ -213,7 +213,7 @@ def _mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 def _huge(rng: random.Random) -> Conversation:
-    """Return a stream with one request that has very many, or very large, parts."""
+    """Return a stream with a request that has many parts, or large ones."""
     many = rng.randrange(1, _MANY)
     sender_id = f"fuzz-huge-{rng.randrange(_HUGE_IDS)}"
     task = rng.choice([1, 99, 2**31 - 1])
@@ -246,7 +246,7 @@ def _huge(rng: random.Random) -> Conversation:
 
 
 def _controlling(rng: random.Random) -> Conversation:
-    """Return a call to Control that the worker must refuse, or answer without any consequence."""
+    """Return a call to Control that the worker must reject, or answer without any effect."""
     if rng.random() < 0.3:
         tasks = [
             int(rng.choice(_INTEGERS[FieldDescriptor.CPPTYPE_INT32]))

@@ -1,4 +1,4 @@
-"""Kinds of attack that have one right answer each, whatever else goes on."""
+"""Attacks that have exactly one correct answer, regardless of other attacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _receives(refusal: str, *requests: bytes) -> Conversation:
 
 
 def _stale(name: str) -> Conversation:
-    """Return the hello of an incarnation that a newer one has replaced just before."""
+    """Return the hello of an incarnation that a newer one has just replaced."""
     newer, older = (Conversation(SEND, (hello(sender_id=name, incarnation=each),)) for each in (2, 1))
     return Conversation(SEND, older.requests, after=newer, refusal="STALE_INCARNATION")
 
@@ -41,13 +41,13 @@ KINDS: dict[str, Callable[[str], Conversation]] = {
         f"{CONTROL}GetStatus", (b"\xff\xfe garbage",), unary=True, refusal="MALFORMED"
     ),
 }
-"""Each takes the name of who says it. No two at once may have the same: one would displace the other."""
+"""Each takes the name of its caller. Concurrent calls need different names: one would replace the other."""
 
 
 _turns = cycle(KINDS)
 
 
 def refused(rng: random.Random) -> Conversation:
-    """Return a call of the next kind, by a random name: every kind is met equally often."""
+    """Return a call of the next kind, with a random name; all kinds are equally frequent."""
     kind = next(_turns)
     return KINDS[kind](f"{kind}-{rng.randrange(IDS)}")

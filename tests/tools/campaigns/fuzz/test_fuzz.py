@@ -10,12 +10,12 @@ from campaigns.fuzz.refused import KINDS
 
 SEED = 20_131
 ATTACKS = 100
-"""Of each thread."""
+"""Attacks per thread."""
 
 
 @pytest.mark.slow
 def test_hostile_input_on_every_level_hurts_nobody(tmp_path: Path) -> None:
-    """Under attack the worker stays up and small, names each refusal, and a good session notices nothing."""
+    """An attacked worker stays up, stays small and names every error; a good session is not affected."""
     fuzz = Fuzz(SEED, directory=tmp_path, attacks=ATTACKS).run()
     assert fuzz.faults == []
     assert sum(fuzz.steady.produced.sent.values()) > 0

@@ -1,4 +1,4 @@
-"""Bytes on the wire that are no gRPC, or break off in the middle of it."""
+"""Bytes on the wire that are not gRPC, or that stop in the middle of a gRPC call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _MOST_OPEN = 20
 _MOST_READ = 64 << 10
 _MOST_STREAMS = 10
-"""Streams of one connection. When very many begin at once gRPC breaks some off, and others' among them."""
+"""Streams of one connection. With too many, gRPC resets some streams, also of other connections."""
 
 
 def _call(stream: int, *messages: bytes) -> bytes:
@@ -56,7 +56,7 @@ def _random_frames(rng: random.Random) -> bytes:
 
 
 def _bad_messages(rng: random.Random) -> bytes:
-    """Return a call whose gRPC messages lie about their length, are compressed by nothing, or are cut off."""
+    """Return a call with gRPC messages that have a wrong length, claim a compression, or are cut off."""
     bad = grpc_message(
         rng.randbytes(rng.randrange(100)),
         compressed=rng.choice([0, 1, 255]),
@@ -66,7 +66,7 @@ def _bad_messages(rng: random.Random) -> bytes:
 
 
 def _frame_flood(rng: random.Random) -> bytes:
-    """Return very many small frames of one kind."""
+    """Return many small frames of one kind."""
     one: Callable[[int], bytes] = rng.choice(
         [
             lambda n: http2_frame(http2.PING, 0, 0, n.to_bytes(8, "big")),
@@ -83,7 +83,7 @@ def _frame_flood(rng: random.Random) -> bytes:
 
 
 def _stream_flood(rng: random.Random) -> bytes:
-    """Return many calls at once: broken off, or with a message each."""
+    """Return many concurrent calls: cancelled, or with one message each."""
     one: Callable[[int], bytes] = rng.choice(
         [
             lambda n: call_headers(n) + http2_frame(http2.RST_STREAM, 0, n, struct.pack(">I", 8)),
@@ -94,10 +94,10 @@ def _stream_flood(rng: random.Random) -> bytes:
 
 
 def _strange_headers(rng: random.Random) -> bytes:
-    """Return calls of methods that nobody has heard of.
+    """Return calls of unknown methods.
 
-    Names that are not UTF-8 are tested apart: they end the server of grpcio 1.84 and 1.85, and calls that
-    have just begun are broken off with it.
+    Names that are not UTF-8 are tested separately: they shut down the server of grpcio 1.84 and 1.85, which
+    also breaks off calls that have just started.
     """
     paths = [
         b"",
@@ -126,7 +126,7 @@ def _cut_off(rng: random.Random) -> bytes:
 
 
 def _flipped(rng: random.Random) -> bytes:
-    """Return a call with other bytes in it; the method stays as it is, see _strange_headers."""
+    """Return a call with changed bytes; the method stays unchanged, see _strange_headers."""
     written = bytearray(_good_call(rng))
     path = written.index(SEND.encode())
     method = range(path - 1, path + len(SEND))
@@ -143,7 +143,7 @@ _KINDS = (
 
 
 class Wire:
-    """Connections that bytes are thrown at; some stay open for a while, saying nothing more."""
+    """Connections for attacks with bytes; some stay open for a while without sending more."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses
@@ -157,10 +157,10 @@ class Wire:
             self._open.popleft().close()
 
     def attack(self, rng: random.Random) -> str:
-        """Connect, write, and go or stay; return the kind. OSError when nobody listens."""
+        """Connect, write, and close or keep the connection; return the kind. OSError without a server."""
         write = rng.choice(_KINDS)
         connection = connected(rng.choice(self._addresses))
-        with contextlib.suppress(OSError):  # the worker may hang up at any time
+        with contextlib.suppress(OSError):  # the worker may close the connection at any time
             connection.sendall(write(rng))
             match rng.randrange(4):
                 case 0:

@@ -1,4 +1,4 @@
-"""The account of a month: the programs that have run, and the state of the workers in each night."""
+"""The account of a month: the programs that ran, and the state of the workers in each night."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from campaigns.soak.lives import Errand, Household
 from campaigns.soak.vitals import Vitals, more
 
 LEAST_SPEED = 0.95
-"""Of the first night's rate, and of its speed of single messages."""
+"""Minimum ratio to the first night, for the rate and for the speed of single messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is lived. programs: of a generation, in so many processes (households) at least.
+    """The size of a month.
 
-    generations: of a day, 4 or more. pairs: measurements of a night, 0 for none. most_memory: how many times
-    the memory of the first night a worker may hold. resume_seconds: how long workers remember a sender. A
-    month lasts less than the hour that they do by default.
+    Attributes:
+        days: Number of days.
+        generations: Number of generations per day, 4 or more.
+        programs: Number of programs per generation.
+        households: Number of processes (households) per generation.
+        pairs: Number of measurements per night; 0 for none.
+        most_memory: Maximum memory of a worker, as a multiple of its memory in the first night.
+        resume_seconds: The time that workers remember a sender. It is below the default of an hour, because a
+            month takes less than that.
     """
 
     days: int
@@ -35,7 +41,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """What was seen. seconds: from the beginning. memory: of the programs that are there all the time."""
+    """The measurements of one night.
+
+    Attributes:
+        seconds: The time since the start.
+        pairs: The measured pairs.
+        vitals: The state of each worker.
+        memory: The memory of the programs that run during the whole month.
+    """
 
     seconds: float
     pairs: Sequence[Pair]
@@ -45,15 +58,15 @@ class Night:
 
 @dataclass(slots=True)
 class Account:
-    """Everything that was seen; grows with each generation and each night."""
+    """Everything that was measured; grows with each generation and each night."""
 
     extent: Extent
     programs: Counter[str] = field(default_factory=Counter)
-    """By what they were, and by how they have ended."""
+    """Number of programs by kind and by ending."""
     lived: Counter[str] = field(default_factory=Counter)
-    """What happened besides, and how often."""
+    """Number of occurrences of each other event."""
     attacks: Tally = field(default_factory=Tally)
-    """The refused attacks."""
+    """The rejected attacks."""
     nights: list[Night] = field(default_factory=list)
 
     def lived_in(self, household: Household) -> None:
@@ -72,7 +85,7 @@ class Account:
 
     @property
     def faults(self) -> list[str]:
-        """Every wrong answer, every wrong balance of a night, all growth, and all loss of speed, as text."""
+        """Wrong answers, unbalanced ledgers of a night, growth, and loss of speed, as text."""
         if not self.nights:
             return ["the month has had no night"]
         return [
@@ -96,7 +109,7 @@ class Account:
         ]
 
     def growth(self, name: str, now: Vitals) -> list[str]:
-        """Return everything of which a worker holds more than in the first night, as text."""
+        """Return the resources of which a worker holds more than in the first night, as text."""
         first = self.nights[0].vitals[name]
         faults = [f"{what} {told}" for what, told in more(first, now).items()]
         if now.rss > self.extent.most_memory * first.rss:
@@ -104,7 +117,7 @@ class Account:
         return faults
 
     def ratios(self) -> dict[str, float]:
-        """Return the last night's medians of pairs as shares of the first night's; empty without any."""
+        """Return the last night's medians of pairs as shares of the first night's; empty without pairs."""
         if not self.extent.pairs:
             return {}
         first, last = medians(self.nights[0].pairs), medians(self.nights[-1].pairs)

@@ -1,7 +1,7 @@
-"""How fast a message passes two workers: pairs of measurements, one beside the other.
+"""The speed of messages through two workers: pairs of measurements, taken alternately.
 
-A pair has one measurement at the workers that live the month, and one at two that live as long in peace. What
-else the machine does slows both, so their ratio tells what the month has done.
+A pair has one measurement at the workers of the month, and one at two workers of the same age without load.
+Other load of the machine slows both, so their ratio shows the effect of the month.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _SIZE = 100
 _TRIPS = 50
 _WAIT_SECONDS = 60.0
 _MOST_IN_FLIGHT = 10_000
-"""Enough to keep the line busy: the rate is that of the whole line, and no queue grows for it."""
+"""Enough to keep the line busy: the rate is that of the whole line, without a growing queue."""
 
 Way = tuple[str, str]
-"""The addresses of the worker that takes the messages, and of the one that has their task."""
+"""The addresses of the worker that accepts the messages, and of the worker that owns their task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """rate: messages per second at full speed. trip_seconds: the median of single messages, one by one."""
+    """A measurement: messages per second at full speed, and the median time of single messages."""
 
     rate: float
     trip_seconds: float
@@ -44,25 +44,25 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A measurement at the workers of the month, and one at those in peace."""
+    """A measurement at the workers of the month, and one at the workers without load."""
 
     month: Measured
     peace: Measured
 
     @property
     def rate(self) -> float:
-        """The rate as a share of that in peace."""
+        """The rate relative to the workers without load."""
         return self.month.rate / self.peace.rate
 
     @property
     def speed(self) -> float:
-        """The speed of single messages as a share of that in peace."""
+        """The speed of single messages relative to the workers without load."""
         return self.peace.trip_seconds / self.month.trip_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """Of some pairs."""
+    """The medians of some pairs."""
 
     rate: float
     speed: float
@@ -71,7 +71,7 @@ class Medians:
 
 
 def medians(pairs: Sequence[Pair]) -> Medians:
-    """Return the medians of pairs, and of what was measured at the workers of the month."""
+    """Return the medians of pairs, and of the measurements at the workers of the month."""
     return Medians(
         statistics.median(pair.rate for pair in pairs),
         statistics.median(pair.speed for pair in pairs),
@@ -99,7 +99,7 @@ class _Line:
         self._take(self._send(1))
 
     def measure(self) -> Measured:
-        """Measure now."""
+        """Take a measurement."""
         return Measured(self._rate(), self._trip())
 
     def _send(self, count: int) -> int:
@@ -142,7 +142,7 @@ class _Line:
 
 
 def canary(pipe: Connection, month: Way, peace: Way) -> None:
-    """Be a process that measures; answers `pair`, with the one or the other first by turns."""
+    """Run as a process that measures; answers `pair`, and alternates the order of the two measurements."""
     with ExitStack() as stack:
         lines = [_Line(stack, month), _Line(stack, peace)]
         turns = 0

@@ -1,4 +1,4 @@
-"""The certificates of workers and programs, which are exchanged while they run."""
+"""The certificates of workers and programs, which are replaced while they run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORKER, _PROGRAM = "worker.example", "etl.example"
 
 
 class Certificates:
-    """The files of all. Every third exchange removes trust in an authority."""
+    """The files of all processes. Every third exchange removes trust in an authority."""
 
     def __init__(self, folder: Path) -> None:
         """Write the first certificates."""
@@ -25,20 +25,20 @@ class Certificates:
         self._authority = Authority()
         self._authority.issue(_WORKER).write(self._worker_files)
         self.flags = [*tls_flags(self._worker_files), f"--tls-client-names={_PROGRAM}"]
-        """Of a worker."""
+        """The flags of a worker."""
         self.program: Credentials = files_of(self._authority.issue(_PROGRAM), self._program_files, _WORKER)
         self.foreign = files_of(Authority().issue(_PROGRAM), folder / "foreign", _WORKER)
         """A certificate that the workers do not trust."""
 
     def exchange(self) -> None:
-        """Replace the files of all: those of the workers first."""
+        """Replace all files, with the workers' files first."""
         signed_by, trusted = next(self._steps)
         ca = b"".join(each.pem for each in trusted)
         for name, files in ((_WORKER, self._worker_files), (_PROGRAM, self._program_files)):
             replace(signed_by.issue(name), ca=ca).write(files)
 
     def _order(self) -> Iterator[tuple[Authority, tuple[Authority, ...]]]:
-        """Trust a second authority, sign by it, forget the first; and so on."""
+        """Trust a second authority, sign with it, stop trusting the first; repeat."""
         while True:
             old, new = self._authority, Authority()
             yield old, (old, new)

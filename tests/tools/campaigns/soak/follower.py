@@ -1,4 +1,4 @@
-"""The consumer of the tasks that come, move and go: a process that follows the assignment file."""
+"""The consumer of the changing tasks: a process that follows the assignment file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SILENCE_SECONDS = 0.25
 
 
 def follower(pipe: Connection, assignment_file: str) -> None:
-    """Be a process that consumes every task of the assignment at the worker that has it.
+    """Run as a process that consumes every task of the assignment at its owner.
 
-    Answers `received` with how many messages of each stream have come, `problems` with what was lost, doubled
-    or out of order, in words. `forget`: what has come of the streams to fresh tasks, which are gone.
+    Answers `received` with the number of messages of each stream, and `problems` with lost, duplicated or
+    reordered messages, as text. `forget` clears the counts of streams to tasks of removed generations.
     """
     file = Path(assignment_file)
     workers: dict[str, AssignedWorker] = {}
@@ -60,7 +60,7 @@ def follower(pipe: Connection, assignment_file: str) -> None:
                 ):
                     read(batches, worker_id, tasks)
             except (RefusedError, UnreachableError):
-                continue  # it has not heard of the assignment yet, or begins again
+                continue  # it does not have the assignment yet, or is restarting
         readers.discard(worker_id)
 
     def follow() -> None:

@@ -1,4 +1,4 @@
-"""A process with programs in it: lives the household from its standard input, and reports each program."""
+"""A process with several programs: runs the household from its standard input, and reports each program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BATCHES = 3
 
 
 def main() -> None:
-    """Live."""
+    """Run the household."""
     household: Household = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the campaign
     clients: queue.SimpleQueue[Life] = queue.SimpleQueue()
     for life in household.clients:
@@ -39,7 +39,7 @@ def main() -> None:
         thread.start()
     for life in household.forks:
         if _fork(life):
-            break  # the child: it ends by itself, with all that Python does at an exit
+            break  # the child: it exits on its own, with Python's usual cleanup
     else:
         for thread in threads:
             thread.join()
@@ -87,7 +87,7 @@ def _mode(life: Life) -> AckMode:
 
 
 def _end_client(client: Client, life: Life, told: Told) -> None:
-    """Close it, or flush it and leave it, or leave it; whoever calls drops it."""
+    """Close it, or flush it and keep it, or just keep it; the caller drops it."""
     if life.ending is Ending.CLOSE:
         client.close()
         told.owed = not client.ledger().dropped.get(DropReason.CLOSED)
@@ -98,7 +98,7 @@ def _end_client(client: Client, life: Life, told: Told) -> None:
         told.dropped = True
 
 
-# --- what they come for ------------------------------------------------------------------------------------
+# --- the errands of programs -------------------------------------------------------------------------------
 
 
 def _errand(client: Client, life: Life, told: Told) -> None:
@@ -113,7 +113,7 @@ def _errand(client: Client, life: Life, told: Told) -> None:
 
 
 def _batches(life: Life) -> list[TaskMessageBatch]:
-    """Return a program's messages, a few at a time."""
+    """Return a program's messages, in a few batches."""
     step = -(-life.messages // _BATCHES)
     return [
         TaskMessageBatch.from_groups(
@@ -128,7 +128,7 @@ def _group(life: Life, task: int, first: int, count: int) -> TaskGroup:
 
 
 def _listen(client: Client, tasks: tuple[int, ...]) -> None:
-    """Subscribe where nothing comes; the task may be elsewhere, or another program takes it over."""
+    """Subscribe to a task without messages; it may be elsewhere, or another program takes it over."""
     subscription = client.recv(tasks, timeout=_LISTEN_SECONDS)
     try:
         next(subscription)
@@ -151,7 +151,7 @@ def _be_refused(client: Client, life: Life) -> None:
 
 
 def _fork(life: Life) -> bool:
-    """Live a program in a fork, and wait for its end; return True in the child, whose work is done."""
+    """Run a program in a fork, and wait for its exit; return True in the child, which has finished."""
     child = os.fork()
     if not child:
         _live_to_the_end(life)
@@ -170,16 +170,16 @@ def _fork(life: Life) -> bool:
 
 
 def exit_code_of(life: Life) -> int:
-    """Return the exit code with which a process ends that lives this."""
+    """Return the exit code of a process that runs this program."""
     return {Ending.KILL: -signal.SIGKILL, Ending.TERM: -signal.SIGTERM}.get(life.ending, 0)
 
 
 _left: list[Client | aio.Client] = []
-"""What a process has at its end, and does not close."""
+"""The open clients of a process at its exit."""
 
 
 def _live_to_the_end(life: Life) -> None:
-    """Live a program that has the process for itself; returns where Python's own exit is what is left."""
+    """Run a program that has a whole process; return if only Python's own exit remains."""
     told = Told(life.source)
     try:
         if life.aio:

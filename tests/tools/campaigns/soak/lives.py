@@ -1,4 +1,4 @@
-"""What each program of the month does, and how it ends: drawn from the seed."""
+"""The actions of each program of the month, and its ending: drawn from the seed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 _MOST_MESSAGES = 60
 _SIZES = (16, 100, 100, 1000, 20_000)
 _FORKS = 8
-"""One program in so many is a fork."""
+"""One of this number of programs is a fork."""
 _REFUSED = 0.06
 _LISTENING = 0.08
 
 
 class Ending(enum.StrEnum):
-    """How a program ends."""
+    """The way a program ends."""
 
     CLOSE = "close"
     FLUSH = "flush only"
@@ -28,12 +28,12 @@ class Ending(enum.StrEnum):
 
     @property
     def hard(self) -> bool:
-        """Whether nothing of Python runs any more."""
+        """True if no more Python code runs after it."""
         return self in {Ending.EXIT_NOW, Ending.KILL, Ending.TERM}
 
 
 class Errand(enum.StrEnum):
-    """What a program comes for."""
+    """The purpose of a program."""
 
     SEND = "send"
     LISTEN = "listen"
@@ -43,9 +43,19 @@ class Errand(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One program. source: a task id of its own, by which its messages are known.
+    """One program.
 
-    messages: to each of its tasks, of `size` bytes. flushed: before a hard end; it is owed all of them then.
+    Attributes:
+        source: A unique task id that identifies its messages.
+        ending: The way it ends.
+        errand: Its purpose.
+        address: The address of its worker.
+        tasks: Its target tasks.
+        messages: Number of messages to each task.
+        size: Bytes of a message.
+        processed: True for the acknowledgement mode processed.
+        flushed: True if it flushes before a hard ending; then all its messages must arrive.
+        aio: True if it uses an event loop.
     """
 
     source: int
@@ -62,7 +72,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Household:
-    """A process with programs in it: clients in its threads, forks, and at last itself."""
+    """A process with several programs: clients in its threads, forks, and finally the process itself."""
 
     clients: tuple[Life, ...]
     forks: tuple[Life, ...]
@@ -70,15 +80,19 @@ class Household:
 
     @property
     def lives(self) -> tuple[Life, ...]:
-        """All of them."""
+        """All programs of the household."""
         return (*self.clients, *self.forks, self.itself)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenery:
-    """What programs of one generation find.
+    """The environment of the programs of one generation.
 
-    tasks: that are consumed. quiet: for programs that listen. gone: of the generation before.
+    Attributes:
+        addresses: The addresses of the workers.
+        tasks: Tasks with a consumer.
+        quiet: Tasks for programs that listen.
+        gone: Tasks of the previous generation.
     """
 
     addresses: Sequence[str]
@@ -89,10 +103,14 @@ class Scenery:
 
 @dataclass(slots=True)
 class Told:
-    """What a program says of itself before it ends.
+    """A program's report about itself before it exits.
 
-    sent: messages to each of its tasks. owed: whether they all must arrive, whatever becomes of the process.
-    dropped: whether they must unless the client says in the log what was lost. error: what went wrong.
+    Attributes:
+        source: The source of the program.
+        sent: Number of messages to each of its tasks.
+        owed: True if all messages must arrive, regardless of the fate of the process.
+        dropped: True if all messages must arrive, except the losses that the client reports in the log.
+        error: The error of the program, if any.
     """
 
     source: int
@@ -103,7 +121,7 @@ class Told:
 
 
 def draw_household(chance: random.Random, first_source: int, programs: int, scenery: Scenery) -> Household:
-    """Return a process with so many programs."""
+    """Return a process with `programs` programs."""
     forks = max(1, programs // _FORKS)
     clients = programs - forks - 1
     sources = iter(range(first_source, first_source + programs))
@@ -129,7 +147,7 @@ def _draw(
     ending = chance.choice(endings)
     if aio:
         errand, tasks = Errand.SEND, tuple(chance.sample(scenery.tasks, 2))
-        ending = Ending.FLUSH if ending is Ending.DEL else ending  # its loop ends with it: all would be lost
+        ending = Ending.FLUSH if ending is Ending.DEL else ending  # its loop ends with it
     return Life(
         source,
         ending,

@@ -1,7 +1,7 @@
-"""A month of a worker: days of programs that come and go, and nights in which the workers are inspected.
+"""A month of a worker: days of short-lived programs, and nights in which the workers are inspected.
 
-A day is some generations of tasks, each an assignment with fresh ids. While programs send to them, tasks
-move, certificates are exchanged, a worker is restarted, a peer comes and goes, and attacks are refused.
+A day is some generations of tasks, each an assignment with fresh ids. While programs send to the tasks, tasks
+move, certificates are replaced, a worker is restarted, a peer joins and leaves, and attacks are rejected.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from helpers.streams import Load, Stream
 from tuplewire.processes.worker_processes import Endpoint
 
 NEAR, FAR, OTHER = "near", "far", "other"
-"""Two workers that live through all of the month, and one that is restarted."""
+"""Two workers that run during the whole month, and one that is restarted."""
 _PEACE_NEAR, _PEACE_FAR = "near-in-peace", "far-in-peace"
-"""Workers without any faults, which the first two are measured against."""
+"""Workers without any faults, for comparison with the first two."""
 _FIXED = {STEADY_TASKS[0]: NEAR, STEADY_TASKS[1]: FAR, MEASURED_TASK: FAR}
 """The workers of tasks that never move."""
 _CERTIFICATES, _PEERS_COME = "certificates exchanged", "peers come"
@@ -58,11 +58,11 @@ _ATTACK_SECONDS, _FOREIGN_SECONDS = 0.05, 0.5
 _WAIT_SECONDS = 60.0
 _REST_SECONDS = 40.0
 _LONGER = 4
-"""The factor by which the first night and the last have more measurements than the others."""
+"""Factor for the number of measurements in the first and the last night."""
 
 
 class Month(Campaign):
-    """Lives a month. The seed decides which programs come, and which tasks move where."""
+    """Simulates a month. The seed decides which programs start, and which tasks move where."""
 
     def __init__(self, seed: int, extent: Extent, *, directory: Path) -> None:
         super().__init__(seed, 0.0, directory=directory)
@@ -147,7 +147,7 @@ class Month(Campaign):
         self._cluster.await_settled()
 
     def _next_generation(self) -> None:
-        """Replace the tasks by fresh ones."""
+        """Replace the tasks with new ones."""
         self._generation = Generation(self._generations)
         self._owners = self._generation.spread(self._chance, list(self._cluster.workers))
         self._assign(self._owners)
@@ -209,11 +209,11 @@ class Month(Campaign):
 
     @property
     def _peer(self) -> str:
-        """The worker that came last, and leaves: it drains, or is killed, by turns."""
+        """The worker that joined last, and will leave: it is drained or killed, alternately."""
         return f"peer-{self._peers}"
 
     def _settle(self, owed: list[Owed]) -> None:
-        """Wait until all promised messages have arrived, and note the missing ones."""
+        """Wait until all guaranteed messages have arrived, and record the missing ones."""
 
         def complete() -> bool:
             received: dict[Stream, int] = self._follower.ask("received")
@@ -229,7 +229,7 @@ class Month(Campaign):
     # --- a night -----------------------------------------------------------------------------------------
 
     def _night(self) -> None:
-        """Wait until nothing happens, inspect the workers, and measure last: that is a day's load."""
+        """Wait until the workers are idle, inspect them, and measure last, since that is a day's load."""
         self._gone = list(self._generation.all)
         self._next_generation()
         self._note_attacks("rest")
@@ -249,7 +249,7 @@ class Month(Campaign):
         self._note_attacks("go")
 
     def _rested(self) -> dict[str, Vitals]:
-        """Return the vitals as soon as no value is above the first night's, or after a while."""
+        """Return the vitals as soon as no value is above the first night's, or after a time limit."""
         found: dict[str, Vitals] = {}
 
         def look() -> bool:

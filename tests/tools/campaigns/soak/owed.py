@@ -1,4 +1,4 @@
-"""What programs are owed: each message that they were promised arrives once, whatever became of them."""
+"""The guaranteed messages of programs: each arrives once, however the program ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ _NOT_CLOSED = re.compile(r"client\.not_closed .*\bmessages=(\d+)")
 
 @dataclass(slots=True)
 class Owed:
-    """What one process was promised. least, most: messages of each stream that must, and may, arrive.
+    """The guaranteed messages of one process.
 
-    lost_and_told: messages that its clients say they have given up.
+    Attributes:
+        least: The messages of each stream that must arrive.
+        most: The messages of each stream that may arrive.
+        lost_and_told: Number of messages that its clients report as dropped.
+        faults: The problems of the process, as text.
     """
 
     least: Counter[Stream] = field(default_factory=Counter)
@@ -32,7 +36,7 @@ class Owed:
     faults: list[str] = field(default_factory=list)
 
     def faults_of(self, received: dict[Stream, int]) -> list[str]:
-        """Return what is missing, or too much, in words."""
+        """Return the missing and the extra messages, as text."""
         faults = [
             f"source {source} to task {task}: {received.get((source, task), 0)} of at most {most} received"
             for (source, task), most in self.most.items()
@@ -46,12 +50,12 @@ class Owed:
         return faults
 
     def missing(self, received: dict[Stream, int]) -> int:
-        """Return how many messages have not arrived that must."""
+        """Return the number of missing messages that must arrive."""
         return sum(max(0, least - received.get(stream, 0)) for stream, least in self.least.items())
 
 
 def live(household: Household) -> Owed:
-    """Run a process with these programs to its end."""
+    """Run a process with these programs until it exits."""
     try:
         ended = subprocess.run(
             [sys.executable, "-W", "ignore::ResourceWarning", "-m", "campaigns.soak.household"],
@@ -79,7 +83,7 @@ def live(household: Household) -> Owed:
 
 
 def _owe(owed: Owed, told: Told, household: Household) -> None:
-    """Add what a program is owed: nothing for sure where it dropped its client, and its process has died."""
+    """Add a program's messages; none must arrive if it dropped its client and its process was killed."""
     in_thread = told.source in {life.source for life in household.clients}
     cut_off = in_thread and household.itself.ending.hard
     sure = told.owed or (told.dropped and not cut_off)

@@ -15,13 +15,13 @@ from tuplewire_service.testing import eventually
 
 WORKERS = ("worker-0", "worker-1", "worker-2")
 TASKS = tuple(range(1, 1 + 2 * len(WORKERS)))
-"""Two at each worker."""
+"""Two tasks at each worker."""
 BATCH = 200
-"""Messages per task that a producer sends at a time."""
+"""Messages per task in one send of a producer."""
 PROGRESS = 10_000
 """The messages of every stream between two restarts."""
 _SOURCES = {name: 100 + index for index, name in enumerate(WORKERS)}
-"""The source task that sends through each worker; it has no messages, and is in no assignment."""
+"""The source task that sends through each worker; it receives no messages, and is not in the assignment."""
 _WAIT_SECONDS = 120.0
 
 
@@ -29,7 +29,9 @@ class RollingRestarts(Campaign):
     """Restarts of the workers in turn, while producers at each worker send to every task.
 
     Args:
+        restarts: The number of restarts.
         drain_seconds: The workers' limit for a drain.
+        directory: The folder of the journals and logs.
         progress: The messages of every stream between two restarts.
     """
 
@@ -100,7 +102,7 @@ class RollingRestarts(Campaign):
     def expected_accepted(self) -> int:
         """The number of messages that all workers accept if no message is forwarded twice.
 
-        A message to a task at the worker that its sender is connected to is accepted once, any other twice.
+        A message to a task at its sender's own worker is accepted once, any other message twice.
         """
         sources = {task: _SOURCES[owner] for task, owner in self._cluster.owners.items()}
         return sum(

@@ -19,7 +19,7 @@ _MEASURED = "    messages/s  a trip, ms  of peace: rate  speed"
 
 
 def progress(month: Month) -> str:
-    """Return one line: the programs so far, and how long the rest may take."""
+    """Return one line: the programs so far, and the remaining time."""
     account = month.account
     extent, lived = account.extent, account.lived
     done = lived["programs"] / (extent.days * extent.generations * extent.programs)

@@ -1,4 +1,4 @@
-"""Two short days of `make soak`, where no time decides."""
+"""Two short days of `make soak`, without any dependence on timing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = Extent(days=2, generations=4, programs=30, households=2, pairs=0, most_m
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_month_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Hundreds of programs come and go: nothing is lost or doubled, and workers hold what they held."""
+    """Hundreds of short-lived programs lose and duplicate no messages, and workers do not grow."""
     month = Month(7, SHORT, directory=tmp_path).run()
     assert month.faults == []
     assert month.account.lived["programs"] == SHORT.days * SHORT.generations * SHORT.programs

@@ -11,7 +11,7 @@ from campaigns.soak.rolling import WORKERS, RollingRestarts
 @pytest.mark.slow
 @pytest.mark.long
 def test_rolling_restart_under_load_loses_nothing(tmp_path: Path) -> None:
-    """Three workers are restarted in turn: all arrives once, in order, and every balance is clean."""
+    """Three workers are restarted in turn: all messages arrive once, in order, and every ledger is clean."""
     rolling = RollingRestarts(len(WORKERS), 10.0, directory=tmp_path, progress=2000)
     assert {action.target for action in rolling.plan()} == set(WORKERS)
     rolling.run()

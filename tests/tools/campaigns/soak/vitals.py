@@ -1,4 +1,4 @@
-"""What a worker holds: memory, files, threads, series, sessions, and its ledger."""
+"""The resources of a worker: memory, files, threads, series, sessions, and its ledger."""
 
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ from tuplewire.session.ledger import LedgerSnapshot
 _TASK = re.compile(r'task="\d+"')
 _WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{task="(\d+)"')
 _FILES, _THREADS = 2, 4
-"""So many may be more: gRPC's pools keep some for a while, or do not."""
+"""Allowed growth: gRPC's pools may or may not retain some for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
     """One worker at one moment.
 
-    series: each name with its labels, where all tasks count as one. What tasks that stay have blocked is left
-    out: it comes by chance, and stays. So is what sources that are gone have sent, one series for all of
-    them: a worker that was slow to come back was gone, too.
+    Attributes:
+        rss: Its memory in bytes.
+        files: Number of open files.
+        threads: Number of threads.
+        series: Names of metrics with their labels; all tasks count as one. It omits two kinds of series
+            that appear by chance and stay: blocking times of permanent tasks, and the common series of
+            disconnected sources, which include workers that restart slowly.
+        connected: Number of connected sessions.
+        resumable: Number of resumable sessions.
+        ledger: The ledger of the worker.
     """
 
     rss: int
@@ -39,7 +46,7 @@ class Vitals:
 
 
 def vitals_of(worker: RestartableWorker) -> Vitals:
-    """Look at a worker."""
+    """Read the vitals of a worker."""
     endpoint = worker.endpoint
     found = samples(endpoint.metrics_url)
     process = Path(f"/proc/{endpoint.process_id}")
@@ -62,7 +69,7 @@ def _by_chance(name: str) -> bool:
 
 
 def more(first: Vitals, now: Vitals) -> dict[str, str]:
-    """Return what a worker holds more of than at first, memory apart; in words."""
+    """Return the resources that a worker holds more of than at first, except memory, as text."""
     found = {
         name: f"{getattr(now, name)}, at first {getattr(first, name)}"
         for name, slack in (("files", _FILES), ("threads", _THREADS), ("connected", 0), ("resumable", 0))
