@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind."""
+"""Shared by all tests: no test may leave threads, processes or tasks behind."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SPARK = Path(__file__).parent / "spark"
 leaks.install()
 fork_server.install()
 
-# A shell starts what it puts into the background with Ctrl-C ignored, and programs under test inherit that.
+# A shell starts background programs with Ctrl-C ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says nothing on a shared machine.
-settings.register_profile("tuplewire", deadline=None, max_examples=50)  # make property has more
-settings.register_profile("quick", deadline=None, max_examples=20)  # make quick
+# The time of an example is not meaningful on a shared machine.
+settings.register_profile("tuplewire", deadline=None, max_examples=50)  # make property uses more
+settings.register_profile("quick", deadline=None, max_examples=20)  # used by make quick
 settings.load_profile("tuplewire")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `make test` says to several processes."""
+    """Add the option that `make test` uses with several processes."""
     parser.addoption(
         "--one-spark", action="store_true", help="run the tests on Spark in one of the processes"
     )
@@ -37,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a process whole files; all of tests/spark to one, which then has the only Spark session.
+    """Assign whole files to processes; all of tests/spark to one process, with the only Spark session.
 
-    Each further session costs as much as ten tests. It takes most of the run, so it begins at once.
+    Each further session takes as long as ten tests. tests/spark takes most of the run, so it starts first.
     """
     if not config.getoption("one_spark") or config.getoption("dist") != "loadfile":
         return None
@@ -55,7 +55,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on an event loop of its own, or as its fixture run_coroutine does."""
+    """Run a coroutine test on its own event loop, or with its fixture run_coroutine."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     run: Any = pyfuncitem.funcargs.get("run_coroutine", asyncio.run)
@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def _nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaks a thread, a child process or an asyncio task.
 
-    What a fixture of a wider scope holds was there before, and is not the test's.
+    Resources of fixtures with a wider scope existed before the test, so they do not count.
     """
     with leaks.no_leaks():
         yield

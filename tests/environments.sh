@@ -4,10 +4,10 @@
 venv=${VENV:-.venv}
 own=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-# Interpreters for Linux on x86-64 that Maven has: the versions of org.bytedeco:cpython.
+# Interpreters for Linux on x86-64 in Maven's repository: versions of org.bytedeco:cpython.
 declare -A published=([3.14]=3.14.3-1.5.13)
 
-# Print the path of an interpreter: one on PATH that starts, else pyenv's newest of that version, else Maven's.
+# Print the path of an interpreter: a working one on PATH, else pyenv's newest of that version, else Maven's.
 find_python() {
     local found
     found=$(command -v "python$1") && "$found" -c '' 2>/dev/null && { echo "$found"; return; }
@@ -16,7 +16,7 @@ find_python() {
     fetch_python "$1"
 }
 
-# Print the path of an interpreter that Maven has; fetch it, if it is not there.
+# Print the path of Maven's interpreter; download it if it is missing.
 fetch_python() {
     local place=$PWD/build/python-$1 artifact=org.bytedeco:cpython:${published[$1]:-}:jar:linux-x86_64
     local python=$place/org/bytedeco/cpython/linux-x86_64/bin/python$1
@@ -30,7 +30,7 @@ fetch_python() {
     echo "$python"
 }
 
-# Print the Python of the environment for a version; make it, with all that development needs, if it is not there.
+# Print the Python of the environment for a version; create it, with all development packages, if it is missing.
 environment_of() {
     local place=.venv-$1 python
     [[ $1 == "$own" ]] && { echo "$venv/bin/python"; return; }

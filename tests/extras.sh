@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Install a built wheel into an empty environment with each extra, on each supported Python that is found here, and
-# use what the extra is for. extras.sh WHEEL. ONLY: versions, like "3.11 3.13".
+# Install a built wheel into an empty environment with each extra, on each supported Python that is available, and
+# run a short program that needs the extra. Usage: extras.sh WHEEL. ONLY: versions, such as "3.11 3.13".
 set -uo pipefail
 wheel=$(realpath "$1")
 cd "$(dirname "$0")/.."
 . tests/environments.sh
 
-# What each extra is for, in one line of Python; the last is the base without any.
+# A short program for each extra; the last one is for the base without extras.
 declare -A uses=(
     [service]='import rich, tuplewire
 with tuplewire.local() as worker, worker.client() as client:

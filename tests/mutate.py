@@ -1,7 +1,7 @@
 """Mutation testing: change one expression of a file at a time, and list the changes that no test notices.
 
 Run it with `make mutate FILES=... [TESTS=...] [COUNT=n] [SEED=n]`. It works in a copy of the project, so you
-can continue to edit. A survivor is either a missing test, or a change without any effect.
+can continue to edit. A change that survives shows a missing test, or has no effect.
 
 Example: make mutate FILES=clients/tuplewire/session/send.py TESTS="tests/unit tests/property" COUNT=40
 """
@@ -61,7 +61,7 @@ class Mutant(NamedTuple):
 
 
 def replacements(node: ast.AST) -> Iterator[tuple[Any, str]]:
-    """Yield what may be put in place of a node, or of a part of it."""
+    """Yield the replacements of a node, or of a part of it."""
     match node:
         case ast.Compare(ops=[operator]):
             changed = ast.Compare(node.left, [OPPOSITES[type(operator)]()], node.comparators)  # type: ignore[list-item]
@@ -85,7 +85,7 @@ def replacements(node: ast.AST) -> Iterator[tuple[Any, str]]:
 
 
 def mutants(file: str, source: bytes) -> list[Mutant]:
-    """Return every mutant of a file. Texts, types, logging and what only shows an object stay as they are."""
+    """Return every mutant of a file. Strings, errors, types, logging, __repr__ and __str__ stay unchanged."""
     starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     found: list[Mutant] = []
 
@@ -111,7 +111,7 @@ def mutants(file: str, source: bytes) -> list[Mutant]:
 
 
 def copied(into: Path) -> None:
-    """Copy the project without what tests do not need."""
+    """Copy the parts of the project that tests need."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():

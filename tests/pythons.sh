@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Run the quick tests on every supported Python that is found here, and name those that are not. That of .venv
-# has all tests. With `install` it only makes their environments. REQUIRED: how many versions must have run,
-# that one included.
+# Run the quick tests on every supported Python that is available, and list the missing versions. The Python of
+# .venv is skipped: it runs all tests elsewhere. With `install` it only creates the environments. REQUIRED: the
+# number of versions that must have run, including the version of .venv.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/environments.sh

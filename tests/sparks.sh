@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Run tests/spark/release_smoke.py on each supported line of Spark, and name the Pythons that are not here.
-# With `install` it only fetches the releases. ONLY: lines, like "4.0 4.1".
+# Run tests/spark/release_smoke.py on each supported line of Spark, and list the Pythons that are missing.
+# With `install` it only downloads the releases. ONLY: lines, such as "4.0 4.1".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/environments.sh
 
-# The last release of each line. That of 4.3 is in every environment; the others are put in front of it.
+# The last release of each line. Every environment contains 4.3; other releases precede it on PYTHONPATH.
 declare -A releases=([3.5]=3.5.9 [4.0]=4.0.5 [4.1]=4.1.4 [4.2]=4.2.1)
-# The Pythons that each knows. The first that is here runs it: together all of them, where they are.
+# The Pythons that each line supports. The first available one runs it; together, the lines cover all Pythons.
 declare -A pythons=(
     [3.5]="3.11"
     [4.0]="3.12 3.13 3.11"
@@ -16,7 +16,7 @@ declare -A pythons=(
     [4.3]="3.14 3.13 3.12 3.11"
 )
 
-# Print the folder of a release, after it was fetched.
+# Download a release if it is missing, and print its folder.
 folder_of() {
     local place=build/sparks/$2
     if [[ ! -e $place/.done ]]; then

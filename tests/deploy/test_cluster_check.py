@@ -241,7 +241,7 @@ def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...
 
 
 def test_a_pod_with_other_code_is_a_failure(stubs: Path, tmp_path: Path) -> None:
-    """A worker whose image was not built from this clone fails the check, and the error names it."""
+    """A worker with an image from another commit fails the check, and the error names the worker."""
     bash = shutil.which("bash") or "/bin/bash"
     done = _run(bash, {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "CODE": "other"}, "--kind")
     assert done.returncode == 1

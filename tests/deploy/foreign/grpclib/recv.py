@@ -68,7 +68,7 @@ class Consumer:
         )
 
     def subscribed(self, answer: Subscribed) -> None:
-        """Continue at the worker's position, which is behind ours only after a restart of the worker."""
+        """Continue at the worker's position; a restarted worker may start from an earlier one."""
         self.worker_incarnation = answer.worker_incarnation
         self.received.update((start.task, start.received) for start in answer.tasks)
 
