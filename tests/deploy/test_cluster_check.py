@@ -113,7 +113,7 @@ def test_one_round_alone(run: partial[subprocess.CompletedProcess[str]], name: s
 
 
 def test_it_runs_the_commands_of_the_guide(run: partial[subprocess.CompletedProcess[str]]) -> None:
-    """Every kubectl and helm command in docs/how-to/deploy.md is run unchanged."""
+    """The printed commands include every kubectl and helm command of docs/how-to/deploy.md, unchanged."""
     guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```$", guide))
     wanted = [line for line in code.splitlines() if line.lstrip().startswith(("helm ", "kubectl "))]

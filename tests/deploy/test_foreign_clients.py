@@ -225,7 +225,7 @@ def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) ->
                 eventually(
                     partial(_consumed, pair.near, task, goal), _WAIT_SECONDS, f"{goal} messages consumed"
                 )
-                # A client may still be reconnecting after the previous cut: it had the goal before that.
+                # A client may still be reconnecting: it can have reached the goal before the previous cut.
                 eventually(sending.cut, _WAIT_SECONDS, "a connection of the sender")
                 eventually(receiving.cut, _WAIT_SECONDS, "a connection of the receiver")
             balance, account = sender.report(), receiver.report()

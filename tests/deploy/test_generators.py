@@ -102,8 +102,7 @@ def test_plug_ins_get_the_same_from_both(tmp_path: Path) -> None:
 def test_buf_generates_the_same(language: str, tmp_path: Path) -> None:
     """`buf generate` and plain protoc write the same files, without additional options.
 
-    protoc's own generators also keep the JSON names that buf passes: only plug-ins write identical
-    files.
+    protoc's own generators also keep the JSON names that buf passes; only plug-ins write the same.
     """
     protocs, bufs = tmp_path / "protoc", tmp_path / "buf"
     protocs.mkdir()

@@ -62,7 +62,7 @@ class Apart:
         return peers[self.cluster.endpoints[far].address]
 
     def flow(self, *ways: tuple[str, str], messages: int = 100) -> None:
-        """Wait until `messages` more messages were acknowledged on each way from one worker to another."""
+        """Wait until `messages` more messages were acknowledged on each of these ways between workers."""
         before = {way: self.peer(*way).ledger.acknowledged for way in ways}
         for way, acknowledged in before.items():
             goal = acknowledged + messages
@@ -184,7 +184,7 @@ def test_a_slow_link_holds_up_only_what_goes_over_it(tmp_path: Path) -> None:
 
 
 def test_a_host_far_away_is_served_all_the_same(tmp_path: Path) -> None:
-    """With 25 ms of latency in each direction, messages flow on all ways, and no connection is lost."""
+    """With 25 ms of latency in each direction, messages flow between all workers; no connection is lost."""
     with hosts_apart(tmp_path, {FAR: 0.025}) as apart:
         assert round_trip(apart.hosts, NEAR, FAR) >= 0.05
         assert round_trip(apart.hosts, NEAR, OTHER) < 0.05

@@ -29,8 +29,7 @@ from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-# The first test that needs the image builds it, in a minute, or in ten seconds with the cache of earlier
-# builds.
+# The first test that needs the image builds it: in a minute, or with a cache in ten seconds.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MESSAGES = 1000

@@ -359,9 +359,9 @@ def test_certificates_are_all_that_sets_the_files_apart() -> None:
 
 @pytest.mark.parametrize("profile", SECURE)
 def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
-    """The real loader takes the permissions: executors send and receive, drivers control, too.
+    """The real loader accepts the permissions: executors send and receive; drivers also control.
 
-    Topologies on Spark may assign, by a token that no Secret of the profiles has.
+    Topologies on Spark may assign, with a token that is not in any Secret of the profiles.
     """
     path = tmp_path / "permissions.toml"
     path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")

@@ -3,8 +3,7 @@
 It needs Maven and a JDK of Java 17 or newer. If the library is not available, it reports that and measures
 nothing. Storm's transport neither acknowledges nor resends messages; Tuplewire does both.
 
-Exit status: 0 if every message arrived once, or nothing could be measured; 1 if a message was lost or
-duplicated.
+Exit status: 0 if every message arrived once, or nothing could be measured; 1 if one was lost or duplicated.
 """
 
 from __future__ import annotations

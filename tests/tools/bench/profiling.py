@@ -24,8 +24,7 @@ _WAITS = ("poll", "acquire", "get' of '_queue", "posix.read", "readline", "serve
 def profiled(name: str, seconds: float) -> str:
     """Run the matching rows for some seconds each; return each thread's top functions by own time.
 
-    The profiler slows down Python, especially many small calls, but not gRPC's C code: compare shares, not
-    rates.
+    The profiler slows down Python, especially small calls, but not gRPC's C code: compare shares, not rates.
     """
     seconds = min(seconds, _MOST_SECONDS)
     with tempfile.TemporaryDirectory() as directory:
