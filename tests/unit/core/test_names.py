@@ -1,4 +1,4 @@
-"""Names in certificates and the lists of them."""
+"""Matching of the names in certificates against configured patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuplewire.identity.credentials import allowed, matches, parse_names
     ],
 )
 def test_names_that_match(name: str, pattern: str) -> None:
-    """A name matches itself, DNS names whatever their case, and `*.` one label."""
+    """A name matches itself; DNS names ignore case, and `*.` matches exactly one label."""
     assert matches(name, pattern)
 
 
@@ -40,24 +40,24 @@ def test_names_that_match(name: str, pattern: str) -> None:
     ],
 )
 def test_names_that_do_not_match(name: str, pattern: str) -> None:
-    """Neither more labels nor fewer, nor a URI or an e-mail address that looks like one."""
+    """A wildcard matches neither several labels, nor none, nor a URI or e-mail address."""
     assert not matches(name, pattern)
 
 
 def test_one_name_of_several_is_enough() -> None:
-    """A certificate has several names, and a list several patterns."""
+    """A certificate is allowed if any of its names matches any pattern."""
     assert allowed(["a.example", "spiffe://x"], ["b.example", "spiffe://x"])
     assert not allowed(["a.example"], [])
     assert not allowed([], ["a.example"])
 
 
 def test_lists_are_read() -> None:
-    """Commas stand between names, and spaces do not count."""
+    """A list is separated by commas, and spaces are ignored."""
     assert parse_names(" a.example , *.b.example,,") == ("a.example", "*.b.example")
 
 
 @pytest.mark.parametrize("wrong", ["*", "a.*.example", "a*.example", "*.", "**.example"])
 def test_other_wildcards_are_errors(wrong: str) -> None:
-    """A `*` that would be taken literally is not."""
+    """A `*` in any other position is an error, not a literal character."""
     with pytest.raises(ConfigError, match="is no name in a certificate"):
         parse_names(f"a.example,{wrong}")

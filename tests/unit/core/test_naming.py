@@ -1,4 +1,4 @@
-"""Whether an assignment means a worker."""
+"""Detection of assignments that list this worker under another id or address."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: st
     ("bound", "address"),
     [
         ("127.0.0.1:6700", "127.0.0.1:6700"),
-        ("127.0.0.1:6700", "127.0.0.1:7000"),  # a proxy's
+        ("127.0.0.1:6700", "127.0.0.1:7000"),  # the address of a proxy
         ("0.0.0.0:6700", "10.0.0.7:6700"),
         ("[::]:6700", "worker-0.workers:80"),
     ],
 )
 def test_a_worker_that_is_named_is_meant_wherever_it_is_said_to_be(bound: str, address: str) -> None:
-    """Proxies, ports that are mapped and other names for a host lie between the two addresses."""
+    """The id alone decides, because proxies, mapped ports and host aliases change the address."""
     assert _reason("w", bound, ("w", address), ("v", "10.0.0.8:6700")) == ""
 
 
@@ -39,7 +39,7 @@ def test_a_worker_that_is_named_is_meant_wherever_it_is_said_to_be(bound: str, a
     ],
 )
 def test_a_worker_that_is_called_otherwise_is_told_its_name(bound: str, advertise: str, address: str) -> None:
-    """The reason names the address, the id that it has there, and the flag."""
+    """The reason names the address, its id in the assignment, and the flag."""
     reason = _reason("vm:6700", bound, ("w1", address), advertise=advertise)
     assert reason.startswith(
         f"the assignment has no worker vm:6700; its {address} is called w1: start with --worker-id w1"
@@ -48,13 +48,13 @@ def test_a_worker_that_is_called_otherwise_is_told_its_name(bound: str, advertis
 
 @pytest.mark.parametrize("address", ["127.0.0.1:6701", "10.0.0.7:6700", "localhost:80"])
 def test_a_worker_that_is_not_named_hears_who_is(address: str) -> None:
-    """Without an address that is ours, nobody knows which one is meant."""
+    """Without a matching address, the reason only lists the assigned workers."""
     reason = _reason("w2", "127.0.0.1:6700", ("w1", address))
     assert "no worker w2 (here, at 127.0.0.1:6700), only w1: start with the --worker-id" in reason
 
 
 def test_a_worker_whose_address_is_anothers_is_not_meant() -> None:
-    """Two workers that have exchanged their addresses would take each other's messages."""
+    """Two workers with swapped addresses would receive each other's messages."""
     reason = _reason("a", "127.0.0.1:1", ("a", "127.0.0.1:2"), ("b", "127.0.0.1:1"))
     assert "worker a elsewhere; 127.0.0.1:1, which is here, it calls b" in reason
     assert "--worker-id b" in reason

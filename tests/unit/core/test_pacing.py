@@ -1,4 +1,4 @@
-"""How soon a small frame may follow another."""
+"""Pacing of small frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERVAL = 0.001
 
 
 def test_a_burst_goes_at_once_and_what_follows_waits_for_an_interval() -> None:
-    """Few frames wait for nothing, and many come to one for each interval."""
+    """A burst is sent without delay, and later frames are sent at the interval."""
     pacing, now, waits = Pacer(INTERVAL), 50.0, []
     for _ in range(BURST_FRAMES + 3):
         waits.append(pacing.wrote(now, 100))
@@ -19,13 +19,13 @@ def test_a_burst_goes_at_once_and_what_follows_waits_for_an_interval() -> None:
 
 
 def test_frames_that_come_at_the_interval_never_wait() -> None:
-    """Whoever sends one message after another, and not faster than that, is not held up."""
+    """Frames that are written at the interval or more slowly are not delayed."""
     pacing = Pacer(INTERVAL)
     assert not any(pacing.wrote(50.0 + number * INTERVAL * 1.001, 100) for number in range(1000))
 
 
 def test_a_writer_that_woke_late_catches_up() -> None:
-    """A wait that took longer than it should makes the next one shorter: the pace is an average."""
+    """After a wait that took too long, the next wait is shorter, because the pace is an average."""
     pacing = Pacer(INTERVAL)
     for _ in range(BURST_FRAMES):
         wait = pacing.wrote(50.0, 100)
@@ -34,13 +34,13 @@ def test_a_writer_that_woke_late_catches_up() -> None:
 
 
 def test_large_frames_never_wait_nor_make_others_wait() -> None:
-    """At full speed a frame holds so much that its cost does not matter."""
+    """Large frames are not paced: they carry enough messages for their cost."""
     pacing = Pacer(INTERVAL)
     assert not any(pacing.wrote(50.0, SMALL_FRAME_BYTES) for _ in range(100))
     assert not pacing.wrote(50.0, 100)
 
 
 def test_an_interval_of_zero_is_none() -> None:
-    """The setting 0 writes everything at once."""
+    """An interval of 0 disables pacing."""
     pacing = Pacer(0.0)
     assert not any(pacing.wrote(50.0, 100) for _ in range(100))

@@ -1,4 +1,4 @@
-"""What may have died with a receiver, as the sender's window counts it: never less than was lost."""
+"""The send window's upper bound on the number of messages lost with a failed receiver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuplewire.values.group import TaskGroup
 def sent(
     *messages: int, acknowledged: int, released: int = 0, mode: AckMode = AckMode.QUEUED, worker: int = 0
 ) -> SendWindow:
-    """Return a window that has sent so many messages to task 1, frame by frame, and has heard so much."""
+    """Return a window that has sent these counts to task 1, one frame each, and received these updates."""
     window = SendWindow(SessionSettings(ack_mode=mode))
     reopen(window, 7, worker)
     for count in messages:
@@ -26,7 +26,7 @@ def sent(
 
 
 def test_what_was_acknowledged_and_not_released_counts() -> None:
-    """What is on the way comes again, and what was released was consumed."""
+    """Acknowledged messages count until they are released; messages in flight are resent."""
     window = sent(10, 20, acknowledged=1, released=4)
     reopen(window, 8)
     assert window.perhaps_lost == 6
@@ -34,7 +34,7 @@ def test_what_was_acknowledged_and_not_released_counts() -> None:
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_each_death_counts_for_itself(*, drained: bool) -> None:
-    """The second receiver has nothing of what the first one had; one that has drained accounts for itself."""
+    """Each failed receiver counts only its own messages; a drained one reports its own losses."""
     window = sent(10, acknowledged=1)
     window.receiver_answers = drained
     reopen(window, 8)
@@ -48,14 +48,14 @@ def test_each_death_counts_for_itself(*, drained: bool) -> None:
 
 
 def test_nothing_counts_that_is_kept_until_it_is_processed() -> None:
-    """It comes again."""
+    """Messages that are retained until they are processed are resent, not lost."""
     window = sent(10, 20, acknowledged=2, released=4, mode=AckMode.PROCESSED)
     reopen(window, 8)
     assert window.perhaps_lost == 0
 
 
 def test_kept_and_passing_messages_are_told_apart() -> None:
-    """Of a worker's connection, only what nobody keeps counts, also when an entry is released in part."""
+    """On a worker's connection, only messages without a copy count, also after a partial release."""
     for released, lost in ((0, 5), (2, 5), (3, 5), (5, 3), (8, 0), (10, 0)):
         window = SendWindow(SessionSettings())
         reopen(window, 7)
@@ -69,7 +69,7 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
 
 
 def test_a_worker_that_has_forgotten_the_session_is_not_dead() -> None:
-    """It says by its incarnation that it still has what it took."""
+    """A worker with the same incarnation still has its messages, even without the session."""
     window = sent(10, acknowledged=1, worker=70)
     reopen(window, 8, worker=70)
     assert window.perhaps_lost == 0
@@ -79,7 +79,7 @@ def test_a_worker_that_has_forgotten_the_session_is_not_dead() -> None:
 
 
 def test_what_nobody_else_has() -> None:
-    """What waits or is on the way, but for what its program keeps."""
+    """`unkept()` counts messages that wait or are in flight, except those retained by their program."""
     window = SendWindow(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)

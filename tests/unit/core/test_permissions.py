@@ -1,4 +1,4 @@
-"""Rules by client, topology and tasks."""
+"""Permission rules by client, topology and task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _granted(folder: Path, name: str, token: str | None, topology: str = "flight
 
 
 def test_rules_add_up(tmp_path: Path) -> None:
-    """A client has what every rule that fits it gives."""
+    """A client has the permissions of every rule that matches it."""
     granted = _granted(tmp_path, "a.jobs.example", "operator")
     assert [task for task in range(200) if task in granted.send] == [*range(1, 10), 20, 100]
     assert 30 in granted.receive
@@ -41,7 +41,7 @@ def test_rules_add_up(tmp_path: Path) -> None:
 
 
 def test_what_no_rule_gives_is_denied(tmp_path: Path) -> None:
-    """Another topology, another name, no token: only the rule for all is left."""
+    """With another topology, another name or no token, only the rule for all clients applies."""
     for granted in (
         _granted(tmp_path, "etl.example", None, "words"),
         _granted(tmp_path, "other.example", "etl"),
@@ -53,7 +53,7 @@ def test_what_no_rule_gives_is_denied(tmp_path: Path) -> None:
 
 
 def test_a_name_is_no_token(tmp_path: Path) -> None:
-    """A certificate with the name of a token has none of its rights."""
+    """A certificate with the name of a token does not have the token's permissions."""
     assert not _granted(tmp_path, "operator", None).control
 
 
@@ -70,7 +70,7 @@ def test_a_name_is_no_token(tmp_path: Path) -> None:
     ],
 )
 def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
-    """Ids and ranges, in any order, overlapping or not."""
+    """Task lists consist of ids and ranges, in any order, which may overlap."""
     tasks = TaskRanges.parse(text)
     assert all(task in tasks for task in inside)
     assert not any(task in tasks for task in outside)
@@ -97,7 +97,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> None:
-    """What is wrong with the file is said by rule and key, and nobody is let in by a slip of the pen."""
+    """An error names the file, the rule and the key, and a typing error grants no permission."""
     file = tmp_path / "permissions.toml"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=complaint) as told:
@@ -106,13 +106,13 @@ def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> No
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The error has its name and the system's reason."""
+    """The error contains the file's name and the system's reason."""
     with pytest.raises(ConfigError, match=r"cannot read the permissions file .*/gone.toml: No such file"):
         read_rules(tmp_path / "gone.toml")
 
 
 def test_a_line_may_have_so_many_dots(tmp_path: Path) -> None:
-    """The bound itself is allowed, one more is refused with what to do."""
+    """A line may have 1000 dots; one more is refused, with the fix."""
     file = tmp_path / "permissions.toml"
     for dots, refused in ((1000, False), (1001, True)):
         file.write_text(f"{RULES}\n# {'.' * dots}\n", encoding="utf-8")

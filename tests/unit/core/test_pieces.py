@@ -1,4 +1,4 @@
-"""Cutting groups where credit or a frame ends."""
+"""Splitting of groups at the end of the credit or of a frame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuplewire.wire.codec import encode_frame
 
 
 def group_of(*sizes: int, headed: bool = False) -> TaskGroup:
-    """Return messages of these sizes, each filled with its entry_sequence; headed: a half is headers."""
+    """Return messages of these sizes, each filled with its index; headed: half of the bytes are headers."""
     values = [bytes([entry_sequence % 256]) * size for entry_sequence, size in enumerate(sizes)]
     if not headed:
         return TaskGroup.of(2**31 - 1, values)
@@ -28,14 +28,14 @@ HEADED = pytest.mark.parametrize("headed", [False, True])
 )
 @HEADED
 def test_messages_that_start_within(size_bytes: int, count: int, *, headed: bool) -> None:
-    """A message counts when it starts before the size has passed, also an empty one."""
+    """A message, even an empty one, counts if it starts within the size."""
     assert starting_within(group_of(0, 2, 3, 0, 0, headed=headed), size_bytes) == count
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
 @HEADED
 def test_a_cut_loses_nothing(count: int, *, headed: bool) -> None:
-    """The pieces are the group; the first has as many messages as were asked for, none is empty."""
+    """The pieces add up to the group; the first has the requested count, and no piece is empty."""
     group = group_of(3, 0, 1, 4, 1, 5, 9, 2, 6, 5, headed=headed).as_redelivered()
     pieces = cut(group, count)
     assert len(pieces[0]) == count
@@ -47,13 +47,13 @@ def test_a_cut_loses_nothing(count: int, *, headed: bool) -> None:
 
 
 def test_pieces_double() -> None:
-    """A cut leaves few pieces, so that it costs little, and small ones in front, so that the next does."""
+    """Later pieces double in size, so that this cut and the next one are cheap."""
     assert [len(piece) for piece in cut(group_of(*[1] * 100), 3)] == [3, 3, 6, 12, 24, 48, 4]
 
 
 @HEADED
 def test_pieces_for_frames(*, headed: bool) -> None:
-    """Neither messages nor lengths of a piece go over the limit, except for a single message."""
+    """The messages and the lengths of a piece are within the limit, except for a single message."""
     sizes = [0] * 50 + [7] * 20 + [300] + [0, 90, 20, 90] + [0] * 70
     pieces = frame_pieces(group_of(*sizes, headed=headed), 100)
     assert [size for piece in pieces for size in piece.message_sizes()] == sizes
@@ -65,7 +65,7 @@ def test_pieces_for_frames(*, headed: bool) -> None:
 @pytest.mark.parametrize("sizes", [[0], [1] * 40, [100_000] * 30])
 @HEADED
 def test_wire_bytes_is_an_upper_bound(sizes: list[int], *, headed: bool) -> None:
-    """What a group is counted as is at least what it takes up in a frame, with the largest ids there are."""
+    """The counted size of a group is at least its size in a frame, even with the largest ids."""
     group = group_of(*sizes, headed=headed)
     group.source = 2**31 - 1
     group = group.as_redelivered()

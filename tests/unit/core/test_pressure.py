@@ -1,4 +1,4 @@
-"""What holds messages up, and what receivers report: noted, and forgotten in time."""
+"""Blocked messages and reported loads: how they are recorded, and when they expire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedL
 
 @pytest.mark.parametrize(("now", "known"), [(10.5, {1: 0.5, 2: 0.25}), (11.5, {2: 0.25}), (12.5, {})])
 def test_reports_expire(now: float, known: dict[int, float]) -> None:
-    """Of a task that never reported nothing is known."""
+    """A report expires after its time; a task that never reported is unknown."""
     reported = ReportedLoads(10.0)
     reported.take({1: 0.5}, 1.0)
     reported.take({2: 0.25}, 2.0)
@@ -22,7 +22,7 @@ def test_reports_expire(now: float, known: dict[int, float]) -> None:
 
 
 def test_expired_reports_take_no_memory() -> None:
-    """The next report of any task makes them go."""
+    """The next report of any task removes the expired reports."""
     reported = ReportedLoads(10.0)
     reported.take(dict.fromkeys(range(1000), 1.0), 0.0)
     reported.take({1: 1.0}, 9.0)
@@ -38,12 +38,12 @@ class Clock:
 
 
 def session_of(window: Window, outbound: OutboundPressure) -> SendingPressure:
-    """Return what keeps watch over a window."""
+    """Return the pressure tracking of a window."""
     return SendingPressure(cast("Any", window), lambda: Clock.now, outbound)
 
 
 class Window:
-    """A window as far as pressure looks at it."""
+    """A send window with the attributes that the pressure tracking reads."""
 
     def __init__(self) -> None:
         self.without_credit: dict[int, None] = {}
@@ -51,12 +51,12 @@ class Window:
         self.full = False
 
     def waiting_tasks(self) -> set[int]:
-        """Return those with messages that were not written."""
+        """Return the tasks with unwritten messages."""
         return {1, 2, 3}
 
 
 def test_tasks_without_credit_are_counted_over_all_connections() -> None:
-    """As they come and go."""
+    """The number of tasks without credit follows the changes on all connections."""
     outbound, windows = OutboundPressure(), [Window(), Window()]
     sessions = [session_of(window, outbound) for window in windows]
     windows[0].without_credit = {1: None, 2: None}
@@ -71,7 +71,7 @@ def test_tasks_without_credit_are_counted_over_all_connections() -> None:
 
 
 def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
-    """Everything that waits; by one that does, what has no credit."""
+    """A stalled connection blocks all waiting tasks; any other one blocks the tasks without credit."""
     outbound, window = OutboundPressure(), Window()
     session = session_of(window, outbound)
     window.without_credit = {1: None}
@@ -85,7 +85,7 @@ def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
 
 
 def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause that is usual does not count; noting it again does not begin anew."""
+    """A short pause does not count as blocked, and a second report does not restart the pause."""
     outbound, window = OutboundPressure(), Window()
     window.full = True
     first, second = (session_of(window, outbound) for _ in range(2))
@@ -117,7 +117,7 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame that is written again after a break is as old as it is."""
+    """A frame that is rewritten after a disconnect is timed from its first write."""
     outbound, window = OutboundPressure(), Window()
     session = session_of(window, outbound)
     for sequence, messages, now in ((1, 100, 0.0), (2, 1, 1.0), (1, 100, 2.0)):
@@ -133,7 +133,7 @@ def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_driver_that_stops_at_a_full_window_is_held_up(*, full: bool) -> None:
-    """It waits for acknowledgements; at any other it has nothing to write."""
+    """A driver is blocked if the window is full; otherwise it has nothing to write."""
     outbound, window = OutboundPressure(), Window()
     session = session_of(window, outbound)
     window.full = full

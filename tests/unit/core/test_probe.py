@@ -1,4 +1,4 @@
-"""When a probe is due."""
+"""The time at which a probe is due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuplewire.connection.stream import Silence
 
 
 async def test_due_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """News put it off; the time without news makes it due, again and again."""
+    """Each update postpones the probe; without updates, a probe is due repeatedly."""
     monkeypatch.setattr(stream, "PROBE_SECONDS", 0.1)
     loop = asyncio.get_running_loop()
     probes: list[float] = []

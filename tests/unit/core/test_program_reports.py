@@ -1,4 +1,4 @@
-"""What programs report to a worker: kept for a time, bounded, and shown so that counts grow evenly."""
+"""Reports of programs to a worker: they expire, are bounded, and are shown with smooth counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tuplewire_service.metrics.program_families import ProgramCollector, familie
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock that a test advances."""
 
     now = 100.0
 
@@ -41,7 +41,7 @@ class Worker:
         self.version = 1
 
     def take(self, *parts: Any, program: str = "p", owner: str = "", **more: Any) -> None:
-        """Check a report, and take it."""
+        """Check a report and accept it."""
         request = report(*parts, program=program, **more)
         check_report(request)
         self.reports.take(owner, request, self.version)
@@ -62,7 +62,7 @@ class Worker:
 
 
 def test_a_report_replaces_the_last_one() -> None:
-    """Neither reports of one program are added up, nor those of an earlier assignment."""
+    """A report replaces the program's previous one, and a new assignment clears all reports."""
     worker = Worker()
     worker.take(counter(1, 5))
     worker.take(counter(2, 7), program="q")
@@ -73,13 +73,13 @@ def test_a_report_replaces_the_last_one() -> None:
     worker.version = 2
     with pytest.raises(StaleAssignmentError, match="by assignment 1, and the current one is 2"):
         worker.take(counter(1, 9), program="r")
-    assert worker.values() == both  # no program says more yet
+    assert worker.values() == both  # no program has reported for the new assignment yet
     worker.take(counter(2, 1), version=2)
     assert worker.values() == {("orders", "bill", "2"): 1}
 
 
 def test_who_is_silent_is_forgotten() -> None:
-    """After ten seconds. Metrics of a program that has ended stay for five minutes, if it reports any."""
+    """A silent program expires after ten seconds; the final metrics of a stopped one, after five minutes."""
     worker = Worker()
     for name, task in (("killed", 1), ("ended", 2), ("failed", 3)):
         worker.take(component(task, 1), counter(task, task), program=name)
@@ -98,7 +98,7 @@ def test_who_is_silent_is_forgotten() -> None:
 
 
 def test_reports_that_come_too_fast() -> None:
-    """Twice a second, and the last one at once; a program that has ended reports no more."""
+    """A program may report every 0.5 s; only its final report is accepted at any time."""
     worker = Worker()
     worker.take(counter(1, 1))
     worker.clock.now += 0.4
@@ -116,7 +116,7 @@ def test_reports_that_come_too_fast() -> None:
 def test_series_and_bytes_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """First come, first kept; the rest is counted, by component, and logged."""
+    """Series beyond the limit are dropped, counted by component and logged."""
     monkeypatch.setattr(program_reports, "MOST_SERIES", 10)
     monkeypatch.setattr(program_reports, "MOST_BYTES", 5000)
     worker = Worker()
@@ -140,7 +140,7 @@ def test_series_and_bytes_are_bounded(
 
 
 def test_components_are_bounded() -> None:
-    """A status is at most so much larger; a program that reports less is taken again."""
+    """A report that exceeds the size limit is refused; a smaller one is accepted afterwards."""
     worker = Worker()
     large = pb.ComponentStatus(component="x" * (MOST_COMPONENT_BYTES // 2))
     worker.take(large, program="one")
@@ -153,7 +153,7 @@ def test_components_are_bounded() -> None:
 
 
 def test_counts_grow_evenly_between_reports() -> None:
-    """A status is as of a second before: half of a second's work after half a second."""
+    """A status is one second old, and counts are interpolated between two reports."""
     worker = Worker()
     worker.take(component(1, 100, 10.0))
     assert worker.shown()[0].executors[0].executed == 100
@@ -171,7 +171,7 @@ def test_counts_grow_evenly_between_reports() -> None:
 
 
 def test_a_count_that_has_fallen_has_begun_anew() -> None:
-    """So it is after a restart: the old count is not mixed in."""
+    """A lower count means that the program restarted, so the old count is not mixed in."""
     worker = Worker()
     worker.take(component(1, 100))
     worker.clock.now += 1
@@ -180,7 +180,7 @@ def test_a_count_that_has_fallen_has_begun_anew() -> None:
 
 
 def test_programs_count_together() -> None:
-    """Of each component there is one, with the executors of all programs."""
+    """Each component is shown once, with the executors of all programs."""
     worker = Worker()
     worker.take(component(1, 100), program="one")
     worker.take(component(2, 50), program="two")
@@ -192,7 +192,7 @@ def test_programs_count_together() -> None:
 
 @pytest.mark.parametrize(("executed", "busy"), [(1 << 60, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
 def test_impossible_counts_are_refused(executed: int, busy: float) -> None:
-    """They would spoil each status, and the page's JSON."""
+    """Impossible counts would break the status and the JSON of the page."""
     with pytest.raises(MalformedError, match="component 'count'"):
         check_report(report(component(1, executed, busy)))
 
@@ -229,13 +229,13 @@ def changed(change: Callable[[pb.MetricFamily], object], family: pb.MetricFamily
     ],
 )
 def test_what_cannot_be_shown_is_refused(change: Callable[[pb.MetricFamily], object], problem: str) -> None:
-    """No report makes a page of metrics that Prometheus cannot read."""
+    """A report cannot create a metrics page that Prometheus fails to parse."""
     with pytest.raises(MalformedError, match=problem):
         check_report(changed(change, histogram(1)))
 
 
 def test_other_refusals() -> None:
-    """A program has a name, and none of its metrics looks like one of the worker's."""
+    """A program must have a name, and its metrics must not collide with the worker's metrics."""
     with pytest.raises(MalformedError, match="a program has 1 to 256"):
         check_report(report(program=""))
     for own in ("tuplewire_user_sizes", "tuplewire_user_sizes_sum"):
@@ -245,7 +245,7 @@ def test_other_refusals() -> None:
 
 
 def test_a_source_outside_the_topology_has_no_name() -> None:
-    """Sizes of tuples that come from there are reported with an empty label."""
+    """Sizes of tuples from outside the topology are reported with an empty label."""
     sizes = counter(1, 5)
     sizes.labels[1] = "source"
     sizes.samples[0].labels[1] = ""
@@ -253,7 +253,7 @@ def test_a_source_outside_the_topology_has_no_name() -> None:
 
 
 def test_a_name_has_one_meaning() -> None:
-    """Programs that mean different things by a name make no page that cannot be read."""
+    """If programs define the same metric differently, the page shows only the first definition."""
     gauge = counter(2, 3)
     gauge.kind = pb.METRIC_KIND_GAUGE
     part = counter(2, 6, "sizes_count")
@@ -267,7 +267,7 @@ def test_a_name_has_one_meaning() -> None:
 
 
 def test_samples_with_the_same_labels_are_added_up() -> None:
-    """Executors of one component may run in two programs; histograms only if their bounds are the same."""
+    """Samples of one component in two programs are summed; histograms only if their bounds agree."""
     strange = histogram(1)
     strange.samples[0].bounds[:] = [5, 6]
     summary = pb.MetricFamily(name="tuplewire_s", kind=pb.METRIC_KIND_SUMMARY, labels=["component"])
@@ -291,7 +291,7 @@ def test_samples_with_the_same_labels_are_added_up() -> None:
 
 
 def test_a_worker_without_reports_shows_nothing_of_them() -> None:
-    """No family is there before the first report."""
+    """There is no metric family before the first report."""
     registry = CollectorRegistry()
     registry.register(ProgramCollector(ProgramReports().metrics))
     assert generate_latest(registry) == b""

@@ -1,4 +1,4 @@
-"""What sinks publish: as queues have room, and once for each task."""
+"""Publications of sinks: messages are queued as space allows, and once per task."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
 
 class Tasks(set[int]):
-    """Tasks that somebody holds, and what was told of room."""
+    """The tasks that have a consumer, and a count of the notifications about free space."""
 
     told = 0
 
     def tell(self) -> None:
-        """Count."""
+        """Count a notification."""
         self.told += 1
 
 
 def made(messages: int = 1000, size_bytes: int = 100_000, holds: Iterable[int] = range(10)) -> Publications:
-    """Return publications to queues of a size."""
+    """Return publications to queues with this capacity."""
     return Publications(messages, size_bytes, Tasks(holds).__contains__, lambda: None)
 
 
@@ -48,19 +48,19 @@ def group(task: int, *payloads: bytes) -> TaskGroup:
 
 
 def taken(state: Publications) -> list[TaskGroup]:
-    """Take what has room."""
+    """Take the messages that fit."""
     return [each.group for each, _ in state.take(0) if each.group is not None]
 
 
 def publish(state: Publications, of: Sink, epoch: int, *groups: TaskGroup) -> list[TaskGroup]:
-    """Publish an epoch of one attempt; return what is new."""
+    """Publish an epoch with one attempt; return the groups that are queued."""
     state.check(of, epoch)
     state.choose(of, epoch, [f"{epoch}"], [stage(*groups)])
     return taken(state)
 
 
 def test_an_epoch_is_published_once() -> None:
-    """The same epoch again has nothing new; the next has, and another sink's."""
+    """Repeating an epoch queues nothing; the next epoch and another sink's epoch do."""
     state = made()
     parts = [group(1, b"a"), group(2, b"b")]
     assert publish(state, sink("s"), 3, *parts) == parts
@@ -72,7 +72,7 @@ def test_an_epoch_is_published_once() -> None:
 
 @pytest.mark.parametrize("epoch", [2, 3 + MOST_AHEAD + 1, 2**64 - 1])
 def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
-    """Its rows or those of all later epochs would be taken for seen."""
+    """Otherwise its rows, or the rows of all later epochs, would count as duplicates."""
     state = made()
     publish(state, sink("s"), 3, group(1, b"a"))
     with pytest.raises(StaleEpochError):
@@ -81,7 +81,7 @@ def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
 
 
 def test_sinks_have_owners() -> None:
-    """Another's sink of the same name does not go on with its numbers."""
+    """Sinks with the same name but different owners number their epochs separately."""
     state = made()
     publish(state, sink("s"), 1, group(1, b"a"))
     assert len(publish(state, sink("s", "somebody"), MOST_AHEAD, group(1, b"x"))) == 1
@@ -89,7 +89,7 @@ def test_sinks_have_owners() -> None:
 
 
 def test_a_task_that_comes_later_gets_its_part() -> None:
-    """A task that an epoch did not have here before, as it has moved here meanwhile, is not left out."""
+    """If a task moves here during an epoch, repeating the epoch publishes the task's messages."""
     state = made()
     publish(state, sink("s"), 3, group(1, b"a"))
     late = group(2, b"b")
@@ -97,7 +97,7 @@ def test_a_task_that_comes_later_gets_its_part() -> None:
 
 
 def test_a_choice_stays() -> None:
-    """What was chosen for a task is what it gets, whatever is chosen after."""
+    """The attempt that was chosen first for a task is published, regardless of later choices."""
     state = made(messages=1)
     first, second = group(1, b"a"), group(1, b"b")
     assert publish(state, sink("s"), 3, first, second) == [first]
@@ -107,7 +107,7 @@ def test_a_choice_stays() -> None:
 
 
 def test_what_has_no_room_waits() -> None:
-    """Within messages and bytes; another task's goes on, and order stays."""
+    """Messages beyond the capacity wait in order, without blocking other tasks."""
     state = made(messages=2, size_bytes=100)
     parts = [group(1, b"a", b"b"), group(1, b"c"), group(2, b"x" * 200), group(2, b"y"), group(3, b"z")]
     assert publish(state, sink("s"), 1, *parts) == [parts[0], parts[2], parts[4]]
@@ -123,7 +123,7 @@ def test_what_has_no_room_waits() -> None:
 
 
 def test_what_nobody_holds_waits() -> None:
-    """A task that has left the assignment keeps its place, and goes on when it is back."""
+    """Messages to an unassigned task wait until the task is assigned again."""
     tasks = Tasks([1])
     state = Publications(10, 1000, tasks.__contains__, tasks.tell)
     parts = [group(1, b"a"), group(2, b"b"), group(2, b"c")]
@@ -139,7 +139,7 @@ def test_what_nobody_holds_waits() -> None:
 
 
 def test_room_is_told() -> None:
-    """A release of a task that something waits for says so; any other is silent."""
+    """A release triggers a notification only if messages wait for the released task."""
     tasks = Tasks([1, 2])
     state = Publications(1, 1000, tasks.__contains__, tasks.tell)
     publish(state, sink("s"), 1, group(1, b"a"), group(1, b"b"), group(2, b"c"))
@@ -150,7 +150,7 @@ def test_room_is_told() -> None:
 
 
 def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many tasks and attempts those sinks are forgotten that published longest ago."""
+    """At the limit, the sinks with the oldest publications are forgotten."""
     monkeypatch.setattr(publications, "MAX_REMEMBERED", 4)
     state = made()
     for name in ("a", "b", "a", "c"):
@@ -163,7 +163,7 @@ def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound, later sinks that are done go first: its messages are not lost."""
+    """At the limit, finished sinks are forgotten before a sink with waiting messages."""
     monkeypatch.setattr(publications, "MAX_REMEMBERED", 4)
     state = made(messages=1)
     state.choose(sink("waits"), 1, ["a"], [stage(group(1, b"x"), group(1, b"y"))])
@@ -173,7 +173,7 @@ def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
-    """A sink that a run has taken over, and that has published nothing, stands at 0."""
+    """A sink that a run has taken over without publishing counts as epoch 0."""
     state = made()
     assert state.begin(sink("s"), 7, "run") == {}
     state.check(sink("s"), MOST_AHEAD)
@@ -183,7 +183,7 @@ def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
 
 @pytest.mark.parametrize("most", [15, 20])
 def test_few_bytes_are_read_from_files_at_a_time(most: int) -> None:
-    """None once there were enough bytes, and two of 10 are 20; whoever takes them asks again."""
+    """A call stops once it has read enough bytes, and the next call continues."""
     state = made()
     attempt = Stage(0, 0.0)
     attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(5)]
@@ -192,7 +192,7 @@ def test_few_bytes_are_read_from_files_at_a_time(most: int) -> None:
 
 
 def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of so many tasks in all, and of no more."""
+    """At the limit on tasks, only the latest sinks are announced to other workers."""
     monkeypatch.setattr(publications, "MAX_REMEMBERED", 3)
     state = made()
     for name in ("old", "new"):
@@ -202,18 +202,18 @@ def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_first_epoch_is_told_to_others() -> None:
-    """Its number is 0; a sink that has published nothing is not told."""
+    """Epoch 0 is announced; a sink that has published nothing is not."""
     state = made()
     state.begin(sink("new"), 5, "run")
     publish(state, sink("s"), 0, group(1, b"a"))
-    assert state.known() == []  # without a run nobody else asks
+    assert state.known() == []  # without a run, no other run requests the epoch
     state.begin(sink("s"), 0, "run")
     assert [(each.name, each.epoch, set(each.tasks)) for each in state.known()] == [("s", 0, {1})]
 
 
 @pytest.mark.parametrize(("epoch", "tasks"), [(4, {1}), (5, {1, 2}), (6, {2})])
 def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> None:
-    """To the same epoch; an earlier one says nothing of it, and a later one takes its place."""
+    """Reported tasks of the same epoch are added; an older epoch is ignored, a newer one replaces it."""
     state = made()
     publish(state, sink("s"), 5, group(1, b"a"))
     state.begin(sink("s"), 5, "run")
@@ -223,7 +223,7 @@ def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> N
 
 
 def test_released_bytes_make_room_for_as_many() -> None:
-    """Lengths count with the payloads, when messages come and when they go."""
+    """Length fields count as bytes, both when messages are queued and when they are released."""
     state = made(size_bytes=100)
     fitting = 100 // (16 + 4)
     assert len(publish(state, sink("s"), 1, *[group(1, b"x" * 16)] * 20)) == fitting

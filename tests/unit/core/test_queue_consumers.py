@@ -1,4 +1,4 @@
-"""Consumers of receive queues: incarnations, tasks that come back, queues on hold, and a draining worker."""
+"""Consumers of receive queues: incarnations, returning tasks, delayed queues and a draining worker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SETTINGS = WorkerSettings(worker_id="w", topology="t")
 
 
 def statuses(queues: ReceiveQueues, tasks: Sequence[int] | None = None) -> Sequence[pb.TaskStatus]:
-    """Return the status of these tasks, or of all."""
+    """Return the status of these tasks, or of all tasks."""
     status = pb.GetStatusResponse()
     queues.add_to(status, tasks, congested=())
     return status.tasks
 
 
 class Consumer:
-    """A consumer with room for everything."""
+    """A consumer with credit for all messages."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Consumer:
         self.woken += 1
 
     def take(self) -> list[tuple[int, bytes, bool]]:
-        """Return what is delivered: task, payloads, and whether it is marked."""
+        """Return the deliveries: task, payloads, and the `redelivered` flag."""
         return [(e.group.task, e.group.data, e.group.redelivered) for e in self.subscription.take(MIB)]
 
     def progress(self, task: int, acknowledged: int, *rejections: Rejection) -> None:
@@ -71,7 +71,7 @@ def put(queues: ReceiveQueues, task: int, *payloads: bytes) -> None:
 
 
 def test_an_older_incarnation_does_not_take_the_task_back() -> None:
-    """The newer consumer continues."""
+    """An older incarnation is refused, and the newer consumer continues."""
     queues = queues_of([1])
     newer = Consumer(queues, 1, incarnation=2)
     with pytest.raises(StaleIncarnationError):
@@ -82,7 +82,7 @@ def test_an_older_incarnation_does_not_take_the_task_back() -> None:
 
 @pytest.mark.parametrize("first_is_connected", [True, False])
 def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
-    """The second one takes over; the first one cannot come back while the second is there."""
+    """The second consumer takes over, and the first one cannot return while the second is connected."""
     queues = queues_of([1])
     put(queues, 1, b"a")
     first = Consumer(queues, 1, number=11)
@@ -99,7 +99,7 @@ def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
 
 
 def test_one_consumer_resumes_without_a_mark() -> None:
-    """Its messages were on the way over a stream that broke."""
+    """Messages in flight on a broken stream are resent to their consumer without the flag."""
     queues = queues_of([1])
     put(queues, 1, b"a")
     Consumer(queues, 1, number=11).take()
@@ -108,7 +108,7 @@ def test_one_consumer_resumes_without_a_mark() -> None:
 
 @pytest.mark.parametrize("tasks", [1, 7])
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
-    """A consumer gets at most 1,000 groups at a time, also from several tasks, and then the rest."""
+    """A frame contains at most 1,000 groups, from one task or several; the rest follows."""
     queues = queues_of(range(tasks))
     for number in range(2500):
         put(queues, number % tasks, b"x")
@@ -117,7 +117,7 @@ def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
 
 
 def test_a_task_that_comes_back_wakes_its_consumer() -> None:
-    """What came while it was leaving is delivered then."""
+    """Messages that arrived while a task was leaving are delivered when it is assigned again."""
     queues = queues_of([1])
     put(queues, 1, b"a")
     consumer = Consumer(queues, 1)
@@ -132,7 +132,7 @@ def test_a_task_that_comes_back_wakes_its_consumer() -> None:
 
 
 def test_every_queue_on_hold_goes_on() -> None:
-    """Rejections with a delay hold two queues; both are looked at again, without any other event."""
+    """Two queues delayed by rejections both resume, without any other event."""
     asked: list[float] = []
 
     class Rejections(RejectionsWithoutTimers):
@@ -155,7 +155,7 @@ def test_every_queue_on_hold_goes_on() -> None:
 
 
 def test_a_subscription_that_has_ended_holds_no_task() -> None:
-    """Its task has no consumer, and the messages wait for the next one."""
+    """After a subscription has closed, its task has no consumer and its messages wait for the next."""
     queues = queues_of([1])
     put(queues, 1, b"a")
     consumer = Consumer(queues, 1)
@@ -168,7 +168,7 @@ def test_a_subscription_that_has_ended_holds_no_task() -> None:
 
 
 def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
-    """Whoever moves a task hears of it; a task that stays is nobody's news."""
+    """A closed subscription is reported for a task that moves away, not for one that stays."""
     told: list[tuple[int, int]] = []
     queues = queues_of([1, 2])
     queues.on_done = lambda task, done: told.append((task, len(done)))
@@ -179,7 +179,7 @@ def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
 
 
 def test_held_messages_begin_after_the_acknowledged_ones() -> None:
-    """A reader numbers them from there."""
+    """A reader numbers the held messages from the last acknowledged one."""
     queues = queues_of([1])
     put(queues, 1, b"a", b"b", b"c")
     consumer = Consumer(queues, 1)
@@ -197,14 +197,14 @@ def test_held_messages_begin_after_the_acknowledged_ones() -> None:
 
 @pytest.mark.parametrize("router", [Assignment(1, "t", (HERE,))], indirect=True)
 async def test_consumers_hear_that_the_worker_drains(router: Router) -> None:
-    """Their streams end with DrainingError, so that they connect again later."""
+    """Consumers' streams end with DrainingError, so that they reconnect later."""
     consumer = Consumer(router.queues, 0)
     await router.close(0.1, (), {})
     assert isinstance(consumer.subscription.ended, DrainingError)
 
 
 async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Router) -> None:
-    """A worker that sends its own program's message for an unknown task hears so by name."""
+    """A worker that sends its program's message to an unknown task receives UnknownTaskError."""
     batch = ReceivedBatch.arrived([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
     router.recv(batch)
     assert [type(error).__name__ for _, error in batch.refusals] == ["UnknownTaskError"]
@@ -213,7 +213,7 @@ async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Ro
 
 
 def test_a_message_wakes_its_consumer() -> None:
-    """Also where its task is leaving: the consumer finishes it."""
+    """A new message wakes the consumer of its task."""
     queues = queues_of([1])
     consumer = Consumer(queues, 1)
     put(queues, 1, b"a")
@@ -222,7 +222,7 @@ def test_a_message_wakes_its_consumer() -> None:
 
 
 def test_a_subscription_ends_with_its_last_task() -> None:
-    """A task that moves away leaves the others where they are."""
+    """A subscription stays open until all of its tasks have moved away."""
     queues = queues_of([1, 2])
     consumer = Consumer(queues, 1, 2)
     queues.assign([2])
@@ -237,7 +237,7 @@ def test_a_subscription_ends_with_its_last_task() -> None:
 
 
 def test_another_consumers_rejections_count_from_one() -> None:
-    """Its first one is not taken for one that was settled before."""
+    """A new consumer's first rejection is not mistaken for a rejection that is already settled."""
     rejections = RejectionsWithoutTimers()
     queues = queues_of([1])
     put(queues, 1, b"a")
@@ -252,7 +252,7 @@ def test_another_consumers_rejections_count_from_one() -> None:
 
 
 def test_sequences_go_on_when_tasks_come_back() -> None:
-    """Each where it was, though others have had more messages meanwhile."""
+    """The sequence of each returning task continues, independently of other tasks."""
     queues = queues_of([1, 2])
     put(queues, 1, b"a", b"b", b"c")
     put(queues, 2, b"a")
@@ -266,7 +266,7 @@ def test_sequences_go_on_when_tasks_come_back() -> None:
 
 
 def test_a_task_is_opened_once() -> None:
-    """And what waits, and what is shown, is of the tasks that were asked for."""
+    """Opening a task again changes nothing, and a status includes only the requested tasks."""
     queues = queues_of([1])
     assert not queues.open(1)
     assert queues.open(2)
@@ -280,7 +280,7 @@ def test_a_task_is_opened_once() -> None:
 
 
 def test_the_consumer_with_the_most_comes_first() -> None:
-    """Who holds up what, for people."""
+    """Users see the consumers with the most outstanding messages first."""
     queues = queues_of([1, 2])
     few, many = Consumer(queues, 1), Consumer(queues, 2)
     put(queues, 1, b"a")
@@ -294,7 +294,7 @@ def test_the_consumer_with_the_most_comes_first() -> None:
 
 
 def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
-    """It may have been told of messages at another worker, which counts for itself."""
+    """Messages that a consumer received from another worker do not reduce its credit here."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"x"] * 10), Program())
     request = SubscribeRequest("", "c", 1, 99, [cursor_of(1, 5, 5, 8, MIB)])

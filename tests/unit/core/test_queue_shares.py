@@ -1,4 +1,4 @@
-"""How a task's queue is shared out between sessions, and what those that are gone have left in it."""
+"""The shares of sessions in a task's queue, and the space used by messages of closed sessions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ TOTAL = Share(100, 1000)
 
 
 def shares(sessions: int = 1) -> QueueShares:
-    """Return the shares of so many sessions."""
+    """Return the shares for this number of sessions."""
     made = QueueShares(TOTAL, Share(4, 40))
     made.shared_by(sessions)
     return made
 
 
 def test_each_session_gets_its_part() -> None:
-    """A queue is divided, down to the least share."""
+    """A queue is divided evenly, down to the minimum share."""
     assert shares().initial == TOTAL
     assert shares(5).window(1) == Share(20, 200)
     assert shares(1000).window(1) == Share(4, 40)
 
 
 def test_what_was_left_is_taken_off_the_shares() -> None:
-    """Others share what room there is in the queue that it is left in, and in no other."""
+    """Messages of closed sessions reduce the shares of the same queue only."""
     made = shares(2)
     made.leave(7, 60, 100)
     assert made.window(7) == Share(20, 450)
@@ -35,7 +35,7 @@ def test_what_was_left_is_taken_off_the_shares() -> None:
 
 
 def test_a_full_queue_has_no_room() -> None:
-    """What is left may fill the queue, in messages or in bytes: then nobody gets anything."""
+    """If messages of closed sessions fill the queue, all shares are zero."""
     made = shares()
     made.leave(7, 60, 100)
     made.leave(7, 50, 100)
@@ -44,7 +44,7 @@ def test_a_full_queue_has_no_room() -> None:
 
 
 def test_little_is_let_be() -> None:
-    """Less than a quarter of the queue is not worth a word."""
+    """Messages of closed sessions are ignored below a quarter of the queue."""
     made = shares()
     made.leave(7, 24, 249)
     assert made.window(7) == TOTAL
@@ -53,7 +53,7 @@ def test_little_is_let_be() -> None:
 
 
 def test_room_is_told_by_quarters() -> None:
-    """Others hear of it once a quarter of the queue is free again, and when the rest is little."""
+    """Free space is announced after each quarter of the queue, and when the rest is small."""
     made = shares()
     made.leave(7, 100, 10)
     assert not made.released(7, 20, 2)
@@ -65,7 +65,7 @@ def test_room_is_told_by_quarters() -> None:
 
 
 def test_a_new_session_starts_with_what_room_there_is() -> None:
-    """It is told of the full queues, and gets the room of each once there is some."""
+    """A new session is notified about full queues, and about space in them as soon as there is any."""
     made = shares()
     made.leave(7, 100, 10)
     book = CreditBook(made, max_message_bytes=10, wants_releases=False)
@@ -77,7 +77,7 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
 
 
 def test_what_a_session_leaves() -> None:
-    """That is what has come and is not done with, but for what others have passed on."""
+    """Unreleased messages are outstanding when a session closes; fully released tasks are not."""
     book = CreditBook(shares(), max_message_bytes=10, wants_releases=False)
     book.received([TaskGroup.of(1, [b"a"] * 5), TaskGroup.of(2, [b"b"] * 3)])
     book.released(1, 2, 2)
@@ -86,7 +86,7 @@ def test_what_a_session_leaves() -> None:
 
 
 def test_others_hear_of_room_when_it_is_much() -> None:
-    """A quarter of the queue since they heard last, in messages or in bytes."""
+    """Space is announced after a quarter of the queue since the last time, in messages or bytes."""
     made = shares()
     made.leave(7, 80, 900)
     assert not made.released(7, 1, 100)
@@ -97,7 +97,7 @@ def test_others_hear_of_room_when_it_is_much() -> None:
 
 
 def test_room_for_one_is_room() -> None:
-    """A queue in which one message or one byte is left is not full."""
+    """A queue with space for one message or one byte is not full."""
     made = QueueShares(TOTAL, Share(1, 1))
     made.shared_by(1)
     made.leave(7, 99, 0)
@@ -106,7 +106,7 @@ def test_room_for_one_is_room() -> None:
 
 
 def test_the_smallest_share_is_told() -> None:
-    """Of several queues with messages of ended sessions it is that of the fullest."""
+    """The smallest share is the share of the fullest queue."""
     made = shares(2)
     assert made.smallest == Share(50, 500)
     made.leave(7, 60, 100)

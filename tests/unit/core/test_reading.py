@@ -1,4 +1,4 @@
-"""Reading a queue without consuming it, acknowledging what was read, and waiting for news."""
+"""Reading a queue without consuming it, acknowledging read messages, and waiting for changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE = 2**40
 
 
 class Fixture:
-    """Queues of a worker with one task. Messages are single letters, or so many bytes of one."""
+    """Queues of a worker with one task. Messages are single letters."""
 
     def __init__(self) -> None:
         self.done: list[Done] = []
@@ -37,18 +37,18 @@ class Fixture:
             self.queues.put(TaskGroup.joined(TASK, None, [letter.encode() for letter in group]), Program())
 
     def read(self, after: int, last: int, max_bytes: int = MIB) -> str:
-        """Return the messages that a reader gets in one frame."""
+        """Return the messages that a reader receives in one frame."""
         return shown(self.readers.read(TASK, after, last, max_bytes))
 
     def acknowledge(self, sequence: int) -> int:
-        """Acknowledge up to a sequence; return in how many turns."""
+        """Acknowledge up to a sequence; return the number of calls that were needed."""
         turns = 0
         while self.readers.acknowledge(TASK, sequence):
             turns += 1
         return turns
 
     def subscribe(self) -> SubscribeRequest:
-        """Have a consumer, that has taken two messages."""
+        """Subscribe a consumer that has received two messages."""
         request = SubscribeRequest("", "mine", 1, 0, [cursor_of(TASK, 0, 0, 2, MIB)])
         self.subscription = consumers_of(self.queues).subscribe(request, lambda: None)
         assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2
@@ -56,7 +56,7 @@ class Fixture:
 
 
 def shown(found: Sequence[Delivery]) -> str:
-    """Return the messages of deliveries, which follow each other."""
+    """Return the messages of consecutive deliveries."""
     for one, other in pairwise(found):
         assert other.first_sequence == one.last + 1
     return b"".join(each.group.data for each in found).decode()
@@ -76,7 +76,7 @@ def shown(found: Sequence[Delivery]) -> str:
     ],
 )
 def test_any_range_is_read_and_stays(after: int, last: int, expected: str) -> None:
-    """Twice the same: nothing was taken from anybody."""
+    """Reading a range returns its messages and does not consume any."""
     all_ = Fixture()
     all_.put("abc", "d", "ef")
     assert all_.read(after, last) == expected
@@ -86,7 +86,7 @@ def test_any_range_is_read_and_stays(after: int, last: int, expected: str) -> No
 
 
 def test_a_frame_has_a_bound() -> None:
-    """In bytes, lengths included, and in groups; the reader goes on after its last message."""
+    """A frame is limited in bytes, including lengths, and in groups; the next read continues."""
     all_ = Fixture()
     all_.put("abcdef", *"g" * MAX_FRAME_GROUPS)
     assert all_.read(0, LARGE, 1) == "a"
@@ -98,7 +98,7 @@ def test_a_frame_has_a_bound() -> None:
 
 @pytest.mark.parametrize("groups", [1, 63, 64, 127, 128, 129, 500])
 def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
-    """Also where its middle is packed, and after some of it was acknowledged."""
+    """A queue can be read from any position, even if its middle is packed or partly acknowledged."""
     log = DeliveryLog()
     for number in range(groups):
         log.append(TaskGroup.joined(TASK, None, [b"%4d" % number, b"...."]))
@@ -114,7 +114,7 @@ def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
 
 
 def test_what_was_acknowledged_is_passed_over() -> None:
-    """The first message says how far that goes."""
+    """Acknowledged messages are skipped; the first sequence shows how many."""
     all_ = Fixture()
     all_.put("abc", "def")
     all_.acknowledge(4)
@@ -124,7 +124,7 @@ def test_what_was_acknowledged_is_passed_over() -> None:
 
 
 def test_acknowledging_counts_once_and_in_turns() -> None:
-    """Not more than was asked for, not more than is there, and some groups at a time."""
+    """Each message is acknowledged once; one call handles a limited number of groups."""
     all_ = Fixture()
     all_.put("abc", *"d" * 250)
     assert all_.acknowledge(2) == 1
@@ -138,7 +138,7 @@ def test_acknowledging_counts_once_and_in_turns() -> None:
 
 
 def test_a_task_with_a_consumer_is_not_read() -> None:
-    """The error names it; what it has taken and not acknowledged can be read once it is gone."""
+    """The error names the consumer; its unacknowledged messages can be read after it disconnects."""
     all_ = Fixture()
     all_.put("abcd")
     all_.subscribe()
@@ -161,7 +161,7 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
 
 
 def test_a_task_that_is_not_here() -> None:
-    """Reading says so; acknowledging passes it over, as the task may have moved."""
+    """Reading an unknown task is an error; acknowledging skips it, because the task may have moved."""
     readers = Fixture().readers
     with pytest.raises(UnknownTaskError):
         readers.read(9, 0, 1, MIB)
@@ -169,7 +169,7 @@ def test_a_task_that_is_not_here() -> None:
 
 
 async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
-    """Whether a wait for news ends by a change, and not by its time."""
+    """Return True if a wait ends because of a change, False if it times out."""
     waiting = asyncio.create_task(all_.readers.wait_for_change(seen, 60 if change else 0.05))
     await asyncio.sleep(0)
     if waiting.done():
@@ -194,7 +194,7 @@ async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
     ],
 )
 async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news: bool) -> None:
-    """A message that was not seen, or a task that is elsewhere; nobody is left in the queue."""
+    """A wait ends with an unread message or an absent task, and its reader is then removed."""
     all_ = Fixture()
     all_.put("ab")
     assert await _waited(all_, seen, change) is news
@@ -203,7 +203,7 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
 
 
 async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more has its answer at once; what has waited makes room."""
+    """A wait beyond the limit returns immediately; a finished wait makes space for another."""
     monkeypatch.setattr(receive_queues, "_MOST_WATCHED", 1)
     all_ = Fixture()
 
@@ -219,7 +219,7 @@ async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reading_ends_the_wait_in_the_queue() -> None:
-    """The metric of the wait counts what a reader gets first, once."""
+    """The metric of waiting times counts each message once, at its first read."""
     all_ = Fixture()
     all_.put("abc")
     assert sum(all_.queues.wait.counts) == 0

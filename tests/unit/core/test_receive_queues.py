@@ -1,4 +1,4 @@
-"""The load of a local task: how full its receive queue is, in messages or in bytes."""
+"""Receive queues: load, order of display, waiting times and rejections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tuplewire_service.worker.receive_queues import ReceiveQueues
     [([b""] * 5, 0.5), ([b""] * 10, 1.0), ([b""] * 20, 1.0), ([b"x" * MIB], 0.5), ([b"x" * MIB] * 2, 1.0)],
 )
 def test_load_is_how_full_the_queue_is(payloads: list[bytes], load: float) -> None:
-    """The fuller of the two counts, and 1 at most."""
+    """The load is the larger of the fill ratios in messages and bytes, at most 1."""
     queues = queues_of([1], receive_queue_messages=10, receive_queue_bytes=2 * MIB)
     assert queues.load(1) == 0.0
     queues.put(TaskGroup.of(1, payloads), Program())
@@ -32,7 +32,7 @@ def test_load_is_how_full_the_queue_is(payloads: list[bytes], load: float) -> No
 
 
 def test_the_tasks_that_matter_most() -> None:
-    """First those that hold others up, then those with most unacknowledged messages, then by number."""
+    """Congested tasks are chosen first, then tasks with most unacknowledged messages, then by number."""
     queues = queues_of(range(3000))
     for task, messages in ((2500, 3), (7, 2), (2999, 1)):
         queues.put(TaskGroup.of(task, [b""] * messages), Program())
@@ -42,7 +42,7 @@ def test_the_tasks_that_matter_most() -> None:
 
 
 def test_what_is_acknowledged_matters_less() -> None:
-    """A task that had many messages comes after one that has some."""
+    """A task with acknowledged messages ranks below a task with unacknowledged ones."""
     queues = queues_of(range(3))
     for task, messages in ((1, 9), (2, 2)):
         queues.put(TaskGroup.of(task, [b""] * messages), Program())
@@ -53,13 +53,13 @@ def test_what_is_acknowledged_matters_less() -> None:
 
 
 def subscribed(queues: ReceiveQueues, tasks: Iterable[int]) -> QueueSubscription:
-    """Subscribe to tasks, with room for ten messages of each."""
+    """Subscribe to tasks, with credit for ten messages each."""
     cursors = [cursor_of(task, 0, 0, 10, 1000) for task in tasks]
     return consumers_of(queues).subscribe(SubscribeRequest("", "c", 1, 0, cursors), lambda: None)
 
 
 def test_the_wait_in_a_queue_is_measured_once() -> None:
-    """When a message is handed to its first consumer, not again when it goes to another one."""
+    """The wait is measured at the first delivery, not at a redelivery to another consumer."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"a", b"b"]), Program())
     assert len(subscribed(queues, [1]).take(1000)) == 1
@@ -71,7 +71,7 @@ def test_the_wait_in_a_queue_is_measured_once() -> None:
 
 
 def test_a_late_rejection_is_passed_over() -> None:
-    """One of a message that is acknowledged already; those after it count."""
+    """Rejections of acknowledged messages are ignored; later rejections count."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"a", b"b", b"c"]), Program())
     rejections = RejectionsWithoutTimers()
@@ -86,7 +86,7 @@ def test_a_late_rejection_is_passed_over() -> None:
 
 
 def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
-    """The others are looked at all the same."""
+    """A delayed task that has moved away does not prevent other delayed tasks from resuming."""
     queues = queues_of([1, 2])
     for task in (1, 2):
         queues.put(TaskGroup.of(task, [b"a"]), Program())

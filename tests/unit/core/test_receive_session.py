@@ -1,4 +1,4 @@
-"""The receiving end of a session: each frame once, in order."""
+"""The receiving end of a session: each frame is accepted once, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tuplewire.wire.translate import code_name
 
 
 def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession:
-    """Return a session that grants so many messages per task."""
+    """Return a session that grants this number of messages per task."""
     window = Share(messages, 1000)
     return ReceiveSession(
         1,
@@ -30,12 +30,12 @@ def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession
 
 
 def group(task: int = 1, count: int = 1) -> TaskGroup:
-    """Return so many messages of one byte."""
+    """Return `count` messages of one byte."""
     return TaskGroup.of(task, [b"x"] * count)
 
 
 def test_a_repeated_frame_is_not_new() -> None:
-    """A frame that was accepted before is reported as such, and takes no credit."""
+    """A frame that was already accepted is reported as a repeat and uses no credit."""
     state = session(messages=2)
     assert state.accept(1, [group()])
     assert not state.accept(1, [group()])
@@ -44,7 +44,7 @@ def test_a_repeated_frame_is_not_new() -> None:
 
 
 def test_a_gap_is_an_error() -> None:
-    """A frame that skips a number is not taken."""
+    """A frame that skips a number is not accepted."""
     state = session()
     state.accept(1, [group()])
     with pytest.raises(SequenceGapError, match="frame 3 came after frame 1"):
@@ -53,7 +53,7 @@ def test_a_gap_is_an_error() -> None:
 
 
 def test_frame_over_credit_is_not_accepted() -> None:
-    """A frame over the credit is an error, and the session may be resumed as if it had not come."""
+    """A frame beyond the credit is an error and leaves the session unchanged."""
     state = session(messages=2)
     with pytest.raises(CreditExceededError):
         state.accept(1, [group(1, 2), group(2, 3)])
@@ -62,7 +62,7 @@ def test_frame_over_credit_is_not_accepted() -> None:
 
 
 def test_update_only_when_there_is_news() -> None:
-    """What was told is not told again."""
+    """An update is sent once, and only after a change."""
     state = session()
     assert state.update() is None
     state.accept(1, [group()])
@@ -73,7 +73,7 @@ def test_update_only_when_there_is_news() -> None:
 
 
 def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
-    """Refused messages are named to the sender, with the owner, and neither side counts them."""
+    """The sender receives refusals with the owner, and neither side counts the refused messages."""
     state = session()
     state.accept(1, [group(1, 3)])
     state.refuse(1, group(1, 3), NotLocalError("task 1 is on w2", "w2:7000"))
@@ -83,7 +83,7 @@ def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
 
 
 def test_denied_groups_are_refused_and_not_remembered() -> None:
-    """The rest of the frame is taken; of the denied groups only the refusal is left."""
+    """Only the denied groups of a frame are refused, and no state for them remains."""
     state = session()
     mine, denied = group(1), group(2, 3)
     assert state.accept(1, [mine, denied], [(denied, UnknownTaskError("no task 2"))]) == [mine]
@@ -94,7 +94,7 @@ def test_denied_groups_are_refused_and_not_remembered() -> None:
 
 
 def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups to more tasks than a session may use at a time are refused; the others go on."""
+    """Groups to tasks beyond the session's limit are refused; the others are accepted."""
     monkeypatch.setattr(credit, "MAX_TASKS", 3)
     monkeypatch.setattr(receive, "MAX_TASKS", 3)
     state = session()
@@ -111,7 +111,7 @@ def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a flow is closed nothing of it is left, and another task may be used."""
+    """A closed flow leaves no state, so another task can be used."""
     monkeypatch.setattr(credit, "MAX_TASKS", 1)
     state = session()
     for number in range(1, 101):
@@ -123,7 +123,7 @@ def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_flow_in_use_is_not_closed() -> None:
-    """A sender that forgets what is outstanding, or never was, breaks the protocol."""
+    """Closing a flow that is unknown or has outstanding messages violates the protocol."""
     state = session()
     state.accept(1, [group(1)])
     with pytest.raises(MalformedError, match="closed while something of it is outstanding"):
@@ -133,7 +133,7 @@ def test_a_flow_in_use_is_not_closed() -> None:
 
 
 def test_a_flow_that_is_used_again_counts_from_zero() -> None:
-    """A frame may close a flow and send to it: the grant is that of a new flow."""
+    """A frame may close a flow and reuse it: the grant is the grant of a new flow."""
     state = session(messages=8)
     state.accept(1, [group(1, 5)])
     state.credit.released(1, 5, 5)
@@ -143,7 +143,7 @@ def test_a_flow_that_is_used_again_counts_from_zero() -> None:
 
 
 def test_resume_says_everything_again() -> None:
-    """A sender that comes back hears the last frame, every grant, and the refusals it has not heard."""
+    """A resuming sender receives the last frame number, all grants and the unacknowledged refusals."""
     state = session()
     state.accept(1, [group(1), group(2)])
     state.refuse(1, group(1), UnknownTaskError("no task 1"))
@@ -157,7 +157,7 @@ def test_resume_says_everything_again() -> None:
 
 
 def test_resume_twice_says_the_same() -> None:
-    """An answer that was lost is given again."""
+    """A lost reply to a resume request is sent again."""
     state = session()
     state.accept(1, [group(1)])
     state.refuse(1, group(1), UnknownTaskError("no task 1"))
@@ -165,7 +165,7 @@ def test_resume_twice_says_the_same() -> None:
 
 
 def test_each_update_says_what_it_follows() -> None:
-    """An update names the sequence that was told before it, so that a lost one is noticed."""
+    """An update contains the previous update's sequence, so that the sender detects a lost one."""
     state = session()
     state.accept(1, [group(1)])
     first = state.update()
@@ -177,7 +177,7 @@ def test_each_update_says_what_it_follows() -> None:
 
 
 def test_a_probe_is_answered_with_everything() -> None:
-    """After a probe the next update holds every grant, and every refusal that was not heard of."""
+    """After a probe, the next update contains all grants and all unacknowledged refusals."""
     state = session()
     state.accept(1, [group(1)])
     state.refuse(1, group(1), UnknownTaskError("no task 1"))
@@ -205,7 +205,7 @@ def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
 
 
 def test_many_refusals_are_told_in_parts() -> None:
-    """Each update acknowledges the frames whose refusals it has, and follows the one before."""
+    """Each update acknowledges the frames of its refusals and names the update before it."""
     state = _many_refused(5, MOST_REFUSALS // 2)
     updates = []
     while (update := state.update()) is not None:
@@ -218,14 +218,14 @@ def test_many_refusals_are_told_in_parts() -> None:
 
 
 def test_a_frame_with_more_refusals_is_told_whole() -> None:
-    """What it refuses and that it is accepted go together, so that a lost update is noticed."""
+    """One update contains all refusals of a frame, so that a lost update is detected."""
     state = _many_refused(2, MOST_REFUSALS + 1)
     told = [state.update(), state.update(), state.update()]
     assert [each and (each.after, each.sequence) for each in told] == [(0, 1), (1, 2), None]
 
 
 def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
-    """The first part says less than is known here; what comes again because of that is not new."""
+    """The first part may name an old frame; frames that are resent because of it are not new."""
     state = _many_refused(3, MOST_REFUSALS)
     assert state.update()
     welcome = state.resume(0)
@@ -236,7 +236,7 @@ def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
 
 
 def test_a_sender_waits_for_refusals_and_for_room() -> None:
-    """These are told at once; what else there is to say may wait for more."""
+    """Refusals and new credit for a full task are sent immediately; other updates may wait."""
     state = session(messages=2)
     seen = []
     state.accept(1, [group()])

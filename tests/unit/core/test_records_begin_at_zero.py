@@ -1,4 +1,4 @@
-"""Counts, sequences and sizes begin at zero, in every record of the core: nothing was counted yet."""
+"""The default of every numeric field in the core's records is zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuplewire.settings.settings import Settings
 from tuplewire.values import group
 
 OTHERWISE = {"Wanted": {"sample": 1.0, "per_second": 100, "most_bytes": 4096}}
-"""What a tap shows where nobody says how much."""
+"""The defaults of a tap."""
 
 
 def modules() -> Iterator[ModuleType]:
@@ -29,7 +29,7 @@ def modules() -> Iterator[ModuleType]:
 
 
 def numbers() -> Iterator[tuple[str, str, float]]:
-    """Yield each number that a field of a record has by default."""
+    """Yield the default of each numeric field of a record."""
     for module in modules():
         for name, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ != module.__name__ or not dataclasses.is_dataclass(kind):
@@ -43,5 +43,5 @@ def numbers() -> Iterator[tuple[str, str, float]]:
 
 @pytest.mark.parametrize(("kind", "field", "value"), list(numbers()))
 def test_it_is_zero(kind: str, field: str, value: float) -> None:
-    """A default that is another is named above."""
+    """Any other default is listed in `OTHERWISE`."""
     assert value == OTHERWISE.get(kind, {}).get(field, 0)

@@ -1,4 +1,4 @@
-"""What was refused is told once, and takes no more memory the longer nobody asks."""
+"""Refused messages are reported once, and use bounded memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
 
 
 def test_told_once() -> None:
-    """What the receiver has said, and what it would never take, comes in order; and then no more."""
+    """Refusals by the receiver and messages that are too large are reported once, in order."""
     refused = RefusedMessages("host:6700")
     refused.add([refusal_of(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
     refused.add_too_large([Settled(None, 5, 1, 1, None), TOO_LARGE], 100)
@@ -23,7 +23,7 @@ def test_told_once() -> None:
 
 
 def test_bounded() -> None:
-    """A program that never flushes keeps a thousand texts, of whatever kind."""
+    """A program that never flushes keeps at most a thousand reports, of any kind."""
     refused = RefusedMessages("host:6700")
     refused.add_too_large([TOO_LARGE] * 1500, 100)
     refused.add([refusal_of(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])

@@ -1,4 +1,4 @@
-"""Rejections at a worker: room for copies, dead letters without a place, and copies without a receiver."""
+"""Rejections at a worker: space for copies, and dead letters and copies that cannot be delivered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rejected(messages: Rejections, sender: Program, count: int) -> None:
 
 
 def test_a_task_that_moves_away_gives_its_senders_room() -> None:
-    """Beyond the bound they get none, until the copies are sent or the task moves."""
+    """Senders get no space beyond the limit until copies are sent or the task moves."""
     messages = RejectionsWithoutTimers(most=3)
     sender = Program()
     rejected(messages, sender, 5)
@@ -57,9 +57,9 @@ def test_a_task_that_moves_away_gives_its_senders_room() -> None:
 def test_room_before_and_at_the_bound(
     most: int, below: int, rest: list[int], released: tuple[int, int]
 ) -> None:
-    """A queue of copies is full at the bound, and has room again when most of them are done with.
+    """A queue of copies is full at its limit, and has space again when most copies are released.
 
-    What a copy takes beside its payload counts: two thousand of one byte fill a mebibyte.
+    The overhead of a copy counts: two thousand copies of one byte fill a mebibyte.
     """
     messages, sender = RejectionsWithoutTimers(most=most), Program()
     rejected(messages, sender, below)
@@ -74,7 +74,7 @@ def test_room_before_and_at_the_bound(
 
 @pytest.mark.parametrize(("task", "most"), [(None, 100), (DEAD, 1)])
 def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
-    """Without a dead-letter task, or if that is full, it is not kept."""
+    """A dead letter is dropped if there is no dead-letter task, or if its queue is full."""
     messages = RejectionsWithoutTimers(dead_letter_task=task, most=most)
     group = TaskGroup.of(1, [b"x"])
     assert messages.has_room is (task is not None)
@@ -85,7 +85,7 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
 
 
 def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters() -> None:
-    """Its sender is told, and it counts as dropped{rejected}."""
+    """The message is settled for its sender and counts as dropped{rejected}."""
     messages, queue = RejectionsWithoutTimers(limit=1), delivered(b"x")
     done = reject(messages, queue)
     assert messages._ledger.dropped[DropReason.REJECTED] == 1
@@ -94,7 +94,7 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
 
 
 async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[Ledger, int, bool, float]:
-    """Bury a message at a worker; return its ledger, how many batches went out, and when it looks again."""
+    """Create a dead letter at a worker; return ledger, number of batches sent, space, and retry delay."""
     ledger = Ledger()
     sent: list[ReceivedBatch] = []
     settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1, dead_letter_task=dead_letter_task)
@@ -109,14 +109,14 @@ async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[L
 
 @pytest.mark.parametrize(("task", "sent", "counted"), [(DEAD, 1, "dead_lettered"), (None, 0, "rejected")])
 async def test_a_letter_is_sent_or_counted(task: int | None, sent: int, counted: str) -> None:
-    """It leaves at once, and counts as a dead letter; without a place it counts as dropped{rejected}."""
+    """A dead letter is sent immediately; without a dead-letter task it counts as dropped{rejected}."""
     ledger, batches, room, _ = await buried(task, holder_known=True)
     assert (batches, room, ledger.accepted) == (sent, bool(task), 1)
     assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {counted: 1}
 
 
 def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
-    """In the order of their rejection, however long each was to wait."""
+    """All copies are due in the order of their rejection, regardless of their delays."""
     messages, queue = RejectionsWithoutTimers(), delivered(b"a", b"b", b"c")
     for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
         reject(messages, queue, number, after)
@@ -125,14 +125,14 @@ def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
 
 
 async def test_a_letter_without_a_receiver_waits() -> None:
-    """The next attempt comes after an interval, and not at once: that would be a busy loop."""
+    """The next attempt follows after an interval; an immediate one would be a busy loop."""
     _, sent, _, seconds = await buried(DEAD, holder_known=False)
     assert sent == 0
     assert seconds > 0.2
 
 
 async def test_copies_that_are_sent_are_settled() -> None:
-    """A copy that comes again counts as a message of its own, so the original is acknowledged."""
+    """A redelivered copy is a separate message in the ledger, so the original counts as acknowledged."""
     ledger = Ledger()
     sent: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
     rejections = Rejections(WorkerSettings(worker_id="w"), ledger, sent.put_nowait, lambda _: True)
@@ -146,7 +146,7 @@ async def test_copies_that_are_sent_are_settled() -> None:
 
 
 def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Its message is acknowledged already: nothing is counted, and nothing logged."""
+    """A rejection of an acknowledged message is neither counted nor logged."""
     rejections, queue = RejectionsWithoutTimers(), delivered(b"x")
     queue.log.progress(1, 1)
     assert (reject(rejections, queue), queue.held_until) == (None, 0.0)
@@ -158,13 +158,13 @@ def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptu
 def test_the_log_tells_a_last_try_from_others(
     limit: int, event: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the task, how many, and the reason."""
+    """The last attempt is logged as another event than earlier ones."""
     reject(RejectionsWithoutTimers(limit), delivered(b"x"))
     assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]
 
 
 async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later wish does not put the next look off, an earlier one brings it forward; the end ends it."""
+    """An earlier request advances the next check, a later one does not delay it, and close cancels it."""
     rejections = Rejections(WorkerSettings(worker_id="w"), Ledger(), lambda _: None, lambda _: True)
     looks: list[float] = []
     loop, looked = asyncio.get_running_loop(), asyncio.Event()
@@ -188,7 +188,7 @@ async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_message_that_is_rejected_twice_keeps_its_origin() -> None:
-    """What a copy takes beside its payload is taken off again at each step of the way back."""
+    """A copy of a copy still refers to the original sender."""
     sender = Program()
     once = GrownMessage(sender, 10)
     twice = GrownMessage(once, 10)

@@ -1,4 +1,4 @@
-"""Messages that are kept until they are processed, one by one, in a session that acknowledges on arrival."""
+"""Messages retained until they are processed, in a session that acknowledges on arrival."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tuplewire.wire.messaging_pb2 import Ack
 
 
 def window() -> SendWindow:
-    """Return a window with a receiver that grants plenty."""
+    """Return a window with a receiver that grants ample credit."""
     state = SendWindow(SessionSettings())
     reopen(state)
     return state
 
 
 def payloads(frame: OutFrame | None) -> list[bytes]:
-    """Return what a frame carries; those that may come a second time with a !."""
+    """Return the payloads of a frame; a `!` marks redelivered ones."""
     assert frame is not None
     return [
         payload + b"!" * group.redelivered
@@ -32,18 +32,18 @@ def payloads(frame: OutFrame | None) -> list[bytes]:
 
 
 def tokens(settled: list[Settled]) -> list[object]:
-    """Return the tokens of what has settled or was released."""
+    """Return the tokens of settled or released messages."""
     return [each.token for each in settled]
 
 
 def updated(state: SendWindow, update: Ack) -> list[Settled]:
-    """Return what an update settles."""
+    """Return the messages that an update settles."""
     state.update(update)
     return state.take_settled()
 
 
 def mixed() -> SendWindow:
-    """Return a window that has sent kept, passing, kept to task 1, all of it acknowledged."""
+    """Return a window that has sent a retained, a plain and a retained message, all acknowledged."""
     state = window()
     assert state.offer([TaskGroup.of(1, [b"a"])], "a", retain=True)
     assert state.offer([TaskGroup.of(1, [b"b"])], "b")
@@ -54,7 +54,7 @@ def mixed() -> SendWindow:
 
 
 def test_a_kept_message_settles_when_it_is_processed() -> None:
-    """The acknowledgement settles what is not kept; the rest settles, and all are released, in order."""
+    """Plain messages settle when acknowledged, retained ones when processed; releases keep order."""
     state = mixed()
     assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
     assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
@@ -66,7 +66,7 @@ def test_a_kept_message_settles_when_it_is_processed() -> None:
 
 
 def test_a_new_receiver_gets_what_is_kept_again() -> None:
-    """After the receiver's death the kept ones go again, marked; the others are released as they are."""
+    """After the receiver fails, retained messages are redelivered and the others are released."""
     state = mixed()
     reopen(state, 8)
     assert tokens(state.take_released()) == ["b"]
@@ -76,7 +76,7 @@ def test_a_new_receiver_gets_what_is_kept_again() -> None:
 
 
 def test_what_is_kept_is_handed_back() -> None:
-    """take_back returns the kept ones, marked, and releases the others."""
+    """take_back() returns the retained messages as redelivered, and releases the others."""
     state = mixed()
     assert [(group.redelivered, token) for group, token in state.take_back()] == [(True, "a"), (True, "c")]
     assert tokens(state.take_released()) == ["b"]
@@ -84,7 +84,7 @@ def test_what_is_kept_is_handed_back() -> None:
 
 
 def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
-    """Given up, it is acknowledged and not processed; what the receiver may not have is dropped."""
+    """An abandoned window drops messages without acknowledgement; accepted ones are acknowledged."""
     state = mixed()
     assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
     assert payloads(state.next_frame()) == [b"d"]
@@ -100,7 +100,7 @@ def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
 
 
 def test_an_update_that_follows_a_lost_one_is_noticed() -> None:
-    """A refusal was in the lost update: taking the later one would acknowledge what was refused."""
+    """A gap between updates is detected: the lost update may have contained a refusal."""
     state = window()
     for number in (1, 2):
         state.offer([TaskGroup.of(number, [b"x"])])
@@ -114,12 +114,12 @@ def test_an_update_that_follows_a_lost_one_is_noticed() -> None:
         1: DropReason.UNKNOWN_TASK,
         2: None,
     }
-    assert not state.missed(later)  # it is late now, and says nothing new
+    assert not state.missed(later)  # outdated: it contains nothing new
     assert updated(state, later) == []
 
 
 def test_waits_for_news_until_all_is_processed() -> None:
-    """Whoever waits must probe: for room, for acknowledgements, and for what others wait to be told of."""
+    """A window waits until all messages are processed, so that it sends probes until then."""
     state = window()
     waiting = [state.waiting]
     state.offer([TaskGroup.of(1, [b"x"])], "token")

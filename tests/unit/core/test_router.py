@@ -1,4 +1,4 @@
-"""How a router routes: what it asks its moves, what it refuses, and what it reports."""
+"""Routing: the calls to moves, the refusals and the reports of a router."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tuplewire_service.worker.routing_table import LOCAL, RoutingTable, places
 async def test_a_message_is_compared_with_those_in_flight_to_its_owner(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moves are given the owner, be it this worker or another one."""
+    """The router passes the owner of each task to its moves, whether local or remote."""
     asked: dict[int, Any] = {}
     way = router._moves.way
 
@@ -41,7 +41,7 @@ async def test_a_message_is_compared_with_those_in_flight_to_its_owner(
 
 
 async def test_what_is_done_with_is_timed(router: Router) -> None:
-    """From its acceptance until its consumer has acknowledged it; what was rejected is not."""
+    """The end-to-end time is measured from acceptance to acknowledgement, except for rejections."""
     accepted = time.time_ns() // 1000 - 2_000_000
     done = Done(Program(), 3, 3, accepted)
     router._done(0, [done, replace(done, rejected=True), replace(done, accepted_micros=0)])
@@ -51,14 +51,14 @@ async def test_what_is_done_with_is_timed(router: Router) -> None:
 
 
 async def test_an_assignment_that_means_another_worker_makes_nothing_ready(router: Router) -> None:
-    """Consumers are told why, and what to do."""
+    """The reason and the fix are reported to consumers."""
     assert router.not_ready is None
     router.table.misnamed = "start with --worker-id other"
     assert "start with --worker-id other" in str(router.not_ready)
 
 
 def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """By task, with how many there are and why; and their sender has room again."""
+    """Dropped messages are logged by task, with number and reason, and their sender gets space again."""
     program, ledger = Program(), Ledger()
     drops = Drops(ledger)
     drops.unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
@@ -68,13 +68,13 @@ def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture
 
 
 async def test_messages_to_another_worker_leave_at_once(router: Router) -> None:
-    """In the turn in which they came."""
+    """Messages are queued on the connection in the same turn of the event loop."""
     router.recv(ReceivedBatch.arrived([TaskGroup.of(1, [b"x", b"y"])], Program()))
     assert router.connections.pending_messages == 2
 
 
 async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -> None:
-    """A consumer is refused by name; other tasks of the worker are open to it."""
+    """Consumers are refused for a task that the worker runs itself, and accepted for other tasks."""
     router.table.program_tasks = frozenset({0})
     request = SubscribeRequest("me", "c", 1, 0, [cursor_of(0, 0, 0, 10, 1000)])
     with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
@@ -84,18 +84,18 @@ async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -
 
 
 async def test_an_assignment_says_whether_it_is_new(router: Router) -> None:
-    """The same one again changes nothing."""
+    """Updating with the same assignment changes nothing."""
     assert not router.update(ASSIGNMENT)
     assert router.update(replace(ASSIGNMENT, version=2))
 
 
 async def test_the_place_of_a_task_is_told_as_far_as_it_is_known(router: Router) -> None:
-    """Here, at another worker, or, where nobody has it, here as well."""
+    """The place of a task is its owner; a task without an owner counts as local."""
     assert [router.place_of(task) for task in (0, 1, 9)] == [LOCAL, "there", LOCAL]
 
 
 async def test_messages_that_circle_are_refused(router: Router) -> None:
-    """After more hops than any move takes, a task that is not here is refused; one that is here is not."""
+    """After more hops than any move requires, messages to a remote task are refused."""
     for task, hops, refused in ((1, 16, False), (1, 17, True), (0, 17, False)):
         group = TaskGroup.of(task, [b"x"])
         group = replace(group, forwarded=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
@@ -106,7 +106,7 @@ async def test_messages_that_circle_are_refused(router: Router) -> None:
 
 
 async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Router) -> None:
-    """A worker that ends before a rejected message was due again counts it as dropped{shutdown}."""
+    """Rejected messages that are still delayed at shutdown count as dropped{shutdown}."""
     router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Program()))
     request = SubscribeRequest("", "c", 1, 0, [cursor_of(0, 0, 0, 10, 1000)])
     subscription = router.consumers.subscribe(request, lambda: None)
@@ -120,7 +120,7 @@ async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Rout
 
 
 def test_a_worker_without_an_assignment_says_so() -> None:
-    """The error names three ways to get one; with an assignment that means this worker there is none."""
+    """Without an assignment, the error describes how to get one; with one, there is no error."""
     table = RoutingTable("w")
     assert "has no assignment yet: push one" in str(table.not_ready)
     table.replace(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", (0,)),)))
@@ -128,7 +128,7 @@ def test_a_worker_without_an_assignment_says_so() -> None:
 
 
 async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> None:
-    """Another worker knows already that the task is ours: it is opened, and keeps what comes."""
+    """A peer with a newer assignment may send to a task early: its messages are held."""
     batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program(9))
     batch.assignment_version = 2
     router.recv(batch)
@@ -139,7 +139,7 @@ async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> Non
 
 
 async def test_taps_see_what_is_routed(router: Router) -> None:
-    """Each batch, after it was routed."""
+    """Taps receive each batch after it is routed."""
     seen: list[Any] = []
 
     class Taps(list[int]):
@@ -152,7 +152,7 @@ async def test_taps_see_what_is_routed(router: Router) -> None:
 
 
 def test_an_advertised_host_takes_the_first_port() -> None:
-    """A host without a port is reached at that of the first address over TCP."""
+    """An advertised host without a port uses the port of the first TCP address."""
     assert places(["unix:///run/w.sock", "10.0.0.1:6700", "10.0.0.1:6701"], "host") == [
         ("10.0.0.1", 6700),
         ("10.0.0.1", 6701),
@@ -164,7 +164,7 @@ def test_an_advertised_host_takes_the_first_port() -> None:
 async def test_programs_that_route_by_an_old_assignment_are_told(
     router: Router, version: int, *, stale: bool
 ) -> None:
-    """A program that names a version has routed by itself; one that names none leaves that to its worker."""
+    """A program that names an outdated version is refused; one that names no version is not."""
     router.update(replace(ASSIGNMENT, version=3))
     batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program())
     batch.assignment_version = version

@@ -1,4 +1,4 @@
-"""A defect on the way of messages: it is not hidden, and the ledger adds up all the same."""
+"""Defects in the message path are reported, and the ledger stays balanced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Program:
 async def _send(
     router: Router, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[_Program, list[Any]]:
-    """Send two messages each to tasks 0, 1 and 2 where every connection fails with this error."""
+    """Send two messages each to tasks 0, 1 and 2 while every connection fails with this error."""
 
     def offer(*_: object, **__: object) -> bool:
         raise error
@@ -52,7 +52,7 @@ async def _send(
 async def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop hears of it; what was not sent counts as dropped, and its sender is not told it is done."""
+    """The event loop reports the error, and unsent messages count as dropped but are not released."""
     program, defects = await _send(router, RuntimeError("a defect"), monkeypatch)
     assert [str(context["exception"]) for context in defects] == ["a defect"]
     ledger = router.ledger()
@@ -67,7 +67,7 @@ async def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(
 async def test_a_refusal_by_one_peer_is_settled_by_name(
     router: Router, error: TuplewireError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No defect: these messages are dropped{refused}, the others go on."""
+    """A refusal is not a defect: its messages are dropped{refused}, and the others continue."""
     program, defects = await _send(router, error, monkeypatch)
     assert defects == []
     ledger = router.ledger()
@@ -79,7 +79,7 @@ async def test_a_refusal_by_one_peer_is_settled_by_name(
 async def test_a_defect_while_held_messages_are_routed(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of three raises: the first is on its way, the others count as dropped."""
+    """If the second of three messages fails, the first is in flight and the others are dropped."""
     put, calls = router._transfer.put, []
 
     def raises(*arguments: Any) -> None:

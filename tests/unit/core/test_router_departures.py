@@ -1,4 +1,4 @@
-"""What a router does when a peer, or this worker, shuts down, fails or leaves the assignment."""
+"""Routing after a peer, or this worker, shuts down, fails or leaves the assignment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuplewire_service.worker.router import Router
 async def test_forwarded_messages_go_before_those_that_a_peer_gives_back(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for the transfer takes its old route; then the task waits for what comes back."""
+    """Queued transfers use their old route; then the task waits for returned messages."""
     events: list[Any] = []
     monkeypatch.setattr(router._transfer, "drain", lambda: events.append("drained"))
 
@@ -45,7 +45,7 @@ async def test_forwarded_messages_go_before_those_that_a_peer_gives_back(
 async def test_who_is_told_of_a_departure(
     router: Router, *, leaves: bool, draining: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that drains and leaves messages connects to everybody; no other one does."""
+    """Only a draining worker that leaves messages connects to all workers."""
     asked: list[bool] = []
     monkeypatch.setattr(type(router), "leaves_messages", leaves)
     monkeypatch.setattr(router, "_draining", lambda: draining)
@@ -63,7 +63,7 @@ async def test_who_is_told_of_a_departure(
 async def test_news_of_workers_that_have_left_is_acted_on(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their sinks are known here; the connections are looked at, and the moves that may wait for them."""
+    """A departure updates the sinks, the connections and the moves that may wait for it."""
     done: list[Any] = []
     monkeypatch.setattr(router, "_on_departures", lambda *reported: done.append(reported))
     monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
@@ -74,14 +74,14 @@ async def test_news_of_workers_that_have_left_is_acted_on(
 
 
 async def test_a_worker_that_is_assigned_again_is_not_dead(router: Router) -> None:
-    """It may answer at the same address."""
+    """A worker that is assigned again may answer at the same address."""
     router._dead.add(THERE.peer)
     router.update(Assignment(2, "t", (HERE, THERE)))
     assert not router._dead
 
 
 async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
-    """Its senders would take it for consumed."""
+    """After shutdown starts, nothing is released, because senders would count it as consumed."""
     program = Program()
     settled = Settled(program, 1, 3, 3, None)
     router._released([settled])
@@ -92,7 +92,7 @@ async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
 
 @pytest.mark.parametrize("router", [Assignment(1, "t", (HERE,))], indirect=True)
 async def test_the_end_counts_what_it_drops(router: Router) -> None:
-    """What is queued, and what a sink had chosen and not published."""
+    """A closing router drops queued messages and unpublished messages of sinks, and counts them."""
     router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x", b"y"])], Program()))
     await router.close(0.1, (), {0: 5})
     balance = router.ledger()
@@ -101,7 +101,7 @@ async def test_the_end_counts_what_it_drops(router: Router) -> None:
 
 @pytest.mark.parametrize("reason", [DropReason.CLOSED, DropReason.REFUSED])
 async def test_what_a_peer_did_not_take_is_counted_by_its_reason(router: Router, reason: DropReason) -> None:
-    """What a closed connection gives up goes with this worker; everything else keeps its reason."""
+    """Messages of a closed connection count as dropped{shutdown}; others retain their reason."""
     router._settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
     told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
     assert router._ledger.acknowledged == 3
@@ -111,7 +111,7 @@ async def test_what_a_peer_did_not_take_is_counted_by_its_reason(router: Router,
 async def test_a_former_owner_that_is_dead_is_waited_for_no_more(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its moves wait until what it had is handed back, and for nothing else."""
+    """Moves no longer wait for a dead previous owner."""
     lost: list[set[Any]] = []
     monkeypatch.setattr(router._moves, "peers", lambda since=0.0: {THERE.peer} if not since else set())
     monkeypatch.setattr(router._moves, "lose", lost.append)
@@ -123,7 +123,7 @@ async def test_a_former_owner_that_is_dead_is_waited_for_no_more(
 async def test_what_a_worker_passed_on_as_it_left_is_released(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection would wait for ever: no release comes from there any more."""
+    """A connection does not wait for a departed worker: it sends no more releases."""
     ended: list[object] = []
     monkeypatch.setattr(router.connections, "receivers_ended", ended.append)
     router.refresh()
@@ -134,7 +134,7 @@ async def test_what_a_worker_passed_on_as_it_left_is_released(
 async def test_what_a_worker_leaves_behind(
     router: Router, queued: int, passed_on: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers have to wait for its end where it drops queued messages, or where it has passed some on."""
+    """Peers must wait for a worker's shutdown if it drops queued messages or forwarded some."""
     if queued:
         router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x"])], Program()))
     monkeypatch.setattr(Router, "successors", {(1, 1): None} if passed_on else {})
@@ -142,7 +142,7 @@ async def test_what_a_worker_leaves_behind(
 
 
 async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router: Router) -> None:
-    """From that moment on: its peer may answer before the connection is closed. The new one writes."""
+    """A replaced connection stops writing immediately, and only the new connection writes."""
     given_up: Any = router.connections.get(THERE.peer)
     router.connections.renew(THERE.peer)
     new: Any = router.connections.get(THERE.peer)
@@ -150,7 +150,7 @@ async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router:
 
 
 async def test_a_connection_that_is_not_needed_settles_what_it_has(router: Router) -> None:
-    """It goes on writing until its messages are acknowledged, or its time is over."""
+    """An unneeded connection writes until its messages are acknowledged or its time has expired."""
     connection: Any = router.connections.get(THERE.peer)
     router.connections.refresh({}, (), ())
     assert router.connections.get(THERE.peer) is None
@@ -158,7 +158,7 @@ async def test_a_connection_that_is_not_needed_settles_what_it_has(router: Route
 
 
 async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) -> None:
-    """What it had forwarded may come again from its programs, by another worker."""
+    """While a worker is lost, messages it forwarded may be redelivered through another worker."""
     seen = []
     for connected in (True, False, True):
         router.worker_is(5, connected=connected)
@@ -169,7 +169,7 @@ async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) 
 async def test_a_peer_that_has_shut_down_holds_up_no_move(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it had is handed back: moves no longer wait for its releases."""
+    """Moves no longer wait for releases from a peer that has shut down."""
     lost: list[Any] = []
     monkeypatch.setattr(router.connections, "ended", lambda *_: {THERE.peer: {1: None}})
     monkeypatch.setattr(router._moves, "lose", lost.append)
@@ -178,13 +178,13 @@ async def test_a_peer_that_has_shut_down_holds_up_no_move(
 
 
 async def test_a_lost_connection_is_looked_at(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker may have left: moves that wait for it must not wait for ever."""
+    """A lost connection triggers a check for a departed worker, so that moves do not wait forever."""
     looked: list[object] = []
 
     monkeypatch.setattr(router, "_renew_ended", lambda: looked.append(router))
     connection: Any = router.connections.get(THERE.peer)
     connection._events.lost()
-    assert looked == []  # in a turn of its own
+    assert looked == []  # the check runs in a later turn of the event loop
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert looked == [router]
@@ -193,7 +193,7 @@ async def test_a_lost_connection_is_looked_at(router: Router, monkeypatch: pytes
 async def test_a_worker_is_given_up_when_its_time_is_over(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before: moves that began less than three seconds ago wait."""
+    """Moves that started less than three seconds ago keep waiting for their worker."""
     asked: list[float] = []
 
     def peers(seconds: float = 0.0) -> set[Any]:
