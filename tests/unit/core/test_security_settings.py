@@ -1,4 +1,4 @@
-"""The settings that keep a worker shut: what goes together, and what is an error."""
+"""Security settings of a worker: required combinations and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:6700", "[::]:6700", "10.0.0.1:6700", "worker.example:6700"])
 def test_plaintext_for_other_machines_takes_a_flag(listen: str) -> None:
-    """An address that others reach is an error without TLS, which says what to do."""
+    """Without TLS, a public listen address is an error that names the fix."""
     with pytest.raises(
         ConfigError, match=r"listen is .* there is no TLS: give tls_certificate.*allow_plaintext"
     ):
@@ -28,12 +28,12 @@ def test_plaintext_for_other_machines_takes_a_flag(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:0", "localhost:0"])
 def test_loopback_takes_none(listen: str) -> None:
-    """Programs on this machine need no TLS."""
+    """Loopback addresses do not require TLS."""
     assert WorkerConfig(listen=listen)
 
 
 def test_peers_of_another_transport_count_too() -> None:
-    """The address of ZeroMQ is as open as any."""
+    """A public ZeroMQ address requires the flag, too."""
     with pytest.raises(ConfigError, match=r"listen_peers is 10\.0\.0\.1:1"):
         WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1")
     assert WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1", allow_plaintext=True)
@@ -41,7 +41,7 @@ def test_peers_of_another_transport_count_too() -> None:
 
 @pytest.mark.parametrize("shut", [TLS, {"token_file": "token"}, {"permissions_file": "rules"}])
 def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
-    """ZeroMQ knows nothing of these, so that it would let in whom they keep out."""
+    """ZeroMQ supports none of these settings, so the combination is an error."""
     settings: dict[str, object] = {"transport": "zmq", "allow_plaintext": True, **shut}
     with pytest.raises(ConfigError, match="the transport zmq between workers does not support TLS"):
         WorkerConfig(**settings)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
     ],
 )
 def test_half_of_tls_is_an_error(settings: dict[str, str], complaint: str) -> None:
-    """A worker with a part of the settings does not start in the clear."""
+    """A worker with incomplete TLS settings does not start in plaintext."""
     with pytest.raises(ConfigError, match=complaint):
         WorkerConfig(**settings)  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ def test_half_of_tls_is_an_error(settings: dict[str, str], complaint: str) -> No
     ("text", "value"), [("allow_plaintext = true", True), ("allow_plaintext = false", False)]
 )
 def test_file_has_truths(tmp_path: Path, text: str, *, value: bool) -> None:
-    """TOML's own true and false are taken."""
+    """TOML's `true` and `false` are accepted."""
     file = tmp_path / "worker.toml"
     file.write_text(text, encoding="utf-8")
     assert load({}, {}, file).config.allow_plaintext is value
@@ -75,7 +75,7 @@ def test_file_has_truths(tmp_path: Path, text: str, *, value: bool) -> None:
 
 @pytest.mark.parametrize("text", ["allow_plaintext = 1", 'allow_plaintext = "true"', "topology = true"])
 def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
-    """Nor is a truth taken for a text."""
+    """Other types are refused for a boolean, and a boolean is refused for a string."""
     file = tmp_path / "worker.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"must be (true or false|a text that is not empty), not"):
@@ -83,7 +83,7 @@ def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
 
 
 def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
-    """The settings and the rules of the page are read as they stand there."""
+    """The settings and rules in the guide are valid without changes."""
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "secure.md").read_text(encoding="utf-8")
     settings, rules = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
@@ -99,7 +99,7 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
 
 
 def test_sources_agree(tmp_path: Path) -> None:
-    """Names and truths are the same from a flag, the environment and the file, and print as they are read."""
+    """Names and booleans are the same from a flag, the environment and a file, also after printing."""
     file = tmp_path / "worker.toml"
     file.write_text('tls_ca = "a"\ntls_certificate = "c"\ntls_key = "k"\n', encoding="utf-8")
     environment = {"TUPLEWIRE_TLS_WORKER_NAMES": "a.example,*.b.example"}

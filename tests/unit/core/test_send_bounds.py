@@ -1,4 +1,4 @@
-"""The sending end of a session: what it takes, and what its receiver would not."""
+"""The send window: limits on queued messages, and messages that exceed the receiver's limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuplewire.values.group import TaskGroup, check_sizes
     "bound", [{"max_pending_messages": 5}, {"max_pending_bytes": 5, "max_message_bytes": 5}]
 )
 def test_bound_of_all_messages(bound: dict[str, Any]) -> None:
-    """A batch that would go over it, in messages or in bytes, is not taken, and nothing of it is."""
+    """A batch that would exceed the limit in messages or bytes is refused as a whole."""
     sending = Sending(**bound)
     assert sending.offer(1, 3)
     assert not sending.offer(2, 3)
@@ -26,7 +26,7 @@ def test_bound_of_all_messages(bound: dict[str, Any]) -> None:
 
 
 def test_bound_per_task() -> None:
-    """A task with max_pending_task_messages takes no more, and leaves room for others."""
+    """A task at max_pending_task_messages accepts no more messages, and other tasks are not affected."""
     sending = Sending(max_pending_task_messages=4)
     assert sending.offer(1, 4)
     assert not sending.offer(1)
@@ -34,7 +34,7 @@ def test_bound_per_task() -> None:
 
 
 def test_bound_per_task_counts_the_whole_batch() -> None:
-    """Groups of one batch to one task count together against its bound."""
+    """Groups of one batch to one task count together against the task's limit."""
     sending = Sending(max_pending_task_messages=4)
     sending.offer(1, 2)
     assert not sending.offer_groups(TaskGroup.of(1, [b"", b""], 5), TaskGroup.of(1, [b""], 6))
@@ -43,7 +43,7 @@ def test_bound_per_task_counts_the_whole_batch() -> None:
 
 @pytest.mark.parametrize("sending", [Sending(max_pending_messages=2), Sending(max_pending_task_messages=2)])
 def test_a_batch_over_the_bound_is_taken_alone(sending: Sending) -> None:
-    """A batch larger than a bound is taken when nothing else is held, so that it need not wait for ever."""
+    """A batch larger than the limit is accepted if the window is empty, so it does not wait forever."""
     assert sending.offer(1, 5)
     assert not sending.offer(1)
     sending.frames()
@@ -52,7 +52,7 @@ def test_a_batch_over_the_bound_is_taken_alone(sending: Sending) -> None:
 
 
 def test_acknowledged_messages_make_room() -> None:
-    """What is acknowledged no longer counts against a bound."""
+    """Acknowledged messages no longer count against the limit."""
     sending = Sending(max_pending_messages=2)
     sending.write(1, 2)
     assert not sending.offer(1)
@@ -62,7 +62,7 @@ def test_acknowledged_messages_make_room() -> None:
 
 
 def test_an_oversize_message_fails_alone() -> None:
-    """A payload over the limit is named with its size and the limit; what else was sent goes on."""
+    """An oversize payload is an error with its size and limit; other messages are still sent."""
     sending = Sending(max_message_bytes=10)
     sending.offer(1, 2)
     groups = [TaskGroup.of(2, [b"x" * 10] * 5), TaskGroup.of(3, [b"", b"x" * 11])]
@@ -72,7 +72,7 @@ def test_an_oversize_message_fails_alone() -> None:
 
 
 def test_what_the_receiver_never_takes_is_given_up() -> None:
-    """Messages over the receiver's limit, accepted before it was known, are dropped alone and by name."""
+    """Messages over the receiver's limit are dropped individually when the limit becomes known."""
     sending = Sending(opened=False)
     sending.offer_groups(TaskGroup.of(1, [b"a" * 10, b"b" * 101, b"c" * 100]))
     (settled,) = sending.open(max_message_bytes=100)
@@ -84,7 +84,7 @@ def test_what_the_receiver_never_takes_is_given_up() -> None:
 
 
 def test_frames_keep_to_the_receivers_limit() -> None:
-    """What was accepted in larger pieces is cut to what the receiver takes in one request."""
+    """Large groups are split to fit the receiver's request size."""
     sending = Sending(opened=False)
     sending.offer_groups(TaskGroup.of(1, [b"x" * 10] * 1000))
     sending.open(max_message_bytes=100, max_request_bytes=2100)
@@ -94,7 +94,7 @@ def test_frames_keep_to_the_receivers_limit() -> None:
 
 
 def test_flows_that_are_not_used_leave_nothing() -> None:
-    """Neither themselves, nor that their tasks had any."""
+    """Closed flows leave no state, neither for themselves nor for their tasks."""
     sending = Sending()
     for task in range(10):
         sending.offer(task)
@@ -108,7 +108,7 @@ def test_flows_that_are_not_used_leave_nothing() -> None:
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_nothing_is_sent_beyond_the_credit(task: int) -> None:
-    """With more credit the rest goes, and nobody counts as without it any more."""
+    """With more credit, the rest is sent and the task no longer counts as without credit."""
     sending = Sending(initial=2)
     sending.offer(task, 5)
     assert payloads(sending.frames()) == bytes(range(2))
@@ -119,7 +119,7 @@ def test_nothing_is_sent_beyond_the_credit(task: int) -> None:
 
 
 def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
-    """Whichever way its messages came."""
+    """The last unreleased entry is tracked per entry worker, regardless of the route."""
     sending = Sending()
     group = TaskGroup.of(1, [b"a", b"b"])
     sending.offer_groups(group.at(5, 0).passed_on(7), group.at(9, 0).passed_on(7).passed_on(8))

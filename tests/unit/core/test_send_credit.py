@@ -1,4 +1,4 @@
-"""The sending end of a session: it sends what is granted."""
+"""The send window: it sends only within its credit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuplewire.values.group import TaskGroup
 
 
 def test_a_grant_for_a_task_without_messages_counts_later() -> None:
-    """It takes the place of what the welcome said of the task."""
+    """A grant replaces the task's credit from the welcome."""
     sending = Sending(opened=False)
     sending.open(initial=1, grants=(credit_of(1, 2, PLENTY, 0),))
     sending.update(0, grants=(credit_of(1, 5, PLENTY, 0),))
@@ -21,7 +21,7 @@ def test_a_grant_for_a_task_without_messages_counts_later() -> None:
 
 
 def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
-    """Also once nothing is on the way to it."""
+    """A receiver holds messages until it releases them, even if none are in flight."""
     sending = Sending()
     found = [sending.window.receiver_has_none]
     sending.write(1, 2)
@@ -34,7 +34,7 @@ def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
 
 
 def test_a_message_may_start_while_bytes_are_left() -> None:
-    """Credit in bytes stops the start of a message, not its end."""
+    """A message may start while credit in bytes remains, and may exceed it."""
     sending = Sending(opened=False)
     sending.open(initial_bytes=10)
     sending.offer_groups(TaskGroup.of(1, [b"", b"x" * 9, b"y" * 9, b"", b"z"]))
@@ -46,7 +46,7 @@ def test_a_message_may_start_while_bytes_are_left() -> None:
 
 
 def test_a_stopped_task_leaves_the_others_going() -> None:
-    """Without credit for one task, messages to another are sent past it."""
+    """A task without credit does not block messages to other tasks."""
     sending = Sending(initial=1)
     for _ in range(3):
         sending.offer(1)
@@ -57,7 +57,7 @@ def test_a_stopped_task_leaves_the_others_going() -> None:
 
 
 def test_says_what_waits_for_credit() -> None:
-    """A flow is without credit from when messages stay back for want of it until there is credit again."""
+    """A flow is without credit from the first blocked message until it gets more credit."""
     sending = Sending(initial=2)
     sending.offer(1, 2)
     sending.write(2, 3)
@@ -70,7 +70,7 @@ def test_says_what_waits_for_credit() -> None:
 
 
 def test_says_when_the_flight_is_full() -> None:
-    """With as many frames under way as may be, and more to send, it waits for an acknowledgement."""
+    """With the maximum number of frames in flight, the window waits for an acknowledgement."""
     sending = Sending()
     for _ in range(MAX_FRAMES_IN_FLIGHT):
         sending.offer(1)
@@ -82,7 +82,7 @@ def test_says_when_the_flight_is_full() -> None:
 
 
 def test_repeated_and_late_grants_change_nothing() -> None:
-    """A grant that was heard before, or is older, takes nothing back and adds nothing."""
+    """A repeated or older grant neither adds nor removes credit."""
     sending = Sending(opened=False)
     sending.open(initial=2, initial_bytes=2)
     sending.offer(1, 9)
@@ -93,7 +93,7 @@ def test_repeated_and_late_grants_change_nothing() -> None:
 
 
 def test_a_lost_grant_is_made_good_by_the_next() -> None:
-    """Only the newest grant counts, however many before it were lost."""
+    """Only the latest grant counts, even if earlier grants were lost."""
     sending = Sending(initial=1)
     sending.write(1, 9)
     sending.update(1, grants=(credit_of(1, 7, PLENTY, 0),))
@@ -101,7 +101,7 @@ def test_a_lost_grant_is_made_good_by_the_next() -> None:
 
 
 def test_refused_bytes_give_their_credit_back() -> None:
-    """Neither side counts refused messages: the next one may start in their place."""
+    """Refused messages return their credit, so the next message can be sent."""
     sending = Sending(opened=False)
     sending.open(initial_bytes=10)
     sending.offer_groups(TaskGroup.of(1, [b"x" * 10]))

@@ -1,4 +1,4 @@
-"""The sending end of a session: what goes into which frame."""
+"""The send window: the contents of each frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire.values.group import TaskGroup
 
 
 def test_nothing_before_the_welcome() -> None:
-    """Before a receiver has granted anything, messages wait."""
+    """Messages wait until the receiver has granted credit."""
     sending = Sending(opened=False)
     assert sending.offer(1)
     assert sending.frame() is None
@@ -22,7 +22,7 @@ def test_nothing_before_the_welcome() -> None:
 
 
 def test_what_queued_up_goes_out_together() -> None:
-    """Everything that waits is one frame, with neighbours of one (source, task) as one run."""
+    """All waiting messages share one frame; neighbours with the same source and task share a run."""
     sending = Sending()
     sending.offer(1, 2, source=5)
     sending.offer(1, 1, source=5)
@@ -45,7 +45,7 @@ def test_frames_are_numbered_by_one() -> None:
 
 
 def test_a_frame_is_cut_at_its_size() -> None:
-    """No frame holds more payload than max_frame_bytes, and together they hold everything in order."""
+    """No frame exceeds max_frame_bytes, and all frames together contain everything in order."""
     sending = Sending(max_frame_bytes=200)
     for _ in range(9):
         sending.offer_groups(TaskGroup.of(1, [b"x" * 30, b"y" * 30]))
@@ -56,7 +56,7 @@ def test_a_frame_is_cut_at_its_size() -> None:
 
 
 def test_a_group_that_just_fits_goes_along() -> None:
-    """The limit itself is allowed, and one byte more is not."""
+    """A group that reaches the limit exactly fits; one more byte does not."""
     group = TaskGroup.of(1, [b"x" * 30])
     room = 2 * wire_bytes(group)
     for limit, expected in ((room, [2]), (room - 1, [1, 1])):
@@ -67,7 +67,7 @@ def test_a_group_that_just_fits_goes_along() -> None:
 
 @pytest.mark.parametrize("tasks", [1, 2500])
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
-    """However many tasks there are, and however many groups to one, a frame has at most 1,000."""
+    """A frame has at most 1,000 groups, for any number of tasks."""
     sending = Sending()
     groups = [TaskGroup.of(number % tasks, [b"%d" % (number % 10)], number) for number in range(2500)]
     sending.offer_groups(*groups)
@@ -77,7 +77,7 @@ def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
 
 
 def test_few_frames_are_under_way_at_once() -> None:
-    """What is beyond the bound waits for an acknowledgement, and then goes out together."""
+    """Messages beyond the limit of frames wait for an acknowledgement, then share a frame."""
     sending = Sending()
     for _ in range(20):
         sending.offer(1, 1)
@@ -90,7 +90,7 @@ def test_few_frames_are_under_way_at_once() -> None:
 
 
 def test_a_group_larger_than_a_frame_is_cut() -> None:
-    """A group over max_frame_bytes goes out in several frames; a larger message has one of its own."""
+    """A group over max_frame_bytes is split; a larger message has a separate frame."""
     sending = Sending(max_frame_bytes=100)
     sending.offer_groups(TaskGroup.of(1, [b"a" * 60, b"b" * 60, b"c" * 150, b"d"]))
     assert [frame.size_bytes for frame in sending.frames()] == [60, 60, 150, 1]
@@ -98,7 +98,7 @@ def test_a_group_larger_than_a_frame_is_cut() -> None:
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_small_messages_do_not_make_a_frame_large(size: int) -> None:
-    """What describes the messages counts too: frames of empty messages stay within what a peer takes."""
+    """Metadata counts as well: frames of empty messages stay within the receiver's limit."""
     sending = Sending(max_frame_bytes=4_000, max_pending_task_messages=PLENTY)
     sending.offer_groups(TaskGroup.of(1, [bytes(size)] * 20_000))
     for task in range(2, 500):
@@ -111,7 +111,7 @@ def test_small_messages_do_not_make_a_frame_large(size: int) -> None:
 
 
 def test_tasks_take_turns() -> None:
-    """A task with much to send does not keep another waiting for more than a frame."""
+    """A task with many messages delays another task by at most one frame."""
     sending = Sending(max_frame_bytes=100)
     sending.offer(1, 250)
     sending.offer(2, 1)
@@ -121,7 +121,7 @@ def test_tasks_take_turns() -> None:
 
 
 def test_a_frame_says_when_its_messages_were_accepted() -> None:
-    """What was accepted within one millisecond is told with one time; what is later has its own."""
+    """Messages accepted within one millisecond share a time; later messages have another one."""
     sending = Sending()
     old, soon_after, late = 1_000_100, 1_000_900, 1_001_000
     for task, accepted in ((1, old), (2, soon_after), (1, soon_after), (1, late), (2, late)):
@@ -138,7 +138,7 @@ def test_a_frame_says_when_its_messages_were_accepted() -> None:
 
 
 def test_messages_that_are_passed_on_keep_their_time() -> None:
-    """A worker tells when the first on the way has accepted them, not when it has."""
+    """Forwarded messages retain the time at which the first worker accepted them."""
     sending = Sending()
     group = TaskGroup.of(1, [b"x", b"y"]).at(1, 1_000_000).passed_on(9).as_redelivered().slice(1, 2)
     sending.window.offer([group], now_micros=9_000_000)
@@ -147,7 +147,7 @@ def test_messages_that_are_passed_on_keep_their_time() -> None:
 
 
 def test_forwarded_messages_go_before_others_of_their_task() -> None:
-    """They came to their entry worker earlier: others of the task may only follow them."""
+    """Forwarded messages reached their entry worker earlier, so they precede others of the task."""
     sending = Sending()
     sending.offer(1, 2)
     sending.offer_groups(replace(TaskGroup.of(1, [b"f"]), forwarded=5, entry_sequence=1))

@@ -1,4 +1,4 @@
-"""The sending end of a session with the policy `drop_oldest`: what gives way, and what stays."""
+"""The send window with the policy `drop_oldest`: dropped and retained messages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def sizes_of(*sizes: int, task: int = 1) -> TaskGroup:
     return TaskGroup.of(task, [bytes([entry_sequence]) * size for entry_sequence, size in enumerate(sizes)])
 
 
-# --- what gives way -------------------------------------------------------------------------------
+# --- dropped messages -----------------------------------------------------------------------------
 
 
 def test_the_oldest_give_way_to_the_newest() -> None:
-    """Over max_pending_messages as many of the oldest go as are in the way, and the rest keeps its order."""
+    """Over max_pending_messages, only as many of the oldest are dropped as necessary."""
     sending = dropping(max_pending_messages=5)
     for _ in range(12):
         assert sending.offer(1)
@@ -38,7 +38,7 @@ def test_the_oldest_give_way_to_the_newest() -> None:
 
 
 def test_the_oldest_of_all_tasks_give_way() -> None:
-    """Age decides, not the task: what was accepted first goes first."""
+    """The oldest messages are dropped first, regardless of their task."""
     sending = dropping(max_pending_messages=6)
     for task in (3, 1, 2, 1, 3, 2):
         sending.offer(task)
@@ -48,7 +48,7 @@ def test_the_oldest_of_all_tasks_give_way() -> None:
 
 
 def test_over_a_tasks_bound_its_own_oldest_give_way() -> None:
-    """Where only one task's bound is reached, older messages of other tasks stay."""
+    """If a task reaches its limit, only its own messages are dropped."""
     sending = dropping(max_pending_task_messages=3)
     sending.offer(2, 3)
     sending.offer(1, 3)
@@ -58,7 +58,7 @@ def test_over_a_tasks_bound_its_own_oldest_give_way() -> None:
 
 
 def test_a_tasks_bound_counts_the_whole_batch() -> None:
-    """Groups of one batch to one task make room together."""
+    """Groups of one batch to one task count together."""
     sending = dropping(max_pending_task_messages=4)
     sending.offer(1, 3)
     assert sending.offer_groups(TaskGroup.of(1, [b"a", b"b"], 5), TaskGroup.of(1, [b"c"], 6))
@@ -66,7 +66,7 @@ def test_a_tasks_bound_counts_the_whole_batch() -> None:
 
 
 def test_what_a_tasks_bound_has_freed_counts_for_the_total() -> None:
-    """Where both bounds are reached, no more goes than the one that asks for more."""
+    """If both limits are reached, only the larger of the two numbers is dropped."""
     sending = dropping(max_pending_messages=6, max_pending_task_messages=3)
     sending.offer(2, 3)
     sending.offer(1, 3)
@@ -77,7 +77,7 @@ def test_what_a_tasks_bound_has_freed_counts_for_the_total() -> None:
 
 
 def test_as_few_as_have_the_bytes() -> None:
-    """Over max_pending_bytes the fewest go that are large enough together."""
+    """Over max_pending_bytes, as few messages are dropped as free enough bytes."""
     sending = dropping(max_pending_bytes=20, max_message_bytes=20)
     sending.offer_groups(sizes_of(3, 4, 0, 5, 6))
     assert sending.offer_groups(sizes_of(8, task=2))
@@ -88,7 +88,7 @@ def test_as_few_as_have_the_bytes() -> None:
 
 
 def test_the_larger_of_two_needs_decides() -> None:
-    """Where both messages and bytes are too many, as many go as the one needs that needs more."""
+    """If both messages and bytes exceed the limit, the stricter one decides."""
     sending = dropping(max_pending_messages=5, max_pending_bytes=20, max_message_bytes=20)
     sending.offer_groups(sizes_of(1, 1, 1, 1, 16))
     assert sending.offer_groups(sizes_of(3))
@@ -99,7 +99,7 @@ def test_the_larger_of_two_needs_decides() -> None:
 
 
 def test_a_batch_over_the_bound_replaces_everything() -> None:
-    """A batch that is larger than the bound by itself is taken once nothing else is held."""
+    """A batch larger than the limit is accepted after all other messages are dropped."""
     sending = dropping(max_pending_messages=3)
     sending.offer(1, 2)
     sending.offer(2, 1)
@@ -109,7 +109,7 @@ def test_a_batch_over_the_bound_replaces_everything() -> None:
 
 
 def test_a_large_group_goes_bit_by_bit() -> None:
-    """What is left of a group that was cut keeps its order and its age, however often it is cut."""
+    """The rest of a group keeps its order and age each time it is split."""
     sending = dropping(max_pending_messages=100)
     sending.offer(1, 100)
     sending.offer(2, 1)
@@ -120,12 +120,12 @@ def test_a_large_group_goes_bit_by_bit() -> None:
     ]
 
 
-# --- what stays -----------------------------------------------------------------------------------
+# --- retained messages ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overflow", [Overflow.BLOCK, Overflow.FAIL])
 def test_other_policies_drop_nothing(overflow: Overflow) -> None:
-    """Without the policy a full window refuses."""
+    """With other policies, a full window refuses messages."""
     sending = Sending(max_pending_messages=2, overflow=overflow)
     sending.offer(1, 2)
     assert not sending.offer(1)
@@ -133,7 +133,7 @@ def test_other_policies_drop_nothing(overflow: Overflow) -> None:
 
 
 def test_what_is_on_the_way_stays() -> None:
-    """Only what was never written gives way; where that is too little, nothing does, and the offer waits."""
+    """Only unwritten messages are dropped; if they are too few, none are, and the offer waits."""
     sending = dropping(initial=3, max_pending_messages=5)
     sending.offer(1, 5)
     assert payloads(sending.frames()) == b"\0\1\2"
@@ -147,7 +147,7 @@ def test_what_is_on_the_way_stays() -> None:
 
 
 def test_what_is_on_the_way_stays_in_bytes() -> None:
-    """The bytes on the way cannot be had either."""
+    """Bytes in flight cannot be freed, either."""
     sending = dropping(initial=1, max_pending_bytes=10, max_message_bytes=10)
     sending.offer_groups(sizes_of(6, 3))
     sending.frames()
@@ -158,7 +158,7 @@ def test_what_is_on_the_way_stays_in_bytes() -> None:
 
 
 def test_one_task_without_room_stops_the_batch() -> None:
-    """A batch that would make room in one task and cannot in another gives up nothing in either."""
+    """If one task cannot make space for a batch, no messages of any task are dropped."""
     sending = dropping(opened=False, max_pending_task_messages=2)
     sending.open(initial=0, grants=())
     sending.offer(1, 2)
@@ -174,7 +174,7 @@ def test_one_task_without_room_stops_the_batch() -> None:
 
 
 def test_what_is_not_processed_stays() -> None:
-    """In the mode `processed` what the receiver has, and is not done with, is kept until it is."""
+    """In the mode `processed`, messages at the receiver are retained until they are processed."""
     sending = dropping(processed=True, initial=2, max_pending_messages=4)
     sending.write(1, 4)
     sending.update(1)
@@ -188,7 +188,7 @@ def test_what_is_not_processed_stays() -> None:
 
 @pytest.mark.parametrize("processed", [False, True])
 def test_what_is_sent_again_stays(*, processed: bool) -> None:
-    """After the death of a receiver, what it may have had comes again; what it cannot have had gives way."""
+    """After a receiver fails, messages it may have received are resent; only unsent ones are dropped."""
     sending = dropping(processed=processed, initial=4, max_pending_messages=7)
     sending.write(1, 2)
     sending.write(1, 5)
@@ -213,7 +213,7 @@ def test_what_is_sent_again_stays(*, processed: bool) -> None:
     ],
 )
 def test_what_was_acknowledged_is_in_nobodys_way(bound: dict[str, Any]) -> None:
-    """The room of messages that have arrived is there again, and nothing is given up for it."""
+    """Acknowledged messages free their space, so nothing is dropped for it."""
     sending = dropping(**bound)
     sending.write(1, 4)
     assert not sending.offer(1)
@@ -226,7 +226,7 @@ def test_what_was_acknowledged_is_in_nobodys_way(bound: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("reason", ["refused", "too large"])
 def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
-    """Messages that the receiver refuses, or would, free their room as acknowledged ones do."""
+    """Messages dropped for another reason free their space like acknowledged messages."""
     sending = dropping(opened=False, max_pending_messages=2)
     if reason == "refused":
         sending.open()
@@ -242,11 +242,11 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     assert payloads(sending.frames()) == b"\2\3"
 
 
-# --- who is told ----------------------------------------------------------------------------------
+# --- notifications --------------------------------------------------------------------------------
 
 
 def test_what_gave_way_is_told_once_with_its_token() -> None:
-    """Each batch's token comes back with what went of it, as settled and as released."""
+    """Each dropped part is reported once with its batch's token, as settled and as released."""
     sending = dropping(max_pending_messages=3)
     sending.offer(1, 2, tag="first")
     sending.offer(2, 1, tag="second")
@@ -258,7 +258,7 @@ def test_what_gave_way_is_told_once_with_its_token() -> None:
 
 
 def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
-    """Messages that were never sent are nobody's to be done with."""
+    """Messages that were dropped before they were sent need no release."""
     sending = dropping(opened=False, max_pending_messages=2)
     sending.offer(1, 2)
     assert not sending.window.all_released(1)
@@ -267,7 +267,7 @@ def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
 
 
 def test_credit_is_not_spent_on_what_gave_way() -> None:
-    """Messages that were never sent take nothing from the grant, nor from the processed offset."""
+    """Unsent messages use neither credit nor the processed offset."""
     sending = dropping(processed=True, opened=False, max_pending_messages=3)
     sending.offer(1, 3)
     sending.offer(1, 2)
@@ -277,11 +277,11 @@ def test_credit_is_not_spent_on_what_gave_way() -> None:
     assert sum(each.messages for each in settled) == 3
 
 
-# --- the order of age -----------------------------------------------------------------------------
+# --- order by age ---------------------------------------------------------------------------------
 
 
 def test_the_oldest_task_is_found_after_any_change() -> None:
-    """Tasks whose first message has gone, or all of them, come up at their present age or not at all."""
+    """Tasks are found by their current age, and tasks without messages are not found."""
     ages = {1: 10, 2: 20, 3: 30}
     oldest = OldestTask()
     for task, age in ages.items():
@@ -299,7 +299,7 @@ def test_the_oldest_task_is_found_after_any_change() -> None:
 
 
 def test_a_task_without_credit_waits_while_it_has_messages() -> None:
-    """It counts as a task without credit until the last of its messages has given way."""
+    """A task counts as without credit until its last message is dropped."""
     sending = dropping(initial=0, max_pending_messages=2)
     sending.offer(1, 2)
     assert not sending.frames()

@@ -1,4 +1,4 @@
-"""The sending end of a session: what is sent again after a break, and what is not."""
+"""The send window: messages that are resent after a disconnect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuplewire.values.group import TaskGroup
 
 
 def test_resume_sends_again_what_was_not_accepted() -> None:
-    """After a cut exactly the frames that the receiver lacks come again, numbered as before."""
+    """After a disconnect, the frames that the receiver lacks are resent with their old numbers."""
     sending = Sending()
     for task in (1, 2, 1, 2):
         sending.offer(task)
@@ -27,7 +27,7 @@ def test_resume_sends_again_what_was_not_accepted() -> None:
 
 
 def test_resume_sends_what_is_new_after_what_is_old() -> None:
-    """What was accepted while the connection was away follows what is sent again."""
+    """Messages accepted while disconnected follow the resent frames."""
     sending = Sending()
     sending.write(1)
     sending.offer(1)
@@ -36,7 +36,7 @@ def test_resume_sends_what_is_new_after_what_is_old() -> None:
 
 
 def test_cuts_one_after_the_other() -> None:
-    """A resumption that is cut itself is resumed in the same way."""
+    """A disconnect during a resumption is resumed in the same way."""
     sending = Sending()
     for _ in range(4):
         sending.write(1)
@@ -47,7 +47,7 @@ def test_cuts_one_after_the_other() -> None:
 
 
 def test_acknowledged_while_sending_again() -> None:
-    """A frame that is acknowledged before its turn to be sent again is not sent again."""
+    """A frame that is acknowledged before it is resent is skipped."""
     sending = Sending()
     for _ in range(3):
         sending.write(1)
@@ -57,7 +57,7 @@ def test_acknowledged_while_sending_again() -> None:
 
 
 def test_resume_keeps_credit() -> None:
-    """Frames that are sent again take no new credit, and the welcome's grants count."""
+    """Resent frames use no new credit, and the grants in the welcome apply."""
     sending = Sending(initial=2)
     sending.write(1, 9)
     sending.open(initial=2, grants=(credit_of(1, 3, PLENTY, 0),))
@@ -66,7 +66,7 @@ def test_resume_keeps_credit() -> None:
 
 @pytest.mark.parametrize("processed", [False, True])
 def test_a_new_receiver_gets_everything_again(*, processed: bool) -> None:
-    """A receiver without memory gets all that is not settled: in order, numbered anew, marked redelivered."""
+    """A new receiver gets all unsettled messages in order, renumbered and marked as redelivered."""
     sending = Sending(processed=processed)
     for _ in range(2):
         for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_new_receiver_gets_everything_again(*, processed: bool) -> None:
 
 
 def test_messages_that_were_never_sent_are_not_marked() -> None:
-    """Only what may have been delivered carries the mark; what had no credit yet does not."""
+    """Messages that were never sent are not marked as redelivered."""
     sending = Sending(initial=1)
     sending.write(1, 2)
     sending.open(incarnation=8)
@@ -96,7 +96,7 @@ def test_messages_that_were_never_sent_are_not_marked() -> None:
 
 
 def test_a_new_receiver_grants_anew() -> None:
-    """Credit and processed offsets of a receiver that died do not count for its successor."""
+    """Credit and processed offsets of a failed receiver do not apply to its successor."""
     sending = Sending(processed=True, initial=5)
     sending.write(1, 9)
     sending.update(1, grants=(credit_of(1, 5, PLENTY, 5),))
@@ -108,7 +108,7 @@ def test_a_new_receiver_grants_anew() -> None:
 
 
 def test_a_receiver_that_forgot_the_session() -> None:
-    """A receiver that lives on but has forgotten what it acknowledged is as a new one."""
+    """A receiver that lost the session is treated as a new receiver."""
     sending = Sending()
     for _ in range(3):
         sending.write(1)
@@ -120,7 +120,7 @@ def test_a_receiver_that_forgot_the_session() -> None:
 
 
 def test_a_receiver_that_knows_more_than_was_sent() -> None:
-    """A session that another process has gone on with is an error; nothing of ours counts as accepted."""
+    """A session that another process has continued is an error and acknowledges nothing."""
     sending = Sending()
     sending.write(1)
     with pytest.raises(ProtocolError):
@@ -133,7 +133,7 @@ def test_a_receiver_that_knows_more_than_was_sent() -> None:
 
 
 def test_a_new_receiver_during_a_resumption_gets_each_message_once() -> None:
-    """The old receiver's missing frames are not sent to the new one as well."""
+    """A new receiver does not get the old receiver's missing frames a second time."""
     sending = Sending()
     for _ in range(3):
         sending.write(1)
@@ -145,7 +145,7 @@ def test_a_new_receiver_during_a_resumption_gets_each_message_once() -> None:
 
 
 def test_nothing_is_unreleased_once_all_is_released() -> None:
-    """A worker that leaves is asked about tasks whose messages are still there, and about no others."""
+    """Only tasks with unreleased messages are listed."""
     sending = Sending()
     sending.offer(1, 2)
     sending.write(2, 1)
@@ -154,7 +154,7 @@ def test_nothing_is_unreleased_once_all_is_released() -> None:
 
 
 def test_the_last_message_that_is_unreleased_is_told() -> None:
-    """By its entry sequence, which begins anew once everything before was released."""
+    """The last unreleased entry sequence is reset after everything is released."""
     sending = Sending()
     for first in (50, 3):
         sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))

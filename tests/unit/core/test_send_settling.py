@@ -1,4 +1,4 @@
-"""The sending end of a session: what is acknowledged, refused, released or given up."""
+"""The send window: acknowledged, refused, released and abandoned messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuplewire.values.group import TaskGroup, route_of
 
 
 def test_acknowledgements_are_cumulative() -> None:
-    """An acknowledgement settles every frame up to it, with the token that came with each batch."""
+    """An acknowledgement settles all frames up to its number, each batch with its token."""
     sending = Sending()
     for tag in "abc":
         sending.write(1, 2, tag=tag)
@@ -24,7 +24,7 @@ def test_acknowledgements_are_cumulative() -> None:
 
 
 def test_repeated_and_late_acknowledgements_change_nothing() -> None:
-    """Hearing an acknowledgement twice, or an older one after it, settles nothing."""
+    """A repeated or older acknowledgement settles nothing."""
     sending = Sending()
     for _ in range(3):
         sending.write(1)
@@ -34,7 +34,7 @@ def test_repeated_and_late_acknowledgements_change_nothing() -> None:
 
 
 def test_acknowledgement_of_what_was_never_sent() -> None:
-    """A receiver that acknowledges frames which do not exist is an error, and nothing settles."""
+    """An acknowledgement of an unsent frame is an error and settles nothing."""
     sending = Sending()
     sending.write(1)
     with pytest.raises(ProtocolError, match="frame 2 was acknowledged, and 1 were sent"):
@@ -43,7 +43,7 @@ def test_acknowledgement_of_what_was_never_sent() -> None:
 
 
 def test_processed_mode_settles_on_processed_offsets() -> None:
-    """In the mode `processed` a message settles when its consumer is done with it, not when it is queued."""
+    """In the mode `processed`, messages settle when they are processed, not when they are queued."""
     sending = Sending(processed=True)
     sending.offer(1, 2, tag="a")
     sending.write(1, 3, tag="b")
@@ -53,7 +53,7 @@ def test_processed_mode_settles_on_processed_offsets() -> None:
 
 
 def test_processed_offsets_are_per_task() -> None:
-    """Progress of one task settles nothing of another."""
+    """Progress of one task does not settle messages of another."""
     sending = Sending(processed=True)
     sending.offer(1, 1, tag="a")
     sending.write(2, 1, tag="b")
@@ -66,7 +66,7 @@ def test_processed_offsets_are_per_task() -> None:
     ("code", "reason"), [("UNKNOWN_TASK", DropReason.UNKNOWN_TASK), ("NOT_LOCAL", DropReason.REFUSED)]
 )
 def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processed: bool) -> None:
-    """What the receiver refuses is counted as dropped by reason, and not as acknowledged."""
+    """Refused messages count as dropped by reason, not as acknowledged."""
     sending = Sending(processed=processed)
     sending.offer(1, 2, source=3, tag="a")
     sending.offer(1, 1, source=4, tag="b")
@@ -86,7 +86,7 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
 
 
 def test_a_repeated_refusal_changes_nothing() -> None:
-    """A refusal that is heard again, by a reconnect for instance, drops nothing more."""
+    """A repeated refusal, for example after a reconnect, drops nothing more."""
     sending = Sending()
     refusal = refusal_of(1, 1, 1, "UNKNOWN_TASK", "no")
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_repeated_refusal_changes_nothing() -> None:
 
 
 def test_refused_messages_do_not_shift_the_processed_offset() -> None:
-    """A refusal behind messages that are still being worked on does not settle these."""
+    """A refusal does not settle earlier messages that are still being processed."""
     sending = Sending(processed=True)
     sending.write(1, 2, tag="working")
     sending.write(1, 5, tag="refused")
@@ -114,7 +114,7 @@ def test_refused_messages_do_not_shift_the_processed_offset() -> None:
 
 
 def test_abandon_gives_everything_up() -> None:
-    """Messages in every state are dropped for the reason given, each with its token."""
+    """Messages in every state are dropped for the given reason, each with its token."""
     sending = Sending(processed=True, initial=2)
     for tag in "abc":
         sending.write(1, tag=tag)
@@ -127,7 +127,7 @@ def test_abandon_gives_everything_up() -> None:
 
 
 def test_a_task_is_quiet_once_all_is_released() -> None:
-    """Neither an acknowledgement nor a part of the release is enough; other tasks do not matter."""
+    """A task is released only when all of its messages are, independently of other tasks."""
     sending = Sending()
     assert sending.window.all_released(1)
     sending.offer(1, 2)
@@ -144,7 +144,7 @@ def test_a_task_is_quiet_once_all_is_released() -> None:
 
 
 def test_what_is_taken_back_was_never_accepted() -> None:
-    """Everything comes back in order with its token; what was under way is marked as redelivered."""
+    """Returned messages keep their order and token; messages in flight are marked as redelivered."""
     sending = Sending()
     sending.write(1, 2, tag="first")
     sending.offer(1, 1, tag="second")
@@ -159,7 +159,7 @@ def test_what_is_taken_back_was_never_accepted() -> None:
 
 
 def test_refusals_cost_time_in_proportion_to_their_number() -> None:
-    """20,000 of full frames, the last ones first, are settled in well under a second of CPU."""
+    """Settling 20,000 refusals in reverse order takes less than a second of CPU time."""
     count = 20_000
     sending = Sending(max_frame_bytes=8 << 20)
     sending.window.offer([TaskGroup.of(task, [b"x"]) for task in range(count)])
@@ -177,7 +177,7 @@ def test_refusals_cost_time_in_proportion_to_their_number() -> None:
 
 
 def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
-    """Messages to one task that came straight, and those that a worker passes on, are refused apart."""
+    """Direct and forwarded messages to one task are refused separately."""
     sending = Sending()
     group = TaskGroup.of(1, [b"x"])
     sending.window.offer([group, group.passed_on(7)])
@@ -197,7 +197,7 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     ],
 )
 def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], quiet: int) -> None:
-    """Room is short from half of a bound on, in messages, bytes, or messages of one task."""
+    """From half of a limit on, a frame requests an immediate acknowledgement."""
     for messages, asks in ((quiet, False), (5, bool(settings))):
         sending = Sending(**settings)
         sending.offer(1, messages)
@@ -206,7 +206,7 @@ def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], q
 
 
 def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
-    """It has handed its messages on, so tokens come back; kept messages wait for a consumer."""
+    """A receiver that shut down cleanly releases all tokens, except for retained messages."""
     sending = Sending()
     sending.write(1, 2, tag="a")
     sending.update(1)

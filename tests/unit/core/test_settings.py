@@ -1,4 +1,4 @@
-"""Every declared setting: what it refuses, and that all its sources give the same object."""
+"""Every declared setting: invalid values, and equal objects from all sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tuplewire_topology.clusters.launch_settings import LaunchSettings
 
 TLS = {"tls_ca": "ca", "tls_certificate": "crt", "tls_key": "key"}
 
-# What an object of each class needs besides the setting in question, so that its values fit together.
+# The other settings that a valid object of each class requires.
 BESIDE: dict[type[Settings], dict[str, Any]] = {
     SessionSettings: {},
     TransportSettings: {"incarnation": 1},
@@ -42,7 +42,7 @@ BESIDE: dict[type[Settings], dict[str, Any]] = {
     SourceOptions: {"address": "w:1", "topology": "t", "tasks": (1,)},
     SinkOptions: {"topology": "t", "grouping": "fields", "tasks": (1,)},
 }
-# What is refused, by the kind's metavar: values of a wrong type, and values out of bounds.
+# Invalid values, by the kind's metavar: values of a wrong type, and values out of bounds.
 WRONG: dict[str, list[Any]] = {
     "COUNT": ["1", 1.5, True, [], -1],
     "SIZE": ["1", "1MiB", 1.5, True, 0, -1],
@@ -115,7 +115,7 @@ RIGHT: dict[str, Any] = {
     "TIME": 7.5,
     "WHERE": {1: "latest"},
 }
-# What else a setting needs, or does not go with.
+# Settings that a setting requires, or that conflict with it.
 WITH: dict[str, dict[str, Any]] = {
     "transport": dict.fromkeys(TLS),
     "listen_peers": {"transport": "zmq", **dict.fromkeys(TLS)},
@@ -144,13 +144,13 @@ def made(kind: type[Settings], each: Setting) -> Settings:
 
 
 def as_text(each: Setting, value: Any) -> str:
-    """Return a value as somebody writes it at a command line."""
+    """Return a value as a user writes it on a command line."""
     shown = each.kind.shown(value)
     return str(shown).lower() if isinstance(shown, bool) else str(shown)
 
 
 def given(config: Settings) -> dict[str, str]:
-    """Return the texts of what is not the default, by name."""
+    """Return the values that differ from the defaults, as text, by name."""
     values = {name: getattr(config, name) for name in settings_of(type(config))}
     return {
         name: as_text(settings_of(type(config))[name], value)
@@ -169,7 +169,7 @@ def test_a_wrong_value_is_refused_when_the_object_is_made(kind: type[Settings], 
 
 @table(PAIRS)
 def test_a_wrong_value_is_refused_under_its_keys(kind: type[Settings], each: Setting) -> None:
-    """In a configuration the error names the key that the user wrote, ours or Storm's."""
+    """In a configuration, the error names the key that the user wrote, Tuplewire's or Storm's."""
     for key in filter(None, {each.key, each.storm}):
         for wrong in WRONG[each.kind.metavar]:
             if wrong is not None:
@@ -180,7 +180,7 @@ def test_a_wrong_value_is_refused_under_its_keys(kind: type[Settings], each: Set
 
 @table(PAIRS)
 def test_an_error_says_what_is_allowed(kind: type[Settings], each: Setting) -> None:
-    """The value and what it must be stand in the error, but for a secret value."""
+    """The error contains the allowed values and the given value, unless the value is secret."""
     with pytest.raises(ConfigError) as raised:
         kind(**{**BESIDE[kind], each.name: Fraction(1, 3)})
     assert str(raised.value).startswith(f"{each.name} must be {each.kind.allowed}, ")
@@ -189,7 +189,7 @@ def test_an_error_says_what_is_allowed(kind: type[Settings], each: Setting) -> N
 
 @table(PAIRS)
 def test_an_unknown_key_is_refused(kind: type[Settings], each: Setting) -> None:
-    """A key that is nearly one of ours is an error that names it and the one that was meant."""
+    """A misspelled key is an error that suggests the correct key."""
     wrong = each.key + "x"
     if wrong.startswith((OUR_PREFIX, *kind.REFUSED)):
         with pytest.raises(ConfigError, match=rf"unknown setting '{wrong}'; did you mean .*{each.key}"):
@@ -200,14 +200,14 @@ def test_an_unknown_key_is_refused(kind: type[Settings], each: Setting) -> None:
 
 @table(PAIRS)
 def test_a_configuration_gives_the_same_object(kind: type[Settings], each: Setting) -> None:
-    """What an object says as a configuration travels as JSON, and is read as an equal object."""
+    """A configuration survives a round trip through JSON."""
     config = made(kind, each)
     assert kind.from_conf(json.loads(json.dumps(config.conf()))) == config
 
 
 @table(pair for pair in PAIRS if pair[1].storm)
 def test_storms_key_gives_the_same_object(kind: type[Settings], each: Setting) -> None:
-    """Storm's key is as good as ours, in Storm's unit; both at once are refused."""
+    """Storm's key, in Storm's unit, is equivalent to Tuplewire's; using both is an error."""
     config = made(kind, each)
     plain = each.kind_at(each.storm).plain(right(each))
     rest = {key: value for key, value in config.conf().items() if key != each.key}
@@ -239,7 +239,7 @@ def test_flags_variables_and_file_give_the_same_object(
 
 @table(pair for pair in OF_A_WORKER if pair[1].kind is not ANY_TEXT)
 def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> None:  # noqa: ARG001
-    """A text that does not fit is an error that names the flag or the variable."""
+    """An invalid value is an error that names the flag or the variable."""
     wrong = "a*b" if each.kind.metavar == "NAMES" else " "
     with pytest.raises(ConfigError, match=rf"^flag {each.flag}\b"):
         load({each.name: wrong}, {})
@@ -266,7 +266,7 @@ def test_the_environment_gives_the_same_credentials(name: str) -> None:
 
 @table(PAIRS)
 def test_settings_are_values(kind: type[Settings], each: Setting) -> None:
-    """An object does not change, and travels as it is."""
+    """Settings are immutable and can be pickled."""
     config = made(kind, each)
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own
     with pytest.raises(FrozenInstanceError):
@@ -282,7 +282,7 @@ def test_no_key_means_two_things() -> None:
 
 @pytest.mark.parametrize("kind", [TransportSettings, TopologySettings, WorkerSettings])
 def test_a_session_is_read_out_of_the_same_configuration(kind: type[Settings]) -> None:
-    """A session's settings are plain keys beside the others, and SessionSettings in the object."""
+    """Session settings are plain keys in a configuration, and SessionSettings in the object."""
     conf: Mapping[str, Any] = {
         "tuplewire.session.max_block_seconds": 5,
         "tuplewire.session.ack_mode": "processed",
@@ -302,7 +302,7 @@ def test_a_session_is_read_out_of_the_same_configuration(kind: type[Settings]) -
 
 
 def test_a_secret_value_is_shown_nowhere() -> None:
-    """What is in a worker's environment is in no error and no representation."""
+    """The environment of a worker appears in no error and no representation."""
     with pytest.raises(ConfigError) as raised:
         LaunchSettings.from_conf({"topology.environment": {"PASSWORD": ["hidden"]}})
     assert "topology.environment must be a map" in str(raised.value)
@@ -312,7 +312,7 @@ def test_a_secret_value_is_shown_nowhere() -> None:
 
 
 def test_none_is_not_set() -> None:
-    """Storm's null is as good as no key; a setting that may be None is so by itself."""
+    """Storm's null is equivalent to an absent key; only some settings may be None."""
     assert TopologySettings.from_conf({"topology.max.spout.pending": None}) == TopologySettings()
     assert TopologySettings(acker_executors=None).ackers == 1
     with pytest.raises(ConfigError, match=r"^workers must be"):
@@ -320,7 +320,7 @@ def test_none_is_not_set() -> None:
 
 
 def test_keys_of_the_user_pass() -> None:
-    """What begins as nobody's key here is the user's own, whatever it is."""
+    """Keys that are not reserved belong to the user and are accepted."""
     mine = {
         "mine": object(),
         "words.limit": -1,

@@ -1,4 +1,4 @@
-"""Streams that say nothing: their number and their time are bounded."""
+"""Streams without a first message: their number and their time are limited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def _at_once() -> bytes:
 
 
 async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one more than may be silent, the first that came is refused by name, and the new one may speak."""
+    """Beyond the limit, the oldest silent streams are refused, and the new one is accepted."""
     monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 3)
 
     silent = SilentStreams()
@@ -38,7 +38,7 @@ async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have spoken take no room from those that have not."""
+    """Streams that have sent their first message do not count."""
     monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 1)
 
     silent = SilentStreams()
@@ -47,7 +47,7 @@ async def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence for longer than allowed is malformed; the error has the number."""
+    """A stream that is silent for too long is refused with the time limit."""
     monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)
 
     silent = SilentStreams()

@@ -1,4 +1,4 @@
-"""A worker's sinks: what is staged, chosen and put into queues, and what a drain has to wait for."""
+"""A worker's sinks: staging, choosing and queueing of messages, and draining."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASK = 1
 
 
 class Queues:
-    """A router whose queues the test empties. Tasks 1 to 9 have a holder."""
+    """A router with queues that the test empties. Tasks 1 to 9 have an owner."""
 
     def __init__(self) -> None:
         self.activity = Activity()
@@ -54,7 +54,7 @@ class Queues:
         self.inbound = batch.inbound
 
     def consume(self) -> list[bytes]:
-        """Take everything out of the queues and release it; return the payloads."""
+        """Remove all messages from the queues and release them; return the payloads."""
         received, self.received = self.received, []
         for each in received:
             self.inbound.release(each.task, len(each), each.size_bytes)
@@ -62,7 +62,7 @@ class Queues:
 
 
 def made(**settings: Any) -> tuple[Sinks, Queues]:
-    """Return the sinks of a worker, and its queues, which have room for two messages."""
+    """Return the sinks of a worker, and its queues, with space for two messages."""
     queues = Queues()
     values = {"receive_queue_messages": 2} | settings
     return Sinks(WorkerSettings(worker_id="w", topology="t", **values), cast("Any", queues)), queues
@@ -83,23 +83,23 @@ async def stage(
 
 
 def publishing(sinks: Sinks) -> bool:
-    """Whether a drain waits, as of now."""
+    """True if a drain must wait now."""
     return sinks.publishing
 
 
 def staged_here(sinks: Sinks) -> bool:
-    """Whether anything is staged, as of now."""
+    """True if anything is staged now."""
     return bool(len(sinks.staging))
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an answer not wait for news."""
+    """Make responses return without waiting for changes."""
     monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 0.01)
 
 
 async def test_a_drain_waits_for_messages_without_room() -> None:
-    """They are published as the consumer makes room; only then is nothing left to wait for."""
+    """Waiting messages are published as the consumer frees space, and the drain waits for all."""
     sinks, queues = made()
     assert not publishing(sinks)
     staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
@@ -107,7 +107,7 @@ async def test_a_drain_waits_for_messages_without_room() -> None:
     assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
     assert await sinks.progress(SINK, 1) == (3, [TASK])
     assert not staged_here(sinks)
-    sinks._asked.clear()  # whoever asked is gone
+    sinks._asked.clear()  # the caller has disconnected
     assert publishing(sinks)
     assert sinks.publications.unpublished() == {TASK: 3}
     consumed = []
@@ -121,7 +121,7 @@ async def test_a_drain_waits_for_messages_without_room() -> None:
 
 
 async def test_a_drain_waits_for_whoever_asks() -> None:
-    """Until it has heard that nothing waits."""
+    """A drain waits until the caller is notified that no messages wait."""
     sinks, queues = made()
     staged = await stage(sinks, "0a", b"1", b"2", b"3")
     await sinks.publish(SINK, 1, [staged])
@@ -134,7 +134,7 @@ async def test_a_drain_waits_for_whoever_asks() -> None:
 
 
 async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
-    """A worker that has started since knows nothing of it, whoever asks."""
+    """A restarted worker reports StageGoneError for epochs of its previous incarnation."""
     sinks, _ = made()
     with pytest.raises(StageGoneError, match="has started since"):
         await sinks.progress(SINK, 1)
@@ -146,7 +146,7 @@ async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
 
 
 async def test_an_epoch_is_chosen_once() -> None:
-    """Publishing again chooses nothing, and an earlier epoch is refused."""
+    """Publishing an epoch again chooses nothing, and an earlier epoch is refused."""
     sinks, queues = made()
     staged = await stage(sinks, "0a", b"1", epoch=2)
     assert sinks.check(SINK, 2, [staged], {}) == [TASK]
@@ -158,7 +158,7 @@ async def test_an_epoch_is_chosen_once() -> None:
 
 
 async def test_another_run_begins_before_it_publishes() -> None:
-    """It gets no second copy of what an earlier run has published, and drops what that has staged."""
+    """A new run skips messages that an earlier run published, and drops its staged ones."""
     sinks, queues = made()
     first = await stage(sinks, "0a", b"1")
     with pytest.raises(UnknownRunError, match="'one' has not begun"):
@@ -182,7 +182,7 @@ ROWS = TaskContent(3, 3, sum(b"123"))
 @pytest.mark.parametrize("rows", [[b"1", b"2", b"4"], [b"1", b"2"], [b"1", b"23"], [b"1", b"2", b"3", b""]])
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewhere: bool) -> None:
-    """An old checkpoint has the same epoch with new rows: nothing is published, and nothing is lost."""
+    """An old checkpoint with new rows for an epoch is refused: nothing is published or lost."""
     sinks, queues = made(receive_queue_messages=10)
     known = {TASK: ROWS} if elsewhere else {}
     if not elsewhere:
@@ -200,7 +200,7 @@ async def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewher
 
 
 async def test_the_same_rows_in_another_order_are_the_same() -> None:
-    """A query that is computed again may have them in other partitions and groups."""
+    """A recomputed query may have the same rows in other partitions and groups."""
     sinks, queues = made(receive_queue_messages=10)
     await publish_rows(sinks, queues)
     attempts = [await stage(sinks, "0b", b"3"), await stage(sinks, "1b", b"2", b"1")]
@@ -211,7 +211,7 @@ async def test_the_same_rows_in_another_order_are_the_same() -> None:
 
 
 async def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
-    """A worker of which nobody knows what it published, but only to which tasks."""
+    """If only the tasks of an epoch are known, its contents are not compared."""
     sinks, _ = made()
     attempt = await stage(sinks, "0b", b"x")
     known = {TASK: TaskContent()}
@@ -227,7 +227,7 @@ async def publish_rows(sinks: Sinks, queues: Queues) -> None:
 
 
 async def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> None:
-    """They lose their holder between the choice and the queue, and keep their place."""
+    """Messages keep their place if their task loses its owner before they are queued."""
     sinks, queues = made()
     with pytest.raises(UnknownTaskError):
         await stage(sinks, "0x", b"x", task=77)
@@ -241,7 +241,7 @@ async def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment(
 
 
 async def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> None:
-    """They may still have an epoch; one that is back is no former worker."""
+    """Previous workers are listed because they may have an epoch; returned workers are not."""
     sinks, _ = made()
     a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
     both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
@@ -252,7 +252,7 @@ async def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> N
 
 
 async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> None:
-    """Both kinds keep their order; a piece that never fits is an error with the settings to raise."""
+    """Memory and file keep the order together; an oversize piece is an error with the setting."""
     sinks, queues = made(staging_memory_bytes=3000, staging_disk_bytes=10000, staging_directory=str(tmp_path))
     payloads = [b"%d" % number * 600 for number in range(8)]
     for piece, payload in enumerate(payloads):
@@ -272,7 +272,7 @@ async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) 
 
 
 async def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
-    """The error names it; what was reserved on the disk is free again."""
+    """A failed write returns its reserved disk space."""
     sinks, _ = made(
         staging_memory_bytes=1500, staging_disk_bytes=10000, staging_directory=str(tmp_path / "gone")
     )
@@ -283,7 +283,7 @@ async def test_a_file_that_cannot_be_written_takes_no_room(tmp_path: Path) -> No
 
 
 async def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """With the sink, the epoch and what is staged; the writer is told what it waits for."""
+    """A full staging area is logged with sink and epoch, and reported to the writer."""
     sinks, _ = made(staging_memory_bytes=2000, staging_disk_bytes=1)
     groups = [TaskGroup.of(TASK, [bytes(700)])]
     assert await sinks.stage(("me", "other"), 1, name("0a", 1), 0, groups) == ""
@@ -294,7 +294,7 @@ async def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer comes when the last message has found room, not before."""
+    """A response is sent when the last message has space, not before."""
     monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 30.0)
 
     sinks, queues = made()

@@ -1,4 +1,4 @@
-"""The file that all attempts of sinks share: one descriptor, and space that comes back."""
+"""The file shared by all attempts of sinks: one descriptor, and space that is freed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def descriptors() -> set[str]:
         try:
             found.add(str(each.readlink()))
         except FileNotFoundError:
-            continue  # that of the listing itself
+            continue  # the descriptor of the listing itself
     return {each for each in found if each.endswith("(deleted)")}
 
 
@@ -38,12 +38,12 @@ def read(file: StageFile, places: list[tuple[int, int]]) -> list[TaskGroup]:
 
 
 def held_bytes(file: StageFile) -> int:
-    """Return the space that the file takes up."""
+    """Return the disk space that the file uses."""
     return os.fstat(file._shared.file.fileno()).st_blocks * 512
 
 
 def test_attempts_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """In pieces, by turns with others."""
+    """Attempts that are written alternately are read unchanged."""
     files = StageFiles(str(tmp_path))
     one, two = files.attempt(), files.attempt()
     places = [*one.write([group(1), group(2, 0)]), *one.write([])]
@@ -59,7 +59,7 @@ def test_attempts_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_thousand_attempts_have_one_descriptor(tmp_path: Path) -> None:
-    """It is closed with the last of them."""
+    """The descriptor is closed with the last attempt."""
     before = descriptors()
     files = StageFiles(str(tmp_path))
     attempts = [files.attempt() for _ in range(1000)]
@@ -77,7 +77,7 @@ def test_a_thousand_attempts_have_one_descriptor(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(stage_file._libc, "fallocate"), reason="this system frees no part of a file")
 def test_space_comes_back_with_each_attempt(tmp_path: Path) -> None:
-    """Small pieces, too: each has blocks of its own."""
+    """Closing an attempt frees its blocks, even if its pieces are small."""
     files = StageFiles(str(tmp_path))
     stays = files.attempt()
     place = stays.write([group(1)])
@@ -95,7 +95,7 @@ def test_space_comes_back_with_each_attempt(tmp_path: Path) -> None:
 
 
 def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets grow while anything is staged; attempts that have begun stay where they are."""
+    """At the size limit, new attempts use a new file; existing attempts keep the old one."""
     monkeypatch.setattr(stage_file, "_MOST_BYTES", MIB)
     before = descriptors()
     files = StageFiles(str(tmp_path))
@@ -113,7 +113,7 @@ def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch:
 
 
 def test_what_cannot_be_written_is_an_error_with_the_setting(tmp_path: Path) -> None:
-    """A directory that is not there, and a file that may not grow."""
+    """A missing directory and a failed write are errors that name the setting."""
     with pytest.raises(ResourceLimitError, match="set its staging-directory"):
         StageFiles(str(tmp_path / "none")).attempt()
     attempt = StageFiles(str(tmp_path)).attempt()

@@ -1,4 +1,4 @@
-"""What attempts of sinks stage: kept whole, within bounds, until some are chosen."""
+"""Staged attempts of sinks: kept complete and within limits, until some are chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINK, OTHER = ("me", "s"), ("me", "other")
 
 
 class File(StageFile):
-    """A file that knows whether it is closed."""
+    """A file that records whether it is closed."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -43,14 +43,14 @@ def name(partition: int, attempt: str, messages: int = 0, pieces: int = 0) -> At
 def stage(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
 ) -> Room:
-    """Stage a piece; partition and attempt as in `0a`."""
+    """Stage a piece; an attempt such as `0a` starts with its partition."""
     return staged(state, attempt, *groups, epoch=epoch, piece=piece, now=now)[0]
 
 
 def staged(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
 ) -> tuple[Room, Stage]:
-    """Stage a piece; where it goes to disk, it is there at once."""
+    """Stage a piece; on disk, it is written immediately."""
     partition = int(attempt[0])
     room, kept = state.admit(SINK, epoch, name(partition, attempt), piece, groups, now)
     if room is Room.DISK:
@@ -65,7 +65,7 @@ def tasks(stages: list[Stage]) -> list[list[int]]:
 
 
 def test_chosen_attempts_come_in_the_order_of_partitions() -> None:
-    """The others are gone; what was chosen is there as it came."""
+    """Chosen attempts are returned unchanged, ordered by partition; the others are dropped."""
     state = Staging(100_000, 1, 60)
     stage(state, "1a", group(1), group(2))
     stage(state, "1a", group(3), piece=1)
@@ -87,7 +87,7 @@ def test_chosen_attempts_come_in_the_order_of_partitions() -> None:
     ids=["another", "fewer messages", "fewer pieces", "more"],
 )
 def test_what_is_not_there_as_it_was_staged_is_not_chosen(wrong: AttemptName) -> None:
-    """An attempt that is unknown or not whole is an error, and the rest stays."""
+    """Choosing an unknown or incomplete attempt is an error that leaves the rest unchanged."""
     state = Staging(100_000, 1, 60)
     stage(state, "0a", group(1))
     stage(state, "0a", group(2), piece=1)
@@ -100,7 +100,7 @@ def test_what_is_not_there_as_it_was_staged_is_not_chosen(wrong: AttemptName) ->
 
 
 def test_pieces_follow_each_other() -> None:
-    """The last one may come again; the first begins anew; one that is missing is told."""
+    """The last piece may be repeated, the first one restarts the attempt, and a gap is an error."""
     state = Staging(100_000, 1, 60)
     with pytest.raises(SequenceGapError, match="run the Spark task again"):
         stage(state, "0a", group(1), piece=1)
@@ -116,7 +116,7 @@ def test_pieces_follow_each_other() -> None:
 
 
 def test_a_later_epoch_ends_the_one_before() -> None:
-    """Nobody can choose from it any more; an earlier one is refused."""
+    """A later epoch drops the previous one, and an earlier epoch is refused."""
     state = Staging(100_000, 1, 60)
     stage(state, "0a", group(1), epoch=4)
     stage(state, "0b", group(2), epoch=5)
@@ -127,11 +127,11 @@ def test_a_later_epoch_ends_the_one_before() -> None:
 
 
 def test_beyond_memory_it_goes_to_disk() -> None:
-    """Both are bounded; there is room again once something is given back."""
+    """Memory and disk are both limited, and freed space is reused."""
     size = wire_bytes(group(1, 1000))
     state = Staging(4 * size, 2 * size, 60)
     rooms = [stage(state, "0a", group(1, 1000), piece=piece) for piece in range(3)]
-    assert rooms == [Room.MEMORY] * 3  # a quarter is kept for the index
+    assert rooms == [Room.MEMORY] * 3  # a quarter is reserved for the index
     _, kept = staged(state, "0a", group(1, 1000), piece=3)
     assert stage(state, "0a", group(1, 1000), piece=4) is Room.DISK
     assert (state.disk_bytes, state.waits) == (2 * size, 0)
@@ -146,7 +146,7 @@ def test_beyond_memory_it_goes_to_disk() -> None:
 
 
 def test_an_epoch_that_never_fits_is_refused() -> None:
-    """It need not wait for what would not help; while others are in the way, it waits."""
+    """An epoch waits while others use the space; one that can never fit is refused immediately."""
     state = Staging(1000, 1000, 60)
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 0.0)
     assert stage(state, "0a", group(1, 600)) is Room.DISK
@@ -157,7 +157,7 @@ def test_an_epoch_that_never_fits_is_refused() -> None:
 
 
 def test_an_attempt_is_measured_with_its_own_pieces() -> None:
-    """One that is too large by itself is refused, also where a later attempt of its partition is small."""
+    """An oversize attempt is refused even if a later attempt of its partition is small."""
     state = Staging(4000, 1, 60)
     stage(state, "0a", group(1, 2000))
     assert stage(state, "0b", group(1, 100), now=1.0) is Room.MEMORY
@@ -166,7 +166,7 @@ def test_an_attempt_is_measured_with_its_own_pieces() -> None:
 
 
 def test_an_attempt_that_is_given_up_makes_room() -> None:
-    """Of two attempts of a partition the one that does not move goes, once the other needs the room."""
+    """An idle attempt is dropped when another attempt of its partition needs the space."""
     state = Staging(1000, 1, 60)
     stage(state, "0a", group(1, 600))
     assert stage(state, "0b", group(1, 600), now=1.0) is Room.NONE
@@ -177,14 +177,14 @@ def test_an_attempt_that_is_given_up_makes_room() -> None:
 
 
 def both(state: Staging, now: float) -> list[Room]:
-    """Stage a second piece of two sinks, which have room for one piece each."""
+    """Stage a second piece of two sinks that have space for one piece each."""
     first = stage(state, "0a", group(1, 700), piece=1, now=now)
     room, _ = state.admit(OTHER, 1, name(0, "0x"), 1, [group(1, 700)], now)
     return [first, room]
 
 
 def test_sinks_that_wait_for_each_other_are_told() -> None:
-    """Where nobody can go on, the one that has begun last is refused, and the first one goes on."""
+    """If all sinks are blocked, the one that started last is refused, and the first continues."""
     state = Staging(2000, 1, 600)
     stage(state, "0a", group(1, 600))
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
@@ -196,7 +196,7 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
 
 
 def test_sinks_wait_while_a_chosen_epoch_is_on_its_way() -> None:
-    """What it takes will be free, so nobody is refused for it."""
+    """No sink is refused while a chosen epoch will still free its space."""
     state = Staging(2000, 1, 600)
     chosen = ("me", "chosen")
     state.admit(chosen, 1, name(0, "0c"), 0, [group(1, 100)], 0.0)
@@ -212,7 +212,7 @@ def test_sinks_wait_while_a_chosen_epoch_is_on_its_way() -> None:
 
 
 def test_what_nobody_touches_goes() -> None:
-    """After a time the epoch of a driver that has died is gone."""
+    """An epoch without activity expires, for example after its driver failed."""
     state = Staging(1000, 1, 60)
     stage(state, "0a", group(1, 600))
     assert state.expire(60.0) == []
@@ -221,7 +221,7 @@ def test_what_nobody_touches_goes() -> None:
 
 
 def test_what_is_given_up_goes_at_once() -> None:
-    """An attempt, or all of an epoch; of another epoch nothing."""
+    """Discarding an attempt or an epoch frees its space immediately, and leaves other epochs."""
     state = Staging(100_000, 1, 60)
     for attempt in ("0a", "0b", "1a"):
         stage(state, attempt, group(1))
@@ -234,12 +234,12 @@ def test_what_is_given_up_goes_at_once() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_file_is_closed_once_nobody_writes_to_it(*, fails: bool) -> None:
-    """A stage that is dropped while a piece goes to its file waits for that, also if the write fails."""
+    """A dropped stage closes its file after the current write, even if the write fails."""
     state = Staging(600, 10_000, 60)
     room, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
     file = kept.file = File()
     assert (room, kept.writing) == (Room.DISK, True)
-    assert stage(state, "0a", group(1, 600)) is Room.NONE  # again, as the answer took long
+    assert stage(state, "0a", group(1, 600)) is Room.NONE  # a retry, because the response was late
     state.discard(SINK, 1, "0a")
     seen = [file.closed]
     if fails:
@@ -251,7 +251,7 @@ def test_a_file_is_closed_once_nobody_writes_to_it(*, fails: bool) -> None:
 
 
 def test_a_file_that_cannot_be_written_ends_its_attempt() -> None:
-    """Its room is given back, and the attempt is not chosen."""
+    """A failed write frees the space and discards the attempt."""
     state = Staging(600, 10_000, 60)
     _, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
     state.not_written(SINK, kept)
@@ -261,7 +261,7 @@ def test_a_file_that_cannot_be_written_ends_its_attempt() -> None:
 
 
 def test_an_epoch_without_attempts_is_closed() -> None:
-    """A drain waits for open epochs, and would wait for it."""
+    """An epoch without attempts is closed, so that a drain does not wait for it."""
     state = Staging(1000, 0, 10.0)
     stage(state, "0a", group(1))
     state.keep_only(SINK, 1, ())
@@ -273,7 +273,7 @@ def test_an_epoch_without_attempts_is_closed() -> None:
     ("piece", "size", "error"), [(1, 1, SequenceGapError), (0, 1_000_000, EpochTooLargeError)]
 )
 def test_a_refused_first_piece_leaves_no_epoch_open(piece: int, size: int, error: type[Exception]) -> None:
-    """It would count as open for an hour, and stop earlier epochs of its sink."""
+    """Otherwise the epoch would stay open for an hour and block earlier epochs of its sink."""
     state = Staging(100_000, 1, 60)
     with pytest.raises(error):
         stage(state, "0a", group(1, size), epoch=5, piece=piece)

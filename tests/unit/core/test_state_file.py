@@ -1,4 +1,4 @@
-"""What a worker finds in its state file."""
+"""The contents of a worker's state file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuplewire_service.process.state_file import StateFile
 
 @pytest.mark.parametrize("number", [10**400, 2**53 + 1, -1, 1.5, True, "5", None])
 def test_absurd_numbers_are_not_used(tmp_path: Path, number: object) -> None:
-    """They would be in the metrics for ever, and some have no form there."""
+    """Invalid counts are ignored, because metrics would report them permanently."""
     file = tmp_path / "state.json"
     state = {"worker_id": "w", "incarnation": 1, "ended": False, "unkept_messages": number}
     file.write_text(json.dumps(state), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a signal may not do: wait for what the main thread holds."""
+"""Signal handling: a handler must not wait for a lock that the main thread holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire_service.config.stop import read_signals
 
 @pytest.mark.timeout(20)
 def test_signals_come_while_the_main_thread_waits() -> None:
-    """Whatever the main thread does with an Event when a signal comes, the Event is set and can be used."""
+    """A handler can set an Event at any time, even while the main thread waits for it."""
     seen: list[int] = []
     stop, ended = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Successors: who has messages that a stopped worker had forwarded, through one drain or several."""
+"""Successors: the owners of messages that a stopped worker had forwarded, through one drain or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeouts that are no number of seconds."""
+"""Invalid timeouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[[Client, Any], object]] = {
 @each_wrong
 @pytest.mark.parametrize("call", CALLS)
 def test_the_error_is_named(call: str, wrong: Any) -> None:
-    """It says what was given; for a timedelta also what to pass."""
+    """The error contains the given value, and for a timedelta the conversion."""
     client = Client("127.0.0.1:1", topology="t", max_pending_messages=1)
     client.try_send(1, b"x")
     try:
@@ -41,6 +41,6 @@ def test_the_error_is_named(call: str, wrong: Any) -> None:
 
 
 def test_numbers_are_seconds() -> None:
-    """Whole numbers, fractions and infinity; None is the setting."""
+    """Integers, fractions and infinity are seconds; None selects the setting."""
     assert [checked_timeout(each) for each in (None, 0, 2.5, math.inf)] == [None, 0.0, 2.5, math.inf]
     assert SessionSettings(flush_seconds=7).flush_patience(None) == 7

@@ -1,4 +1,4 @@
-"""Durations, queue and frame times, shares of time, loop lag and blocking: by a clock that the test turns."""
+"""Durations, queue and frame times, time shares, loop lag and blocking, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ WAITS = st.lists(
         st.floats(0, 10),  # its length
         st.booleans(),
         st.booleans(),
-        st.none() | st.floats(-20, 10),  # since when a connection is held, from the wait's beginning
+        st.none() | st.floats(-20, 10),  # start of the connection's blocking, relative to the wait's start
     )
 )
 
 
 def buckets(durations: Durations) -> dict[float, int]:
-    """Return how many times fell into each bucket that has any, by its upper bound."""
+    """Return the counts of the non-empty buckets by upper bound."""
     return {bound: count for bound, count in zip((*BOUNDS, math.inf), durations.counts, strict=True) if count}
 
 
 def test_buckets_take_their_upper_bound() -> None:
-    """A time is counted under the first bound that it is not over."""
+    """A time is counted in the first bucket with a bound that it does not exceed."""
     durations = Durations()
     for seconds in (0.001, 0.0011, 61.0):
         durations.add(seconds, 2)
@@ -51,26 +51,26 @@ def test_buckets_take_their_upper_bound() -> None:
 
 
 def test_clocks_that_differ_make_no_negative_time() -> None:
-    """What took less than nothing by two hosts' clocks counts as no time."""
+    """A negative time from two hosts' clocks counts as zero."""
     durations = Durations()
     durations.add(-5.0, 3)
     assert (buckets(durations), durations.seconds) == ({0.001: 3}, 0.0)
 
 
 def test_messages_of_a_queue_wait_from_arrival_to_first_delivery() -> None:
-    """A delivery may cut what came together, and what is delivered again is not counted again."""
+    """A delivery may split an arrival, and redelivered messages are not counted again."""
     times, into = QueueTimes(), Durations()
     times.came(10, 0.0)
     times.came(12, 3.0)
     times.left(4, 0.5, into)
     assert buckets(into) == {0.5: 4}
-    times.left(4, 9.0, into)  # a consumer that came back
+    times.left(4, 9.0, into)  # a consumer that reconnected
     times.left(11, 4.0, into)
     assert buckets(into) == {0.5: 4, 5.0: 6, 1.0: 1}
 
 
 def test_a_queue_keeps_few_times() -> None:
-    """What comes within a millisecond has one time, and none is wrong by more than that."""
+    """Arrivals within a millisecond share a time, so the error is at most a millisecond."""
     times, into = QueueTimes(), Durations()
     for number in range(10_000):
         times.came(number + 1, number / 10_000)
@@ -81,7 +81,7 @@ def test_a_queue_keeps_few_times() -> None:
 
 
 def test_a_queue_that_begins_late_counts_its_own() -> None:
-    """What had a number before is not its own: it begins after that."""
+    """Messages numbered before the start of the queue are not counted."""
     times, into = QueueTimes(10), Durations()
     times.came(12, 7.0)
     times.left(12, 7.0, into)
@@ -92,7 +92,7 @@ def test_a_queue_that_begins_late_counts_its_own() -> None:
 def test_states_add_up_to_the_time_that_has_passed(
     waits: list[tuple[float, float, bool, bool, float | None]],
 ) -> None:
-    """Whatever the loop waits for, all states together are the time that has passed, and none is negative."""
+    """All states add up to the elapsed time, and no state is negative."""
     now = 100.0
     shares = TimeShares(now)
     for busy, length, here, there, held in waits:
@@ -121,7 +121,7 @@ def test_states_add_up_to_the_time_that_has_passed(
 def test_a_wait_counts_for_what_holds_messages_up(
     *, here: bool, there: bool, held_since: float | None, state: str
 ) -> None:
-    """A full queue here comes before a connection that takes nothing, and that before a peer without room."""
+    """A full local queue takes priority over a blocked connection, and that over a full peer."""
     shares = TimeShares(0.0)
     shares.waited(10.0, 10.004, full_here=here, full_there=there, held_since=held_since)
     assert {name: s for name, s in shares.seconds(10.004).items() if s and name != "busy"} == {
@@ -130,7 +130,7 @@ def test_a_wait_counts_for_what_holds_messages_up(
 
 
 def test_a_write_that_lasts_becomes_backpressure() -> None:
-    """The first milliseconds of a write are as usual, what comes after them is not."""
+    """Only time beyond the first milliseconds of a write counts as backpressure."""
     shares = TimeShares(0.0)
     shares.waited(0.0, 1.0, full_here=False, full_there=False, held_since=0.0)
     seconds = shares.seconds(1.0)
@@ -139,7 +139,7 @@ def test_a_write_that_lasts_becomes_backpressure() -> None:
 
 
 def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
-    """Two seconds without a turn count as nine late probes, and not as one."""
+    """Two blocked seconds count as nine late probes, not as one."""
     lag = LoopLag(0.0)
     wait = lag.probe(INTERVAL_SECONDS)
     assert wait == pytest.approx(INTERVAL_SECONDS)
@@ -149,14 +149,14 @@ def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
 
 
 def test_a_process_that_slept_for_days_is_bounded() -> None:
-    """A very long stop costs a bounded number of probes, and the pace is kept after it."""
+    """A very long stop adds a limited number of probes, and later probes keep their pace."""
     lag = LoopLag(0.0)
     assert 0 < lag.probe(1e6) <= INTERVAL_SECONDS + 1e-6
     assert sum(lag.lag.counts) == 1000
 
 
 def test_blocking_adds_up_by_task_and_place() -> None:
-    """Each look adds the time since the one before to what blocks."""
+    """Each sample adds the time since the previous one to the blocking tasks."""
     blocking = Blocking(10)
     blocking.look([(1, "local"), (2, "w2")], 0.1)
     blocking.look([(1, "local")], 0.4)
@@ -164,7 +164,7 @@ def test_blocking_adds_up_by_task_and_place() -> None:
 
 
 def test_blocking_is_bounded_and_keeps_its_series() -> None:
-    """Who came first keeps a number of its own, whatever comes; the others share one."""
+    """The first pairs keep separate series, and later pairs share one."""
     blocking = Blocking(2)
     for tasks in pairwise(range(100)):
         blocking.look([(task, "local") for task in tasks], 1.0)
@@ -174,9 +174,9 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
 
 
 def test_blocking_forgets_what_is_gone() -> None:
-    """A pair whose task or place is gone leaves its room to others, and stays away though it still blocks.
+    """A pair outside the assignment frees its series, and stays removed while it still blocks.
 
-    What was added up in common stays.
+    The shared series is retained.
     """
     blocking = Blocking(3)
     blocking.look([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
@@ -187,7 +187,7 @@ def test_blocking_forgets_what_is_gone() -> None:
 
 
 def test_the_last_seconds_are_told_apart() -> None:
-    """Yesterday's culprit is gone after ten seconds, and what is forgotten meanwhile begins anew."""
+    """Only blocking in the last seconds is reported, and a forgotten pair restarts from zero."""
     old, new = ("1", "local"), ("2", "local")
     first = WorkerTotals(2.0, {"accepted": 20, "dropped": 1}, {"busy": 2.0}, {old: 2.0})
     assert first.since(WorkerTotals(0.0)) == first
@@ -199,7 +199,7 @@ def test_the_last_seconds_are_told_apart() -> None:
 
 
 async def test_the_mark_of_the_last_seconds_advances() -> None:
-    """It is one span old at least, and two at most, once two spans are over."""
+    """After two spans, the mark is between one and two spans old."""
     servers = SimpleNamespace(exhausted=set)
     router = SimpleNamespace(
         ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked=tuple), place_of=str

@@ -1,4 +1,4 @@
-"""What is wrong with certificates and keys is said by the file's name, and nothing of what is in it."""
+"""Errors about certificates and keys name the file, and never quote its contents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _locked(issued: Issued) -> bytes:
 
 
 def test_good_files_tell_names_and_expiry(tmp_path: Path) -> None:
-    """A worker knows the names of its certificate, and when it ends."""
+    """An identity contains the names and the expiry time of its certificate."""
     identity = read_identity(files_of(GOOD, tmp_path))
     assert identity.names == ("worker.example", "10.0.0.1", "spiffe://test/worker")
     tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
@@ -45,7 +45,7 @@ def test_good_files_tell_names_and_expiry(tmp_path: Path) -> None:
     "before", [b"\xef\xbb\xbf", "# Autorität für alle\n".encode(), b"\xff\xfe no text at all\r\n"]
 )
 def test_bundles_have_marks_and_comments(tmp_path: Path, before: bytes) -> None:
-    """Only what is PEM counts: OpenSSL takes such files, and so do programs and workers."""
+    """Only PEM blocks count, as in OpenSSL; other contents are ignored."""
     identity = read_identity(files_of(replace(GOOD, ca=before + GOOD.ca + before), tmp_path))
     assert identity.names[0] == "worker.example"
 
@@ -62,7 +62,7 @@ def test_bundles_have_marks_and_comments(tmp_path: Path, before: bytes) -> None:
     ids=["ca", "certificate", "key", "key of another", "password"],
 )
 def test_files_that_are_of_no_use(tmp_path: Path, issued: Issued, named: str) -> None:
-    """Programs and workers alike are told which file, and never what is in it."""
+    """Programs and workers report the file, and never its contents."""
     credentials = files_of(issued, tmp_path)
     for read in (read_tls, read_identity):
         with pytest.raises(ConfigError, match=named) as told:
@@ -81,13 +81,13 @@ def test_files_that_are_of_no_use(tmp_path: Path, issued: Issued, named: str) ->
 def test_workers_do_not_take_what_others_would_refuse(
     tmp_path: Path, make: Callable[[], Issued], named: str
 ) -> None:
-    """A certificate meets itself before it is used."""
+    """A worker verifies its certificate against its own CA before use."""
     with pytest.raises(ConfigError, match=named):
         read_identity(files_of(make(), tmp_path))
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    """So is one that is not there."""
+    """The error names the missing file."""
     credentials = files_of(GOOD, tmp_path)
     (tmp_path / "ca.crt").unlink()
     with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt: No such file .*; name a file"):
@@ -96,7 +96,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_files_exchanged_one_by_one_are_no_defect(tmp_path: Path) -> None:
-    """Whichever file is old and whichever new when a worker reads them: they are good, or a ConfigError."""
+    """During a rotation, reading old and new files together works or raises ConfigError."""
     credentials = files_of(GOOD, tmp_path)
     assert credentials.tls_key is not None
     key, keys = Path(credentials.tls_key), (AUTHORITY.issue("worker.example").key, GOOD.key)

@@ -1,4 +1,4 @@
-"""The transfer queue: what it asks of the connection to another worker, and what becomes of the rest."""
+"""The transfer queue: its calls to the connection to another worker, and undelivered messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuplewire_service.worker.transfer_queue import TransferQueue
 
 
 class Connection:
-    """The connection to the worker of tasks 1 and 2, and all connections there are."""
+    """The connection to the worker of tasks 1 and 2, which is also the set of all connections."""
 
     def __init__(self, *, closes_after: int = 100) -> None:
         self.sent: list[tuple[list[int], bool]] = []
@@ -29,11 +29,11 @@ class Connection:
         return self
 
     def watch(self, tasks: list[int]) -> None:
-        """Take note of it."""
+        """Record the tasks."""
         self.watched.append(tasks)
 
     def offer(self, groups: Sequence[TaskGroup], _inbound: Any, *, retain: bool) -> bool:
-        """Take groups until it closes."""
+        """Accept groups until the connection closes."""
         if len(self.sent) == self._closes_after:
             return False
         self.sent.append(([group.task for group in groups], retain))
@@ -41,7 +41,7 @@ class Connection:
 
 
 def queue_to(connection: Connection) -> tuple[TransferQueue, Ledger]:
-    """Return a queue to a connection, and what it counts."""
+    """Return a queue to a connection, and the ledger that it updates."""
     ledger = Ledger()
     table = RoutingTable("here")
     there = AssignedWorker("there", "127.0.0.1:2", (1, 2))
@@ -52,7 +52,7 @@ def queue_to(connection: Connection) -> tuple[TransferQueue, Ledger]:
 
 
 async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
-    """A sender with acknowledgements once queued needs none, and they cost a grant each."""
+    """Releases are requested only for senders that need them, because each costs a grant."""
     connection = Connection()
     queue, _ = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), Program(wants_releases=False))
@@ -63,7 +63,7 @@ async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
 
 
 async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
-    """A connection may close between two runs: the first one is sent, the second one dropped by name."""
+    """If the connection closes between two runs, the second run counts as dropped."""
     connection, program = Connection(closes_after=1), Program()
     queue, ledger = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), program)
@@ -74,7 +74,7 @@ async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
 
 
 async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
-    """Messages that are sent at once do not overtake those that wait for the turn of the loop."""
+    """Messages that are sent immediately do not overtake messages waiting for the event loop."""
     connection: Any = Connection()
     queue, _ = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), Program())

@@ -1,4 +1,4 @@
-"""The settings of transports: which keys they take out of a configuration, and which they refuse."""
+"""The settings of transports: accepted and refused configuration keys."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tuplewire_service.worker.worker_settings import of_transport
     ],
 )
 def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> None:
-    """A key that is nearly one of ours is an error that names the nearest that there are."""
+    """A misspelled key is an error that names the nearest known keys."""
     told = rf"unknown setting '{key}'; (did you mean|known are:) tuplewire\.{room}"
     with pytest.raises(ConfigError, match=told):
         settings.from_conf({key: 1})
 
 
 def test_zeromq_has_no_keys_but_storms() -> None:
-    """A key that looks like one of the transport's own is an error, too."""
+    """An unknown key with the transport's prefix is an error."""
     with pytest.raises(
         ConfigError, match=r"unknown setting 'tuplewire\.zmq\.max_streams'; known are: .*zmq\.hwm"
     ):
@@ -56,7 +56,7 @@ def test_zeromq_has_no_keys_but_storms() -> None:
     ],
 )
 def test_a_wrong_value_makes_no_context(transport: str, key: str, value: Any, allowed: str) -> None:
-    """What would only show when somebody binds, or never, is an error of whoever makes the context."""
+    """An invalid value is an error when the context is created, not when it is used."""
     with pytest.raises(ConfigError) as raised:
         TransportFactory.make_context({TRANSPORT_KEY: transport, key: value})
     assert str(raised.value) == f"{key} must be {allowed}, not {value!r}"
@@ -72,7 +72,7 @@ def test_a_wrong_value_makes_no_context(transport: str, key: str, value: Any, al
     ],
 )
 def test_an_unknown_key_makes_no_context(transport: str, conf: dict[str, Any], problem: str) -> None:
-    """A key that begins as ours do is known to an installed transport, or an error."""
+    """A key with Tuplewire's prefix must be known to an installed transport."""
     with pytest.raises(ConfigError) as raised:
         TransportFactory.make_context({TRANSPORT_KEY: transport, **conf})
     assert problem in str(raised.value)
@@ -80,14 +80,14 @@ def test_an_unknown_key_makes_no_context(transport: str, conf: dict[str, Any], p
 
 @pytest.mark.parametrize("name", [5, ["grpc"]])
 def test_a_transports_name_is_a_text(name: object) -> None:
-    """What cannot be the name of a transport is refused as any other."""
+    """An invalid transport name is refused like any other invalid value."""
     with pytest.raises(ConfigError, match=r"^storm.messaging.transport must be the name of a transport"):
         TransportFactory.make_context({TRANSPORT_KEY: name})
 
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_workers_settings_make_a_context(transport: str) -> None:
-    """Each setting that a worker passes to its transport is a key that every transport takes."""
+    """Every transport accepts all settings that a worker passes to it."""
     config = WorkerConfig(
         worker_id="w", resume_seconds=5, max_connections=7, max_connection_seconds=9, keepalive_seconds=3
     )
@@ -96,7 +96,7 @@ def test_a_workers_settings_make_a_context(transport: str) -> None:
 
 
 def test_keys_of_others() -> None:
-    """What belongs to another transport, or to nobody here, is left alone."""
+    """Keys of other transports and of users are ignored."""
     conf: dict[str, Any] = {"tuplewire.grpc.listen": ["host:1"], "topology.workers": 2, "mine": 3}
     assert ZmqSettings.from_conf(conf).host == "127.0.0.1"
     assert GrpcSettings.from_conf(conf).listen == ("host:1",)

@@ -1,4 +1,4 @@
-"""Unknown TUPLEWIRE_* variables: one rule for programs and workers."""
+"""Unknown TUPLEWIRE_* variables: programs and workers follow the same rule."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OTHERS = ("TUPLEWIRE_VERSION", "TUPLEWIRE_IMAGE_TAG", "TUPLEWIRE_HOME", "TUPLEWI
 
 
 def test_variables_of_others_are_ignored() -> None:
-    """An image may have some of its own."""
+    """Variables of an image are ignored."""
     environment = dict.fromkeys(OTHERS, "1")
     refuse_misspelled(environment, OF_PROGRAMS)
     load({}, environment)
 
 
 def test_variables_of_workers_are_ignored_by_programs() -> None:
-    """Both may run with one environment."""
+    """A program ignores a worker's variables, because both may share an environment."""
     refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
 
 
@@ -38,7 +38,7 @@ def test_variables_of_workers_are_ignored_by_programs() -> None:
     ],
 )
 def test_misspelled_variables_are_refused(wrong: str, meant: str) -> None:
-    """By a worker and by a program: without its CA, a program would connect in plaintext."""
+    """Workers and programs refuse them: without its CA, a program would connect in plaintext."""
     for read in (lambda: load({}, {wrong: "x"}), lambda: refuse_misspelled({wrong: "x"}, OF_PROGRAMS)):
         with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
             read()

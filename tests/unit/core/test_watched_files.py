@@ -1,4 +1,4 @@
-"""Files that are read again when they change."""
+"""Files that are reloaded when they change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _number(file: Path) -> int:
 
 
 def test_change_is_seen(tmp_path: Path) -> None:
-    """A file that is written again is read again, and otherwise not."""
+    """A file is reloaded only after it was written."""
     file = tmp_path / "file"
     file.write_text("1")
     reads: list[int] = []
@@ -40,7 +40,7 @@ def test_change_is_seen(tmp_path: Path) -> None:
 
 
 def test_swapped_link_is_seen(tmp_path: Path) -> None:
-    """Kubernetes exchanges a folder under a link, and the files' own names stay."""
+    """A replaced folder behind a symbolic link, as in Kubernetes, is detected."""
     for version in ("1", "2"):
         (tmp_path / f"..{version}").mkdir()
         (tmp_path / f"..{version}" / "file").write_text(version)
@@ -57,7 +57,7 @@ def test_swapped_link_is_seen(tmp_path: Path) -> None:
 def test_broken_file_keeps_what_was(
     tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is counted and logged once, however often it is asked for, and replaced once it is good."""
+    """An unreadable file is counted and logged once, and the previous value is used until it is fixed."""
     file = tmp_path / "file"
     file.write_text("1")
     watched = WatchedFiles([file], lambda: _number(file))
@@ -77,7 +77,7 @@ def test_broken_file_keeps_what_was(
 
 
 def test_never_good_is_an_error(tmp_path: Path) -> None:
-    """As long as there is nothing to keep, every look raises."""
+    """Without a previous value, every call raises an error."""
     file = tmp_path / "file"
     watched = WatchedFiles([file], lambda: _number(file))
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_never_good_is_an_error(tmp_path: Path) -> None:
 
 
 def test_files_that_change_while_they_are_read_belong_together(tmp_path: Path) -> None:
-    """What is read is of one version: files that are exchanged in between are read once more."""
+    """Files that change while they are read are read again, so that their versions match."""
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("1")
     two.write_text("1")

@@ -22,7 +22,7 @@ def _file(directory: Path, text: str) -> Path:
 
 
 def test_defaults_are_valid_and_storms_first_slot() -> None:
-    """Without any source the worker listens on Storm's first port."""
+    """Without any source, the worker listens on Storm's first port."""
     loaded = load({}, {})
     assert loaded.config.listen == "127.0.0.1:6700"
     assert loaded.config.worker_id.endswith(":6700")
@@ -30,7 +30,7 @@ def test_defaults_are_valid_and_storms_first_slot() -> None:
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
-    """Each source hides the ones below it, setting by setting."""
+    """Flags override the environment, which overrides the file, for each setting separately."""
     file = _file(tmp_path, 'topology = "file"\nlog_level = "error"\nlisten = "127.0.0.1:1"\n')
     environment = {"TUPLEWIRE_TOPOLOGY": "environment", "TUPLEWIRE_LOG_LEVEL": "debug"}
     loaded = load({"topology": "flag"}, environment, file)
@@ -45,13 +45,13 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
 
 
 def test_environment_names_the_file(tmp_path: Path) -> None:
-    """TUPLEWIRE_CONFIG stands for --config."""
+    """TUPLEWIRE_CONFIG replaces --config."""
     file = _file(tmp_path, 'topology = "words"')
     assert load({}, {"TUPLEWIRE_CONFIG": str(file)}).config.topology == "words"
 
 
 def test_file_takes_storms_keys(tmp_path: Path) -> None:
-    """A key of Storm's configuration works in the file, bare (tables, for TOML) or quoted."""
+    """Storm's keys work in the file, unquoted (as TOML tables) or quoted."""
     file = _file(
         tmp_path, 'storm.messaging.transport = "grpc"\n"topology.executor.receive.buffer.size" = 1024\n'
     )
@@ -72,14 +72,14 @@ def test_file_takes_storms_keys(tmp_path: Path) -> None:
     ],
 )
 def test_bad_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
-    """An error of the file names the key, and the nearest known ones when it is unknown."""
+    """An error in the file names the key, and suggests known keys for an unknown one."""
     with pytest.raises(ConfigError, match=r"worker\.toml") as caught:
         load({}, {}, _file(tmp_path, text))
     assert complaint in str(caught.value)
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    """A configuration file that is not there is not ignored."""
+    """A missing configuration file is an error."""
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*gone\.toml: No such file"):
         load({}, {}, tmp_path / "gone.toml")
 
@@ -95,7 +95,7 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_bad_flags_and_variables_are_named(
     flags: dict[str, str], variables: dict[str, str], says: str
 ) -> None:
-    """An error says which; a misspelt TUPLEWIRE_ variable is not ignored either."""
+    """The error names the flag or variable; a misspelled TUPLEWIRE_ variable is refused."""
     with pytest.raises(ConfigError, match=says):
         load(flags, variables)
 
@@ -112,18 +112,18 @@ def test_bad_flags_and_variables_are_named(
     ],
 )
 def test_variables_of_others_are_left_alone(variable: str) -> None:
-    """The client's variable, and those that Kubernetes makes of a Service, are no settings of the worker."""
+    """The client's variable and Kubernetes' Service variables are ignored by the worker."""
     assert load({}, {variable: "whatever"}).origins == load({}, {}).origins
 
 
 def test_settings_that_do_not_fit_together() -> None:
-    """A queue that does not hold one message is refused."""
+    """A queue that is too small for one message is refused."""
     with pytest.raises(ConfigError, match=r"receive_queue_bytes \(1024\) must be at least max_message_bytes"):
         WorkerConfig(receive_queue_bytes=1024, max_message_bytes=4096)
 
 
 def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
-    """With gRPC workers come to the same address as programs."""
+    """With gRPC, workers and programs connect to the same address."""
     loaded = load({"transport": "zmq", "listen_peers": "[::1]:0"}, {})
     assert loaded.config.listen_peers == "[::1]:0"
     with pytest.raises(ConfigError, match="listen_peers is for another transport than grpc"):
@@ -132,7 +132,7 @@ def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
 
 @pytest.mark.parametrize("text", ["", "8MB", "-1", "1.5k", "k", "8 bits"])
 def test_bad_sizes(text: str) -> None:
-    """MB could mean two things, and a fraction of a byte none."""
+    """MB is ambiguous, and a fraction of a byte is invalid."""
     with pytest.raises(ConfigError, match="is not a size"):
         SIZE.parse(text)
 
@@ -160,8 +160,8 @@ def test_bad_sizes(text: str) -> None:
     ],
 )
 def test_bad_values(kind: Kind, text: str) -> None:
-    """What is out of range is refused when it is read."""
-    with pytest.raises(ValueError):  # noqa: PT011 - the setting says what is wrong
+    """An invalid value is refused when it is parsed."""
+    with pytest.raises(ValueError):  # noqa: PT011 - the setting explains the error
         kind.check(kind.parse(text))
 
 
@@ -188,12 +188,12 @@ def test_bad_values(kind: Kind, text: str) -> None:
     ],
 )
 def test_good_values(kind: Kind, text: str | int, value: object) -> None:
-    """Addresses, modes, paths, times and sizes, in units of 1024, as people write them."""
+    """Common notations for addresses, modes, paths, times and sizes are accepted."""
     assert kind.check(kind.parse(text) if isinstance(text, str) else text) == value
 
 
 def test_printed_configuration_is_a_configuration_file(tmp_path: Path) -> None:
-    """What --print-config shows can be given back as a file, and gives the same settings."""
+    """The output of --print-config is a valid file with the same settings."""
     environment = {"TUPLEWIRE_LISTEN_UNIX": "/run/ä.sock", "TUPLEWIRE_SOCKET_MODE": "0600"}
     loaded = load({"max_message_bytes": "2MiB", "worker_id": 'a"b'}, environment)
     printed = to_toml(loaded.config, loaded.origins)
@@ -225,7 +225,7 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 def test_every_command_has_an_example() -> None:
-    """The help of each command, and of each job, ends with one that works, and with the exit codes."""
+    """The help of each command and job ends with a valid example and the exit codes."""
     helps = {each.prog: " ".join(each.format_help().split()) for each in _parsers(command_parser(["run"]))}
     assert {"tuplewire", "tuplewire worker", "tuplewire tap", "tuplewire run flights"} <= helps.keys()
     for command, shown in helps.items():
@@ -250,7 +250,7 @@ def test_every_command_has_an_example() -> None:
 def test_wrong_usage_is_one_line_and_64(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wrong usage and bad configuration alike: one line on standard error, exit code 64."""
+    """Wrong usage and invalid configuration print one line to stderr and exit with 64."""
     try:
         code = main(arguments)
     except SystemExit as ended:

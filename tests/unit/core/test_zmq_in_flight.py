@@ -1,4 +1,4 @@
-"""How much of a ZeroMQ stream may be on its way, and what its frames are made of."""
+"""Flow control and frames of a ZeroMQ stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
     ],
 )
 def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *, still_open: bool) -> None:
-    """Both count; the last message may go over the bytes."""
+    """Both messages and bytes are limited; the last message may exceed the bytes."""
     in_flight = ZmqInFlight(WINDOW)
     in_flight.on_allowance(allowance)
     for size in sizes:
@@ -49,7 +49,7 @@ def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *
 
 
 def test_an_older_allowance_changes_nothing() -> None:
-    """Allowances are absolute: what is late or repeated takes nothing back."""
+    """Allowances are absolute, so a late or repeated one has no effect."""
     in_flight = ZmqInFlight(WINDOW)
     in_flight.on_allowance(Allowance(5, 50))
     in_flight.on_allowance(Allowance(3, 60))
@@ -59,7 +59,7 @@ def test_an_older_allowance_changes_nothing() -> None:
 
 
 def test_reading_makes_room() -> None:
-    """News of room is due once a quarter of the window is read, and says how much there may be in all."""
+    """An allowance is due after a quarter of the window is read, and contains the new total."""
     in_flight = ZmqInFlight(Allowance(8, 1000))
     assert in_flight.tell() == Allowance(8, 1000)
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_reading_makes_room() -> None:
 
 
 def test_bytes_alone_make_news_due() -> None:
-    """A large message that is read is worth telling."""
+    """Reading one large message makes an allowance due."""
     in_flight = ZmqInFlight(Allowance(1000, 1000))
     in_flight.tell()
     in_flight.on_arrival(250)
@@ -82,7 +82,7 @@ def test_bytes_alone_make_news_due() -> None:
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
 def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
-    """Who does not keep to the allowance is found out, by messages and by bytes."""
+    """Exceeding the allowance in messages or bytes is an error."""
     in_flight = ZmqInFlight(Allowance(2, 1000))
     in_flight.tell()
     for size in sizes[:-1]:
@@ -92,7 +92,7 @@ def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
-    """Every kind, with the largest counts."""
+    """Frames of every kind survive a round trip with the largest counts."""
     for kind in FrameKind:
         frame = Frame(kind, Allowance(2**64 - 1, 2**64 - 1), b"body")
         assert decode(encode(*frame)) == frame
@@ -110,13 +110,13 @@ def test_a_frame_comes_back_as_it_was() -> None:
     ],
 )
 def test_what_is_no_frame_is_refused(parts: list[bytes]) -> None:
-    """Too few parts, too many, a header of another size, an unknown kind."""
+    """Too few or too many parts, a header of another size, and an unknown kind are refused."""
     with pytest.raises(MalformedError):
         decode(parts)
 
 
 def test_a_refusal_has_its_own_error() -> None:
-    """Code and reason reach the other side; any bytes can be read."""
+    """Code and reason reach the peer; invalid bytes decode to UNSPECIFIED."""
     error = decode_refusal(encode_refusal("DRAINING", "later"))
     assert isinstance(error, DrainingError)
     assert str(error) == "later"
