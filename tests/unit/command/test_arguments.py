@@ -1,4 +1,4 @@
-"""Arguments of commands: their order, and numbers that are none."""
+"""Arguments of commands: their order, and invalid numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tuplewire_service.command.cli import command_parser
 
 
 def parsed(line: str) -> dict[str, object]:
-    """Return what a command line says."""
+    """Return the parsed arguments of a command line."""
     words = line.split()
     return vars(command_parser(words).parse_args(words))
 
@@ -23,7 +23,7 @@ def parsed(line: str) -> dict[str, object]:
     ],
 )
 def test_options_may_stand_anywhere(line: str) -> None:
-    """Before, between and behind what is sent."""
+    """Options may precede, separate or follow the positional arguments."""
     found = parsed(line)
     assert (found["address"], found["task"], found["message"]) == ("h:1", 5, ["hello", "you"])
 
@@ -44,7 +44,7 @@ def test_options_may_stand_anywhere(line: str) -> None:
     ],
 )
 def test_numbers_that_are_none(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are wrong usage, and the flag is named; nothing is done with them."""
+    """An invalid number is wrong usage, and the error names the flag."""
     with pytest.raises(SystemExit) as ended:
         parsed(line)
     assert ended.value.code == 64

@@ -1,4 +1,4 @@
-"""Rates, states and culprits of a cluster, by two looks at each worker; no worker and no clock is needed."""
+"""Rates, states and blocking tasks of a cluster, from two samples of each worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worker(
     dropped: int = 0,
     busy: float = 1.0,
 ) -> pb.GetStatusResponse:
-    """Return a status; the worker has been busy for a while, and held up for the rest of its age."""
+    """Return the status of a worker that has been busy for a while, and blocked for the rest of its age."""
     return pb.GetStatusResponse(
         worker_id=name,
         incarnation=incarnation,
@@ -42,7 +42,7 @@ def worker(
 
 
 def task(number: int, received: int, acknowledged: int, begin: int = 0) -> pb.TaskStatus:
-    """Return a task that so many messages have come to since it came to the worker."""
+    """Return a task with these numbers of messages since it was assigned to the worker."""
     return pb.TaskStatus(
         task=number,
         queued_messages=received - acknowledged,
@@ -54,12 +54,12 @@ def task(number: int, received: int, acknowledged: int, begin: int = 0) -> pb.Ta
 
 
 def look(now: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) -> Look:
-    """Return a look."""
+    """Return a sample."""
     return Look(now.worker_id, "host:1", now, before)
 
 
 def test_rates_are_over_the_workers_own_time() -> None:
-    """What has grown between two looks, over the time by which the worker got older."""
+    """Rates are the growth between two samples, divided by the growth of the worker's age."""
     before = worker(age=10, accepted=100, tasks=(task(1, 50, 40),), busy=1)
     rows = cluster_rows([look(worker(age=12, accepted=300, tasks=(task(1, 150, 50),), busy=1.5), before)])
     assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (100, 50)
@@ -69,14 +69,14 @@ def test_rates_are_over_the_workers_own_time() -> None:
 
 
 def test_one_look_gives_no_rate() -> None:
-    """Nobody knows it then; states are those of the last seconds."""
+    """A single sample has no rates; its states are those of the last seconds."""
     rows = cluster_rows([look(worker(accepted=100, tasks=(task(1, 5, 5),)))])
     assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (None, None)
     assert (rows.workers[0].busy, rows.workers[0].idle) == (0.2, 0.8)
 
 
 def test_another_process_begins_anew() -> None:
-    """A worker that was started again has no rate before the next look."""
+    """A restarted worker has no rates before the next sample."""
     before = worker(age=1000, accepted=1000)
     rows = cluster_rows([look(worker(age=1, accepted=5, incarnation=2), before)])
     assert rows.workers[0].accepted_rate is None
@@ -84,13 +84,13 @@ def test_another_process_begins_anew() -> None:
 
 @pytest.mark.parametrize("before", [(task(1, 1000, 900),), ()])
 def test_a_task_that_came_meanwhile_counts_from_nothing(before: tuple[pb.TaskStatus, ...]) -> None:
-    """Also where it was here before, under sequences of that time."""
+    """A task that was reassigned between samples counts from zero."""
     rows = cluster_rows([look(worker(age=11, tasks=(task(1, 20, 10, begin=5000),)), worker(tasks=before))])
     assert (rows.tasks[0].received_rate, rows.tasks[0].acknowledged_rate) == (20, 10)
 
 
 def test_a_sender_that_is_listed_anew_has_no_rate() -> None:
-    """Of many senders some are listed; only one that has come meanwhile counts from nothing."""
+    """A sender without a previous sample has a rate only if it connected since that sample."""
     old = pb.SessionStatus(sender_id="old", seconds=100, messages=10**6)
     new = pb.SessionStatus(sender_id="new", seconds=1, messages=50)
     known = pb.SessionStatus(sender_id="known", seconds=100, messages=50)
@@ -101,7 +101,7 @@ def test_a_sender_that_is_listed_anew_has_no_rate() -> None:
 
 
 def test_the_culprit_is_named_with_those_it_holds_up() -> None:
-    """By what the workers say of their last seconds: what was before is history."""
+    """The blocking task of the last seconds is shown with the workers that it blocks."""
     at_a = pb.Blocking(task="7", where="b", seconds=90, recent_seconds=4)
     at_b = pb.Blocking(task="7", where="local", seconds=90, recent_seconds=5)
     history = pb.Blocking(task="8", where="b", seconds=900)
@@ -122,7 +122,7 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
 
 
 def test_who_does_not_answer_is_told_with_the_reason() -> None:
-    """And takes nothing from the others."""
+    """An unreachable worker is shown with the reason, and other workers are not affected."""
     rows = cluster_rows([Look("a", "host:1", None, None, "nobody is there"), look(worker("b"))])
     assert [(each.worker, each.state, each.problem) for each in rows.workers] == [
         ("a", "no answer", "nobody is there"),
@@ -131,7 +131,7 @@ def test_who_does_not_answer_is_told_with_the_reason() -> None:
 
 
 def test_losses_have_their_reason_and_rate() -> None:
-    """What was dropped or refused, and nothing that never happened."""
+    """Dropped and refused messages are listed with reason and rate; zero counts are omitted."""
     now, before = worker(age=12, dropped=30), worker(dropped=10)
     now.refused_messages.update({"UNKNOWN_TASK": 3, "MALFORMED": 0})
     losses = cluster_rows([look(now, before)]).losses
@@ -142,13 +142,13 @@ def test_losses_have_their_reason_and_rate() -> None:
 
 
 def test_all_of_it_is_json() -> None:
-    """For scripts."""
+    """All rows can be converted to JSON."""
     rows = cluster_rows([look(worker(tasks=(task(1, 2, 1),)))])
     assert json.loads(json.dumps(dataclasses.asdict(rows)))["tasks"][0]["queued_messages"] == 1
 
 
 def test_tables_are_sorted_and_filtered() -> None:
-    """The largest numbers come first, then the first texts; what is not known comes last."""
+    """Rows are sorted by number, largest first, then by name; unknown values come last."""
     known = tuple(pb.SessionStatus(sender_id=each, seconds=100, messages=10) for each in "xyz")
     after = [pb.SessionStatus(sender_id=each, seconds=102, messages=10 + n) for n, each in enumerate("xyz")]
     unknown = pb.SessionStatus(sender_id="w", seconds=100)
@@ -163,7 +163,7 @@ def test_tables_are_sorted_and_filtered() -> None:
 
 
 def test_every_table_has_columns_and_an_order() -> None:
-    """Each cell is text, and rows can be sorted."""
+    """Every table can be sorted, and its cells are strings."""
     now = worker(
         tasks=(task(1, 2, 1),),
         sessions=(pb.SessionStatus(),),
@@ -184,11 +184,11 @@ def test_every_table_has_columns_and_an_order() -> None:
     ("value", "text"), [(None, "-"), (0, "0"), (0.5, "0.5"), (3.0, "3"), (12.34, "12"), (12345.6, "12,346")]
 )
 def test_numbers_for_people(value: float | None, text: str) -> None:
-    """Short, and no less exact than a rate is."""
+    """Numbers are short and retain the precision of a rate."""
     assert number_of(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(100, "100 B"), (2048, "2 KiB"), (3 * 2**30, "3.0 GiB")])
 def test_sizes_for_people(value: float, text: str) -> None:
-    """In units of 1,024."""
+    """Sizes use units of 1,024."""
     assert size_of(value) == text

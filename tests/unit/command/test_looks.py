@@ -1,4 +1,4 @@
-"""What a prompt and a notebook show of our objects: of use to a reader, and harmless."""
+"""Representations of Tuplewire's objects in a prompt and a notebook: useful and safe."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _evil() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["batch", "ledger", "status"])
 def test_a_notebook_runs_nothing_of_them(name: str) -> None:
-    """Payloads, names and problems come from elsewhere."""
+    """Payloads, names and problems are untrusted, so they are escaped in HTML."""
     table = _evil()[name]._repr_html_()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J" in table
     assert "<script" not in table
@@ -56,7 +56,7 @@ def test_a_notebook_runs_nothing_of_them(name: str) -> None:
 
 
 def test_a_large_batch_shows_its_beginning() -> None:
-    """Ten messages, in order, and short."""
+    """A large batch shows its first ten messages in order, shortened."""
     batch = TaskMessageBatch.from_columns([3, 1] * 500, [b"%d" % number * 200 for number in range(1000)])
     table = batch._repr_html_()
     assert "the first 10 of 1000 messages" in table
@@ -66,7 +66,7 @@ def test_a_large_batch_shows_its_beginning() -> None:
 
 
 def test_topologies_show_their_components() -> None:
-    """In a line, and as a table with tasks and inputs."""
+    """A topology is shown in one line, and as a table with tasks and inputs."""
     topology = _topology()
     assert repr(topology) == "<Topology spout lines x2, bolt words x3>"
     table = topology._repr_html_()
@@ -75,7 +75,7 @@ def test_topologies_show_their_components() -> None:
 
 
 def test_a_subscription_shows_what_it_waits_for() -> None:
-    """Its address, its tasks, and why it is not connected."""
+    """A subscription shows its address, its tasks, and why it is not connected."""
     client = tuplewire.Client("127.0.0.1:1")
     with client.recv(range(20)) as batches:
         assert repr(batches).startswith("<Subscription 127.0.0.1:1 tasks=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...]")
@@ -84,7 +84,7 @@ def test_a_subscription_shows_what_it_waits_for() -> None:
 
 
 def test_a_small_batch_is_shown_whole() -> None:
-    """Its table says how many there are, and not that these are the first."""
+    """The table of a small batch shows the number of messages, without "the first"."""
     batch = TaskMessageBatch.from_groups([TaskGroup.of(1, [b"a"]), TaskGroup.of(2, [b"b"], 77)])
     page = batch._repr_html_()
     assert "2 messages, 2 bytes" in page

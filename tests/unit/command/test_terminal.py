@@ -1,4 +1,4 @@
-"""What the command prints is safe for a terminal, and possible in any encoding."""
+"""The output of commands is safe for a terminal and valid in any encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Terminal(StringIO):
 
 
 def test_words_are_escaped() -> None:
-    """Words and skipped lines come from a file that anybody may have written."""
+    """Words and skipped lines are escaped, because they come from untrusted files."""
     skipped = SkippedRows(1, [SkippedRow(3, "is not UTF-8", EVIL)])
     result = WordCounts([], skipped, {}, [], {EVIL: 2}, 1.0)
     out = StringIO()
@@ -42,13 +42,13 @@ def test_words_are_escaped() -> None:
 
 
 def test_a_status_is_escaped() -> None:
-    """Names of senders come from other programs."""
+    """Names in a status are escaped, because they come from other programs."""
     status = control_pb2.GetStatusResponse(worker_id=EVIL, topology=EVIL, addresses=[EVIL])
     assert all(line.isprintable() for line in status_as_text(status).split("\n"))
 
 
 def test_an_ascii_terminal_shows_all_words(tmp_path: Path) -> None:
-    """A run does not end in an error of the encoding after all its work; pipes are read, too."""
+    """A run on an ASCII terminal does not fail with an encoding error, and reads from a pipe."""
     run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", "--workers=1"]
     ended = subprocess.run(
         [*run, "--input=-"],
@@ -67,7 +67,7 @@ def test_an_ascii_terminal_shows_all_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["two", "0", "-1", "1.5", ""])
 def test_a_wrong_number_names_its_flag(value: str) -> None:
-    """And says what would do."""
+    """The error names the flag and the valid values."""
     run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--input=x", f"--workers={value}"]
     ended = subprocess.run(run, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 64
@@ -77,12 +77,12 @@ def test_a_wrong_number_names_its_flag(value: str) -> None:
 
 WIDTH = 80
 CONTROL = r"\x1b\[[?0-9;]*[a-zA-Z]"
-"""What rich itself writes: colours, and where the cursor goes."""
+"""The control sequences that rich writes: colours and cursor movements."""
 ROWS = [("9E", "18,460", f"{EVIL} of 336,776"), ("AA", "32,729", "[bold]ten[/bold] :smile:")]
 
 
 def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lines end before the edge, names are folded and not cut, and nothing in it is obeyed."""
+    """Lines fit the width, names are wrapped instead of truncated, and no markup is interpreted."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     terminal = _Terminal()
@@ -95,7 +95,7 @@ def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_lines_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal; elsewhere a line stays one."""
+    """Long lines are wrapped on a terminal only."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = f"\nLedger of worker-0: accepted {'1' * 40} = acknowledged 1 (balances)\nnext\n"
@@ -109,7 +109,7 @@ def test_long_lines_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("why", ["a pipe", "dumb", "no rich"])
 def test_a_plain_table(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipes and files get one line for each row; so does a terminal that cannot do more."""
+    """Pipes, files and simple terminals get one line per row."""
     monkeypatch.setenv("TERM", "dumb" if why == "dumb" else "xterm")
     if why == "no rich":
         monkeypatch.setitem(sys.modules, "rich.console", None)
@@ -124,7 +124,7 @@ def test_a_plain_table(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_progress_has_its_end_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share, a rate and the time left; on a line of a terminal, which goes again."""
+    """A terminal shows a percentage, a rate and the remaining time on a line that is erased afterwards."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     terminal = _Terminal()
@@ -144,7 +144,7 @@ def test_progress_has_its_end_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent or received is counted on a terminal at standard error, while it goes on."""
+    """Messages are counted during sending and receiving if standard error is a terminal."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     terminal = _Terminal()
@@ -160,7 +160,7 @@ def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plain_progress() -> None:
-    """Elsewhere than on a terminal there is a line now and then, and none at the very beginning."""
+    """Without a terminal, progress is reported by occasional lines, with none at the very start."""
     plain = StringIO()
     with Progress(plain) as progress:
         progress.stage(f"Counting the words of {EVIL} ...")
@@ -170,7 +170,7 @@ def test_plain_progress() -> None:
 
 
 def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
-    """On Spark, without the command: a line where another generation begins, and else now and then."""
+    """On Spark, a line is printed for each new generation, and otherwise occasionally."""
     line = ProgressLine("words", "tuplewire top --web 127.0.0.1:6700")
     for progress in (
         TopologyProgress(),
@@ -187,7 +187,7 @@ def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:
-    """Ctrl-C in a run that draws ends it with one line, and the cursor is there again."""
+    """After Ctrl-C, a run prints one line and the cursor is visible again."""
     long = tmp_path / "long"
     long.write_text("one two three four five\n" * 200_000, encoding="utf-8")
     run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", f"--input={long}"]
@@ -209,5 +209,5 @@ def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # the other side has ended
+    except OSError:  # the other side has closed
         return b""

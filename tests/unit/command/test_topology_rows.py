@@ -1,4 +1,4 @@
-"""A topology by two looks at its workers: who is slow, whom that holds up, and how much goes where."""
+"""A topology from two samples of its workers: slow components, blocked components, and edge rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuplewire_service.command.viewer.rates import Interval, Look
 
 
 class Did(NamedTuple):
-    """What an executor has done within ten seconds."""
+    """The activity of an executor within ten seconds."""
 
     tuples: int = 0
     busy: float = 0.0
@@ -23,7 +23,7 @@ class Did(NamedTuple):
 def status(
     worker: str, *, after: bool, words: Did | None = None, count: Did | None = None
 ) -> pb.GetStatusResponse:
-    """Return a worker with an executor of each component that is named; before or after ten seconds."""
+    """Return a worker with an executor of each given component, before or after ten seconds."""
     now = pb.GetStatusResponse(
         worker_id=worker,
         incarnation=1,
@@ -51,7 +51,7 @@ def status(
 
 
 def test_an_input_that_nobody_knows() -> None:
-    """A program may tell of a component whose input it does not tell of; the others are shown."""
+    """A component may report an input from an unreported component; the others are shown."""
     looks = []
     for after in (False, True):
         told = status("a", after=after, words=Did(5, 0.1), count=Did(100, 9.9, queued=90))
@@ -62,7 +62,7 @@ def test_an_input_that_nobody_knows() -> None:
 
 
 def looked(words: Did, count: Did) -> ClusterRows:
-    """Return the rows of two workers, of which the second has the bolt; also the first has a quick one."""
+    """Return the rows of two workers: both run the bolt, and the first one runs a fast executor of it."""
     quick = Did(5, 0.1)
     return cluster_rows(
         [
@@ -78,7 +78,7 @@ def looked(words: Did, count: Did) -> ClusterRows:
 
 
 def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
-    """It is busy all the time, and who sends to it waits."""
+    """A slow bolt is always busy, and its senders wait for it."""
     rows = looked(Did(100, sending=9.3), Did(95, busy=9.8, queued=40))
     (said,) = rows.blocking
     assert said == (
@@ -97,17 +97,17 @@ def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        (Did(100), Did(95, busy=9.8)),  # it is busy, and nobody waits
-        (Did(100, sending=9.3), Did(95, busy=1.0)),  # somebody waits, for something else
+        (Did(100), Did(95, busy=9.8)),  # it is busy, and no sender waits
+        (Did(100, sending=9.3), Did(95, busy=1.0)),  # a sender waits, for something else
     ],
 )
 def test_nobody_else_is_called_slow(words: Did, count: Did) -> None:
-    """Neither who works all the time and keeps up, nor who waits itself."""
+    """A busy bolt that keeps up is not slow, and neither is a bolt that waits itself."""
     assert not looked(words, count).blocking
 
 
 def test_a_full_queue_is_enough() -> None:
-    """A spout that is bounded by what is on the way never waits for room."""
+    """A full queue suffices, because a spout with a pending limit never waits for space."""
     said = looked(Did(100), Did(95, busy=9.0, queued=80)).blocking
     assert said == [
         "bolt count is slow: its executor of task 1 at b is busy for 90% of its time, 80 tuples wait"
@@ -115,7 +115,7 @@ def test_a_full_queue_is_enough() -> None:
 
 
 def test_who_is_held_up_itself_is_not_the_culprit() -> None:
-    """Its tasks hold others up, because somebody further down does."""
+    """A bolt that blocks others because it is blocked downstream is not slow."""
     before, now = (status("a", after=after, count=Did(20, sending=9.0)) for after in (False, True))
     now.tasks.add(task=2, subscribed=True)
     now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
@@ -125,7 +125,7 @@ def test_who_is_held_up_itself_is_not_the_culprit() -> None:
 
 
 def test_a_task_has_the_name_of_its_component() -> None:
-    """In its row, and where it holds others up."""
+    """A task's row and its blocking report contain the name of its component."""
     now = status("a", after=True, count=Did())
     now.tasks.add(task=2, subscribed=True)
     now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
@@ -137,7 +137,7 @@ def test_a_task_has_the_name_of_its_component() -> None:
 
 
 def test_an_executor_that_came_meanwhile_counts_from_nothing() -> None:
-    """And one look gives no rate."""
+    """A new executor counts from zero, and a single sample has no rates."""
     now = status("a", after=True, count=Did(20, busy=9.0))
     assert cluster_rows([Look("a", "", now, status("a", after=False))]).executors[0].executed_rate == 102
     alone = cluster_rows([Look("a", "", now)])
@@ -150,7 +150,7 @@ def test_an_executor_that_came_meanwhile_counts_from_nothing() -> None:
 
 @pytest.mark.parametrize(("share", "seconds"), [(0.5, 0.5), (0.25, 0.25), (0.99, 2.98), (1.0, 3.0)])
 def test_times_are_interpolated_within_buckets(share: float, seconds: float) -> None:
-    """By what has come between the looks alone; what is beyond the last bound counts as that."""
+    """Only times since the previous sample count; times beyond the last bound count as that bound."""
     before = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 1.0})
     now = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 2.0})
     then = pb.Latency(bounds=[1, 3], messages=[1000, 0, 0])

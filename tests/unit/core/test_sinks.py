@@ -83,12 +83,12 @@ async def stage(
 
 
 def publishing(sinks: Sinks) -> bool:
-    """True if a drain must wait now."""
+    """Return True if a drain must wait now."""
     return sinks.publishing
 
 
 def staged_here(sinks: Sinks) -> bool:
-    """True if anything is staged now."""
+    """Return True if anything is staged now."""
     return bool(len(sinks.staging))
 
 

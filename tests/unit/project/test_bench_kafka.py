@@ -1,4 +1,4 @@
-"""The report of the bench beside Kafka."""
+"""The report of the Kafka benchmark."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ PLAN = Plan(tuple(ROWS), tuple(SIZES), 2, quick=False)
 
 
 def test_each_cell_is_measured_once_a_round() -> None:
-    """A write stands beside several, and is one trial of each round."""
+    """A write is compared with several peers, but measured once in each round."""
     cells = PLAN.cells()
     assert len(cells) == len(set(cells)) == 18
     assert [cell.peer for cell in cells if cell.verb == LATENCY] == ["tuplewire", "kafka"]
 
 
 def test_lines_are_of_every_row_with_its_targets() -> None:
-    """Rates are compared round by round, times through a query by their percentiles."""
+    """Rates are compared per round, and query latencies by percentile."""
     rounds = []
     for slow in (1, 2):
         rates = {cell: (300 if cell.peer == "tuplewire" else 100) // slow for cell in PLAN.cells()}
@@ -45,7 +45,7 @@ def test_lines_are_of_every_row_with_its_targets() -> None:
 
 
 def test_quick_is_a_tenth_of_the_rows() -> None:
-    """It shows that all works, in less time."""
+    """A quick run measures a tenth of the rows."""
     quick = Plan(("write",), (100,), 1, quick=True)
     assert quick.amount(quick.cells()[0], 100) == SIZES[100] // 10
     assert [name_of(size) for size in SIZES] == ["10 B", "100 B", "10 KB"]

@@ -1,4 +1,4 @@
-"""The bench's report: medians, ratios and verdicts, of which no timing is a test."""
+"""The benchmark report: medians, ratios and verdicts. No test depends on a timing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _trial(rate: int, cpu_seconds: float = 1.0) -> Trial:
 
 
 def test_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
-    """A round in which the machine is slow slows both sides, and its ratio counts as any other."""
+    """The ratio is the median of the ratios per round, so a slow round affects both sides."""
     rounds = [{OURS: _trial(100), PEER: _trial(200)}, {OURS: _trial(10), PEER: _trial(10)}]
     rounds.append({OURS: _trial(90), PEER: _trial(150)})
     judged, shown = throughput_lines([ROW], rounds)
@@ -44,12 +44,12 @@ def test_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
 def test_a_rate_has_to_reach_its_target_and_a_time_to_stay_within(
     unit: str, target: float, verdict: str
 ) -> None:
-    """The verdict is by the ratio as printed."""
+    """The verdict uses the printed ratio."""
     assert compared("row", "title", unit, [2.0], "peer", [1.001], target=target).verdict == verdict
 
 
 def test_each_percentile_stands_beside_each_peer() -> None:
-    """Percentiles are of each round, and compared within it; the slowest message is of all rounds."""
+    """Percentiles are compared within each round; the slowest message is from all rounds."""
     row = LatencyRow("latency", "the path", CHAIN, ((RELAY, {50: 1.3}), (ECHO, {})))
     slow = Latencies([number * 2_000_000 for number in range(1, 1001)], 3)
     fast = Latencies([number * 1_000_000 for number in range(1, 1001)], 0)
@@ -68,13 +68,13 @@ def test_each_percentile_stands_beside_each_peer() -> None:
 
 
 def test_what_users_try_first_stands_first() -> None:
-    """The table begins with single sends beside pyzmq, unbatched as they are."""
+    """The table starts with unbatched single sends, compared with pyzmq."""
     assert ROWS[0].name == "sends"
     assert [against.cell.link for against in ROWS[0].against] == [ZMQ]
 
 
 def test_table_names_a_row_once() -> None:
-    """A second peer of the same row has a line without the row's own figures."""
+    """A second peer's line omits the row's own figures."""
     rounds = [{OURS: _trial(100_000), PEER: _trial(200_000)}]
     first, second = table(throughput_lines([ROW], rounds)).splitlines()[1:]
     assert first.startswith("one by one  100,000/s       10.00  pyzmq, one a call  200,000/s   0.50")
@@ -82,7 +82,7 @@ def test_table_names_a_row_once() -> None:
 
 
 def test_the_live_page_is_compared_round_by_round() -> None:
-    """Rate, processor time and latency with the page open, beside those of the same round without."""
+    """Rate, CPU time and latency with the page open are compared with the same round without it."""
 
     def side(rate: int, milliseconds: int) -> Side:
         return Side(_trial(rate), Latencies([milliseconds * 1_000_000] * 100, 0))

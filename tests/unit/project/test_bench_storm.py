@@ -1,4 +1,4 @@
-"""How a bench beside a Java program says that it cannot run."""
+"""Errors of a Java benchmark that cannot run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maven import NotHereError, java, libraries
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Maven or Java nothing is measured, and the reason says what to install."""
+    """Without Maven or Java, the error contains the installation instructions."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("maven.BUILD", tmp_path)

@@ -1,4 +1,4 @@
-"""The pages: every name, test and link in them is there, and they keep to their form."""
+"""The pages: their names, tests and links exist, and their form is correct."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PAGES = [
 
 
 def entries() -> list[tuple[str, str, str]]:
-    """Return the entries from Storm's classes to ours: Storm's, ours with what differs, the test."""
+    """Return the entries for Storm's classes: Storm's name, Tuplewire's with the differences, the test."""
     text = " ".join(STORM.read_text(encoding="utf-8").split())
     return re.findall(r"- \*\*(.*?)\*\*: (.*?)\. Tested by `([^`]+)`\.", text)
 
 
 def find(name: str) -> Any:
-    """Return what a dotted name stands for: attributes of the longest module that there is."""
+    """Return the object with a dotted name, from the longest module that exists."""
     module, _, attribute = name.rpartition(".")
     try:
         return import_module(name)
@@ -39,15 +39,15 @@ def find(name: str) -> Any:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names(page: Path) -> None:
-    """Every dotted name of ours on a page is there."""
+    """Every dotted Tuplewire name on a page exists."""
     for name in set(re.findall(r"`(tuplewire(?:_service)?(?:\.\w+)+)`", page.read_text(encoding="utf-8"))):
         find(name)
 
 
 def test_every_entry_is_whole() -> None:
-    """Every entry for Storm's users has Storm's name, ours, and a test that pytest finds by that id.
+    """Every entry for Storm's users has Storm's name, Tuplewire's, and a test that pytest finds by its id.
 
-    It is one that `make test` or `make test-long` runs, and no skip is written on it.
+    The test runs with `make test` or `make test-long`, and is not marked as skipped.
     """
     found = entries()
     assert len(found) == STORM.read_text(encoding="utf-8").count("\n- **") > 50
@@ -73,7 +73,7 @@ MOST_WORDS = 25
 
 
 def files(ending: str) -> list[Path]:
-    """Return the files of the repository that end so, but for what is built or hidden, and links."""
+    """Return the repository's files with an ending, except built and hidden files and links."""
     places = ("clients", "demos", "deploy", "docs", "proto", "service", "tests", "topology")
     found = [
         *ROOT.glob(f"*{ending}"),
@@ -86,7 +86,7 @@ DESIGN_PAGES = [page for page in sorted(DESIGN.glob("*.md")) if page.name != "RE
 
 
 def test_walk() -> None:
-    """The walk of one message takes few steps, numbered from 1, and each is a function that is there."""
+    """The steps of one message are few, numbered from 1, and each names an existing function."""
     walk = re.findall(r"^\| (\d+) \| `([\w.]+)` \|", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
     assert 10 < len(walk) <= MOST_STEPS
@@ -104,14 +104,14 @@ def test_glossary_is_short() -> None:
 
 @pytest.mark.parametrize("page", DESIGN_PAGES, ids=lambda page: page.stem)
 def test_a_design_page(page: Path) -> None:
-    """A design page is listed, says what was rejected, and some module names it."""
+    """A design page is in the list, has a section of rejected designs, and is named in a module."""
     assert f"]({page.name}) |" in (DESIGN / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)[-1] == "Rejected"
     assert any(f"docs/design/{page.name}" in path.read_text(encoding="utf-8") for path in files(".py"))
 
 
 def test_design_pages_that_code_names_are_there() -> None:
-    """Every design page that the code refers to is there."""
+    """Every design page that the code names exists."""
     for path in (*files(".py"), *files(".proto")):
         for name in re.findall(r"docs/design/[\w-]+\.md", path.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{path}: {name}"
@@ -119,7 +119,7 @@ def test_design_pages_that_code_names_are_there() -> None:
 
 @pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
-    """Every link from a page to a file leads somewhere."""
+    """Every link from a page to a file has an existing target."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert "://" in target or (page.parent / target).exists(), target
@@ -127,13 +127,13 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
 def test_tests_that_pages_name_are_there(page: Path) -> None:
-    """Every file of tests that a page names is there."""
+    """Every test file that a page names exists."""
     for name in re.findall(r"`(tests/[\w/.]+)", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists(), name
 
 
 def test_every_guarantee_has_its_tests() -> None:
-    """Each row of the guarantees has a note, which says what shows it."""
+    """Each guarantee has a note that names its tests."""
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     text = text.partition("## Guarantees")[2].partition("## Not promised yet")[0]
     rows = re.findall(r"^\| (\d+) \| [^|]+ \|", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Every public method says what it does; one that keeps another's contract has that one's docstring."""
+"""Every public method has a docstring, its own or an inherited one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("tuplewire", "tuplewire_service", "tuplewire_demos")
 
 
 def modules() -> Iterator[str]:
-    """Give the name of every module that is imported and not run, and not generated."""
+    """Give the name of every module that is imported, except generated ones."""
     for package in PACKAGES:
         for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if "_pb2" not in found.name and not found.name.endswith("__main__"):
@@ -23,7 +23,7 @@ def modules() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", list(modules()))
 def test_public_methods_have_a_docstring(name: str) -> None:
-    """Its own, or one that it inherits: that is what help() and an editor show."""
+    """A method has its own docstring or inherits one, as help() and editors show it."""
     module = importlib.import_module(name)
     missing = [
         f"{kind.__name__}.{member}"

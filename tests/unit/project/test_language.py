@@ -1,4 +1,4 @@
-"""The checker of plain English: what it finds, and what it does not."""
+"""The plain English checker: reported and accepted sentences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def total(text: str) -> Counts:
     ],
 )
 def test_findings(text: str, expected: Counts) -> None:
-    """Words of the list, clauses as subjects, and words that stand for a noun."""
+    """Listed words, clauses as subjects, and wh-words are counted."""
     assert total(text) == expected
 
 
@@ -62,13 +62,13 @@ def test_a_file_of_each_kind_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_subjects(subject: str, problem: str) -> None:
-    """A subject names its area, and says in the imperative what the commit does."""
+    """A subject names its area and describes the change in the imperative."""
     found = subject_problem(f"{subject}\n\nWhy.\n")
     assert problem in found
     assert bool(found) == bool(problem)
 
 
 def test_the_repository_keeps_to_its_limits() -> None:
-    """As `make lint` checks it."""
+    """The repository passes the check that `make lint` runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "tools")}
     subprocess.run([sys.executable, "-m", "language"], env=environment, check=True)

@@ -1,6 +1,6 @@
-"""The arrows of docs/architecture.md: which part of the code may import which.
+"""The import rules of docs/architecture.md: the parts of the code that each part may import.
 
-Imports are read from the source, so that lazy ones and those for type checkers count as well.
+Imports are read from the source, so that lazy imports and type-checking imports count as well.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
         "tuplewire_service.process",
     ),
 }
-# What nothing of ours imports: users do, Spark does, or it is run.
+# Modules that no other module imports: users import them, Spark does, or they are run.
 IMPORTED_BY_OTHERS = {
     "pyspark_tuplewire",
     "tuplewire.__main__",
@@ -71,7 +71,7 @@ PURE = ("tuplewire.errors", "tuplewire.settings.settings", "tuplewire.settings.c
 
 
 class Import(NamedTuple):
-    """One import statement's target, where a module makes it."""
+    """The target of one import statement, and its location."""
 
     module: str
     line: int
@@ -82,12 +82,12 @@ class Import(NamedTuple):
 
 
 def within(name: str, tops: Iterable[str]) -> bool:
-    """Whether a dotted name is one of these or below one."""
+    """Return True if a dotted name is one of these names or below one."""
     return any(name == top or name.startswith(f"{top}.") for top in tops)
 
 
 def modules() -> dict[str, Path]:
-    """Return every module of ours and its file."""
+    """Return every module of Tuplewire and its file."""
     found = {}
     for folder in map(ROOT.joinpath, ("clients", "service", "topology", "demos")):
         for package in OURS:
@@ -101,14 +101,14 @@ MODULES = modules()
 
 
 class Part(NamedTuple):
-    """A row of the table: what belongs to it, and which other parts it may import."""
+    """A row of the table: its modules, and the other parts that it may import."""
 
     modules: tuple[str, ...]
     may_import: frozenset[str]
 
 
 def _spelled_out(text: str) -> tuple[str, ...]:
-    """Return the names that `a.{b,c}` and `d` stand for."""
+    """Return the names in `a.{b,c}` and `d`, expanded."""
     found: list[str] = []
     for each in re.findall(r"`([^`]+)`", text):
         base, brace, inner = each.partition("{")
@@ -141,21 +141,21 @@ PARTS = _parts()
 
 
 def part_of(module: str) -> str:
-    """Return the part of a module: the one with the longest name that fits it."""
+    """Return the part of a module: the part with the longest matching name."""
     fits = [(len(top), name) for name, part in PARTS.items() for top in part.modules if _fits(module, top)]
     assert fits, f"{module} has no row in docs/architecture.md"
     return max(fits)[1]
 
 
 def _fits(module: str, top: str) -> bool:
-    """Whether a row's name takes a module in; the package's own name takes in no folder and no file."""
+    """Return True if a row's name matches a module; a package's own name matches only itself."""
     return module == top or (
         module.startswith(f"{top}.") and top not in {"tuplewire", "tuplewire_service", "tuplewire_topology"}
     )
 
 
 def imports_of(module: str, source: str) -> Iterator[Import]:
-    """Read the imports of a module; `from a import b` counts as a.b where that is a module."""
+    """Read the imports of a module; `from a import b` counts as a.b if that is a module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -169,7 +169,7 @@ def imports_of(module: str, source: str) -> Iterator[Import]:
 
 
 def fault(found: Import) -> str:
-    """Say what is wrong with an import; nothing when it is allowed."""
+    """Return the error of an import, or an empty string if it is allowed."""
     module, _, target = found
     if not within(target, OURS):
         package = next((name for name in MAY_IMPORT_PACKAGE if within(target, [name])), None)
@@ -188,14 +188,14 @@ def fault(found: Import) -> str:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_arrows(module: str) -> None:
-    """A module imports only what lies below it."""
+    """A module imports only modules below it."""
     found = dict.fromkeys(imports_of(module, MODULES[module].read_text(encoding="utf-8")))
     faults = list(filter(None, map(fault, found)))
     assert not faults, "\n".join(faults)
 
 
 def test_every_module_has_one_row() -> None:
-    """Each module is in one part, each name of the table takes something in, and no name is there twice."""
+    """Each module is in one part, and each name in the table is unique and matches a module."""
     found = Counter(map(part_of, MODULES))
     assert found.keys() == PARTS.keys()
     named = [name for part in PARTS.values() for name in part.modules]
@@ -204,12 +204,12 @@ def test_every_module_has_one_row() -> None:
 
 
 def test_parts_have_no_cycle() -> None:
-    """The table itself goes one way."""
+    """The table has no cycle."""
     assert not _cycles({name: part.may_import - {name} for name, part in PARTS.items()})
 
 
 def test_modules_have_no_cycle() -> None:
-    """No module imports itself by way of others, but for those that are listed."""
+    """No module imports itself through other modules."""
     arrows: dict[str, set[str]] = {name: set() for name in MODULES}
     for name, path in MODULES.items():
         for found in imports_of(name, path.read_text(encoding="utf-8")):
@@ -275,22 +275,22 @@ def _cycles(arrows: Mapping[str, AbstractSet[str]]) -> list[set[str]]:
     ],
 )
 def test_forbidden(module: str, statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check sees an arrow that points the wrong way."""
+    """The check reports an import in the wrong direction."""
     monkeypatch.setitem(MODULES, "tuplewire_topology", Path())
     assert any(fault(found) for found in imports_of(module, statement))
 
 
 def test_every_module_is_imported() -> None:
-    """No module is there for tests alone: another one imports it, or an entry point names it."""
+    """Every module is used: another module imports it, or an entry point names it."""
     sources = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
     reached = {each.target for name, source in sources.items() for each in imports_of(name, source)}
-    reached |= {name.rpartition(".")[0] for name in reached}  # a package whose module is imported
+    reached |= {name.rpartition(".")[0] for name in reached}  # packages with an imported module
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert {name for name in MODULES.keys() - reached if f'"{name}:' not in declared} == IMPORTED_BY_OTHERS
 
 
 def test_class_names_are_told_apart() -> None:
-    """No two classes have one name, but for those of the client for asyncio, which are meant to."""
+    """Class names are unique, except in the asyncio client, which repeats them deliberately."""
     named = Counter(
         node.name
         for name, path in MODULES.items()

@@ -1,4 +1,4 @@
-"""The watch over leaks sees each kind of them."""
+"""The leak check detects every kind of leak."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sleeping_on(loop: asyncio.AbstractEventLoop) -> Future[None]:
 @pytest.mark.usefixtures("_impatient")
 class TestLeaks:
     def test_thread(self) -> None:
-        """A thread that goes on is found."""
+        """A running thread is reported."""
         stop = threading.Event()
         thread = threading.Thread(target=stop.wait, name="forgotten")
         with pytest.raises(AssertionError, match="thread forgotten"), leaks.no_leaks():
@@ -44,7 +44,7 @@ class TestLeaks:
         thread.join()
 
     def test_process(self) -> None:
-        """A child process that goes on is found, and one that nobody waited for."""
+        """A running child process is reported, and a child that was not waited for."""
         with pytest.raises(AssertionError, match=r"child process .* sys\.stdin\.read"), leaks.no_leaks():
             child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
         with pytest.raises(AssertionError, match="defunct"), leaks.no_leaks():
@@ -53,7 +53,7 @@ class TestLeaks:
         dead.wait()
 
     def test_task(self) -> None:
-        """An asyncio task that asyncio.run had to cancel is found."""
+        """An asyncio task that asyncio.run had to cancel is reported."""
 
         async def main() -> None:
             main.task = asyncio.create_task(asyncio.sleep(60), name="forgotten")  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ class TestLeaks:
             asyncio.run(main())
 
     def test_task_of_a_thread(self) -> None:
-        """A task is found on a loop that goes on in another thread."""
+        """A task on a loop in another thread is reported."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()

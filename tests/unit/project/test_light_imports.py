@@ -1,4 +1,4 @@
-"""What an import must not load: programs start in it, and Spark starts many."""
+"""Modules that an import must not load, because many processes pay for it."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def test_import_is_light() -> None:
 
 
 def test_topology_is_light() -> None:
-    """A topology is written, and its tuples are read, without gRPC and without numpy."""
+    """Topologies are defined, and tuples are decoded, without gRPC and numpy."""
     assert not {"grpc", "google.protobuf", "numpy"} & loaded_by(
         "from tuplewire_topology.serial.serializer import TupleSerializer\nimport tuplewire_topology"
     )
 
 
 def test_command_is_light() -> None:
-    """A worker needs nothing of Spark, and draws nothing: such things are loaded where they are used."""
+    """The command loads packages for Spark and for terminal output only when it uses them."""
     heavy = {"pyspark", "pyarrow", "pandas", "rich", "opentelemetry"}
     assert not heavy & loaded_by("import tuplewire_service.command.cli")
 
 
 def test_finding_the_format_is_light() -> None:
-    """Spark imports the format in each of the processes in which it plans, most of which send nothing."""
+    """Spark imports the format in every planning process, and most of them send no messages."""
     assert not {"grpc", "pyarrow", "pandas"} & loaded_by("import pyspark_tuplewire")
 
 
 def test_rows_need_no_pandas() -> None:
-    """Rows are read and written without pandas, which takes each new process of Spark long to load."""
+    """Rows are read and written without pandas, which is slow to load in Spark's new processes."""
     assert "pandas" not in loaded_by(
         "import tuplewire.spark.reader, tuplewire.spark.writer\n"
         "from tuplewire import TaskGroup, TaskMessageBatch\n"
@@ -63,5 +63,5 @@ def test_rows_need_no_pandas() -> None:
 
 
 def test_values_need_no_grpc() -> None:
-    """A program that only builds batches does not pay for gRPC."""
+    """A program that only builds batches does not load gRPC."""
     assert not {"grpc", "google.protobuf"} & loaded_by("from tuplewire import TaskMessageBatch")

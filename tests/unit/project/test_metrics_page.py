@@ -1,4 +1,4 @@
-"""The page of metrics: it has what a worker tells, with types and labels, and nothing else."""
+"""The metrics page lists exactly the metrics of a worker, with types and labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_te
 
 
 def status(tasks: int, peers: int) -> pb.GetStatusResponse:
-    """Return a worker with so many tasks and peers, each of which has something to tell."""
+    """Return a worker with these numbers of tasks and peers, each with non-zero metrics."""
     ledger = pb.Ledger(accepted=10, acknowledged=6, dropped={"closed": 1}, pending=3)
     latency = pb.Latency(bounds=BOUNDS, messages=[0] * (len(BOUNDS) + 1))
     return pb.GetStatusResponse(
@@ -88,7 +88,7 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
 
 
 def families(tasks: int, peers: int, config: WorkerConfig) -> list[Metric]:
-    """Return what a worker with so many tasks and peers tells."""
+    """Return the metrics of a worker with these numbers of tasks and peers."""
     return list(WorkerCollector(lambda: status(tasks, peers), config, 2**30).collect())
 
 
@@ -102,7 +102,7 @@ def rows() -> dict[str, tuple[str, set[str]]]:
 
 
 def test_every_metric_has_its_row(tmp_path: Path) -> None:
-    """Names, types and labels on the page are those of the worker, one with a certificate."""
+    """The page has the names, types and labels of all metrics of a worker with a certificate."""
     files = files_of(Authority().issue("worker.example"), tmp_path)
     secured = WorkerConfig(tls_ca=files.tls_ca, tls_certificate=files.tls_certificate, tls_key=files.tls_key)
     told = {}
@@ -119,19 +119,19 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
     told["tuplewire_config_info"] = (
         kind,
         set(),
-    )  # it need not name them
+    )  # the page does not list the labels
     assert rows() == told
     names = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `tuplewire_")]
     assert len(names) == len(set(names))
 
 
 def test_every_state_is_told() -> None:
-    """The page says what each state means."""
+    """The page explains each state."""
     assert all(f"`{state.value}`" in PAGE for state in TimeState)
 
 
 def test_series_are_bounded_by_the_settings() -> None:
-    """The number of series does not depend on how many tasks and peers there are beyond the bounds."""
+    """The number of series does not grow with the number of tasks and peers beyond the limits."""
     counts = {
         sum(len(family.samples) for family in families(size, size, BOUNDED)) for size in (60, 600, 6000)
     }
@@ -139,7 +139,7 @@ def test_series_are_bounded_by_the_settings() -> None:
 
 
 def test_identities_are_told_to_everybody_or_nobody() -> None:
-    """Where rules say who sees whom, the metrics name none."""
+    """If permission rules restrict identities, the metrics name none of them."""
 
     def named(config: WorkerConfig) -> dict[tuple[str, str], float]:
         by_name = {family.name: family for family in families(1, 2, config)}
@@ -157,7 +157,7 @@ def test_identities_are_told_to_everybody_or_nobody() -> None:
 
 
 def test_nothing_is_left_out_of_the_sums() -> None:
-    """What has no series of its own is in `other`."""
+    """Values without a separate series are included in `other`."""
     by_name = {family.name: family for family in families(600, 600, BOUNDED)}
     for name, total in (
         ("tuplewire_queue_messages", 1800),

@@ -1,4 +1,4 @@
-"""`tuplewire run`: its jobs are those that installed packages declare."""
+"""`tuplewire run`: the jobs that installed packages declare."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_package_adds_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the jobs that there are."""
+    """The error lists the available jobs."""
     with pytest.raises(SystemExit) as ended:
         main(["run", "nothing"])
     assert ended.value.code == 64
@@ -56,7 +56,7 @@ def test_the_help_lists_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_job_that_cannot_be_loaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error says which entry point is wrong, and why."""
+    """The error names the entry point and the reason."""
     install(tmp_path, "mine = a_job_of_mine:missing", monkeypatch)
     assert main(["run", "flights"]) == 64
     told = capsys.readouterr().err
@@ -64,7 +64,7 @@ def test_a_job_that_cannot_be_loaded_is_named(
 
 
 def test_without_any_job() -> None:
-    """Where no package declares a job, the command says what to install."""
+    """If no package declares a job, the error names the package to install."""
     program = "import sys; from tuplewire_service.command.cli import main; sys.exit(main(['run']))"
     folders = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "topology"))
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Pages, docstrings, help and errors read easily: short sentences. Code, tables and headings do not count."""
+"""Sentences in pages, docstrings, help and errors are short. Code, tables and headings do not count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_LINE = 100
 
 
 def test_sentences_are_found() -> None:
-    """Code, tables, headings, labels and what is behind a link do not count; an item ends by itself."""
+    """Code, tables, headings, labels and link targets do not count; a list item is a sentence."""
     page = "# Not this\n\nOne `f(a, b)` and\ntwo. [Three four](x.md).\n\n| no | t |\n"
     page += "\n- **no** (no): five\n- six\n\n```sh\nno\n```\n"
     assert sentences(page) == ["One `code` and two.", "Three four.", "five", "six"]
@@ -54,7 +54,7 @@ SOURCES = sorted(
 
 
 def test_texts_of_code_are_found() -> None:
-    """Each parameter of a docstring is said by itself; tables and code in one do not count."""
+    """Each parameter in a docstring is a separate sentence; tables and code do not count."""
     tree = ast.parse(
         '''def f():
     """Do it. one: the first. two, three: others.
@@ -76,7 +76,7 @@ def test_texts_of_code_are_found() -> None:
 
 @pytest.mark.parametrize("found", [docstrings, texts], ids=["docstrings", "texts"])
 def test_code_speaks_in_short_sentences(found: Callable[[ast.Module], Iterator[str]]) -> None:
-    """The same bounds as for pages, over all code."""
+    """Sentences in code have the same limits as sentences on pages."""
     lengths = []
     for path in SOURCES:
         for text in found(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The page of settings: it is what the code declares, and leaves nothing out."""
+"""The settings page contains every setting that the code declares."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ ON_THE_PAGE = (
 
 
 def test_current() -> None:
-    """The page in the repository is the one that the code makes: run `make settings` when it is not."""
+    """The page equals the generated one: run `make settings` if it does not."""
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
 @pytest.mark.parametrize("settings", ON_THE_PAGE)
 def test_every_setting(settings: type[Settings]) -> None:
-    """Every setting of a worker, session, topology, process, transport and of Spark has its entry."""
+    """Every setting of workers, sessions, topologies, processes, transports and Spark has an entry."""
     keys = re.findall(r"^- \*\*`(.+?)`\*\* \(", page(), re.MULTILINE)
     assert {each.key for each in settings_of(settings).values()} <= set(keys)
 
 
 def test_every_entry_is_whole() -> None:
-    """Each entry says in words what is allowed and what it does."""
+    """Each entry describes the allowed values and the effect."""
     entries = re.findall(r"^- \*\*`.+?`\*\* (.*?)(?=^- |^\n|\Z)", page(), re.MULTILINE | re.DOTALL)
     assert len(entries) == page().count("\n- **`") > 80
     assert all(re.match(r"\(\w.*?\):\s+\S", entry, re.DOTALL) for entry in entries)

@@ -1,4 +1,4 @@
-"""The version stands in clients/tuplewire/__init__.py; whatever else names it says the same."""
+"""All files contain the same version as clients/tuplewire/__init__.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_version_is_the_same(place: str) -> None:
-    """Every file that names the version names the package's; the changelog begins with it."""
+    """Every file has the package's version, and the changelog starts with it."""
     found = re.findall(PLACES[place], (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE)
     versions = ["".join(each) for each in found]
     assert versions, f"{place} does not name the version"
@@ -29,7 +29,7 @@ def test_the_version_is_the_same(place: str) -> None:
 
 
 def test_the_build_reads_it() -> None:
-    """The distribution takes its version from the package, and has none of its own."""
+    """The distribution reads its version from the package."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'dynamic = ["version"]' in project
     assert '[tool.hatch.version]\npath = "clients/tuplewire/__init__.py"' in project

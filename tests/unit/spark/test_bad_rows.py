@@ -1,4 +1,4 @@
-"""Rows that cannot be sent are found and named, whatever is wrong with them."""
+"""Rows that cannot be sent are detected and named, regardless of the problem."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tuplewire.wire import control_pb2 as pb
 
 
 def rows(policy: str | int = "fail", known: tuple[int, ...] = (1, 2)) -> BadRows:
-    """Return what sorts out the rows of partition 7, of at most four bytes."""
+    """Return the filter for rows of partition 7, with at most four bytes each."""
     return BadRows(policy, 7, 4, set(known).intersection)
 
 
 def batch(messages: pa.Array) -> pa.RecordBatch:
-    """Return rows as Spark hands them over."""
+    """Return rows as Spark passes them."""
     return pa.RecordBatch.from_pydict({"message": messages, "key": pa.array(range(len(messages)))})
 
 
@@ -30,7 +30,7 @@ GOOD = pa.array([1, 2, 1], pa.int32()), batch(pa.array([b"a", b"bb", b"ccc"]))
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
 @pytest.mark.parametrize("text", [pa.binary(), pa.string()])
 def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> None:
-    """Nothing is copied, of whatever type they are."""
+    """Valid rows of any type are not copied."""
     tasks, good = GOOD[0].cast(kind), batch(GOOD[1].column("message").cast(text))
     kept = rows().sort_out(tasks, good)
     assert kept[0] is tasks
@@ -54,7 +54,7 @@ def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> Non
     ],
 )
 def test_the_first_bad_row_is_named(task: Any, message: Any, why: str) -> None:
-    """By its number within the partition, with what is wrong and what it is."""
+    """The error contains the number in the partition, the problem and the value."""
     bad = rows()
     bad.sort_out(*GOOD)
     with pytest.raises(BadRowsError) as error:
@@ -64,14 +64,14 @@ def test_the_first_bad_row_is_named(task: Any, message: Any, why: str) -> None:
 
 
 def test_long_values_are_shortened() -> None:
-    """An error is no place for a megabyte."""
+    """Long values are truncated in the error."""
     with pytest.raises(BadRowsError) as error:
         rows().sort_out(pa.array([1]), batch(pa.array(["x" * 1_000_000])))
     assert len(str(error.value)) < 500
 
 
 def test_dropped_rows_are_counted() -> None:
-    """The others go on, in order."""
+    """Bad rows are counted, and the other rows continue in order."""
     bad = rows("drop")
     tasks, kept, told = bad.sort_out(pa.array([1, None, 2, 9]), batch(pa.array(["a", "b", "c", "d"])))
     assert (tasks.to_pylist(), told, bad.count) == ([1, 2], [], 2)
@@ -79,7 +79,7 @@ def test_dropped_rows_are_counted() -> None:
 
 
 def test_rows_for_a_task_of_their_own_are_told_of() -> None:
-    """With `badRows` set to a task, that task gets each bad row, with its reason and its place."""
+    """If `badRows` is a task, it receives each bad row with the reason and its position."""
     bad = rows(2)
     bad.sort_out(*GOOD)
     tasks, kept, told = bad.sort_out(pa.array([1, None, 9]), batch(pa.array(["a", "b", "d"])))
@@ -91,7 +91,7 @@ def test_rows_for_a_task_of_their_own_are_told_of() -> None:
 
 
 def test_a_task_that_is_assigned_later_is_found() -> None:
-    """The assignment is asked again for tasks that it did not have."""
+    """The assignment is requested again for unknown tasks."""
     known = {1}
     bad = BadRows("fail", 0, 4, lambda tasks: tasks & known)
     with pytest.raises(BadRowsError):
@@ -101,7 +101,7 @@ def test_a_task_that_is_assigned_later_is_found() -> None:
 
 
 def test_new_tasks_are_looked_up_once() -> None:
-    """And none is where all are known."""
+    """The assignment is not requested again if all tasks are known."""
     options = sink_options({"address": "w:1", "topology": "t"})
     asked: list[pb.Assignment] = []
 
@@ -119,6 +119,6 @@ def test_new_tasks_are_looked_up_once() -> None:
 
 @pytest.mark.parametrize(("length", "shown"), [(40, "x" * 40), (41, "x" * 40 + "...")])
 def test_a_value_is_shown_as_far_as_there_is_room(length: int, shown: str) -> None:
-    """Whole, if it just fits."""
+    """A value that just fits is shown completely."""
     with pytest.raises(BadRowsError, match=f"message '{shown}'"):
         rows().sort_out(pa.array([1]), batch(pa.array(["x" * length])))

@@ -1,4 +1,4 @@
-"""The keyword arguments of clients, and the tasks of recv: what an editor shows is what is taken."""
+"""Keyword arguments of clients, and tasks of recv: editors show exactly the accepted arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tuplewire.spark.executors import membership
 
 
 def test_keywords_are_the_settings_of_a_session() -> None:
-    """Each setting can be completed and is checked by type, and there is no other."""
+    """The type hints list exactly the session settings."""
     assert get_type_hints(SessionKeywords).keys() == settings_of(SessionSettings).keys()
     keywords = inspect.signature(Membership).parameters.keys() - {"workers", "tasks"}
     assert get_type_hints(MembershipKeywords).keys() == keywords
@@ -35,7 +35,7 @@ def test_keywords_are_the_settings_of_a_session() -> None:
     ids=lambda each: each.__name__,
 )
 def test_python_itself_knows_the_keywords(function: Any) -> None:
-    """help(), and what completes in a notebook, show each setting with its default, and no `**settings`."""
+    """help() and completion show each setting with its default, and no `**settings`."""
     shown = inspect.signature(function).parameters
     for name, declared in settings_of(SessionSettings).items():
         assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
@@ -47,7 +47,7 @@ def test_python_itself_knows_the_keywords(function: Any) -> None:
 
 
 def test_python_itself_knows_the_keywords_of_a_membership() -> None:
-    """The same for the workers beside Spark's executors."""
+    """Memberships of the workers next to Spark's executors show their keywords, too."""
     shown = inspect.signature(membership).parameters
     assert shown.keys() > get_type_hints(MembershipKeywords).keys()
     assert (shown["at_least"].default, shown["expire_seconds"].default) == (1, 10.0)
@@ -65,13 +65,13 @@ def test_python_itself_knows_the_keywords_of_a_membership() -> None:
     ],
 )
 def test_recv_says_what_is_no_task(kind: Any, tasks: Any, why: str) -> None:
-    """A wrong task is told where it was written, and not by a worker."""
+    """The call itself refuses an invalid task, before it contacts a worker."""
     with pytest.raises(InvalidTaskError, match=why):
         kind("127.0.0.1:1").recv(tasks)
 
 
 def test_a_flush_that_takes_too_long_is_a_timeout() -> None:
-    """Whoever catches Python's own TimeoutError catches it."""
+    """FlushTimeoutError is a TimeoutError, so `except TimeoutError` catches it."""
     error = FlushTimeoutError("3 messages")
     assert isinstance(error, TimeoutError)
     assert isinstance(error, TuplewireError)
@@ -79,7 +79,7 @@ def test_a_flush_that_takes_too_long_is_a_timeout() -> None:
 
 
 def test_completion_finds_what_there_is() -> None:
-    """What a notebook completes after `tuplewire.` is the public API."""
+    """Completion after `tuplewire.` lists the public API."""
     shown = [name for name in dir(tuplewire) if not name.startswith("_")]
     assert shown == sorted(tuplewire.__all__)
     assert {"Client", "TaskMessageBatch", "local"} <= set(shown)

@@ -1,4 +1,4 @@
-"""The order of requests to workers when a driver publishes an epoch that an earlier run may have begun."""
+"""The order of a driver's requests when it publishes an epoch that an earlier run may have started."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EARLIER = {1: TaskContent(3, 30, 5)}
 
 
 class Asking(Publisher):
-    """A publisher whose workers know nothing of its run at first; it notes what they are asked.
+    """A publisher with workers that do not know its run at first; it records the requests.
 
-    gone: the workers that have lost what was staged. earlier: what tasks got by an earlier run.
+    gone: workers that lost their staged data. earlier: the contents published by an earlier run, by task.
     """
 
     def __init__(self, gone: Sequence[At] = (), earlier: Mapping[int, TaskContent] | None = None) -> None:
@@ -50,7 +50,7 @@ class Asking(Publisher):
 
 
 def test_all_workers_are_checked_before_one_publishes() -> None:
-    """A crash may have led to other attempts: where one worker finds a difference, none publishes."""
+    """If one worker reports a difference after a crash, no worker publishes."""
     publisher = Asking(earlier=EARLIER)
     assert publisher.publish() == 4
     assert publisher.asked == [("check", ONE), ("check", TWO), ("publish", ONE), ("publish", TWO)]
@@ -61,7 +61,7 @@ def test_all_workers_are_checked_before_one_publishes() -> None:
 
 
 def test_a_new_epoch_is_published_without_a_check() -> None:
-    """No task has got any of it, so there is nothing to compare with."""
+    """An epoch that no task has received requires no comparison."""
     publisher = Asking()
     assert publisher.publish() == 4
     assert publisher.asked == [("publish", ONE), ("publish", TWO)]

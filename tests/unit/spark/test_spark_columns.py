@@ -1,4 +1,4 @@
-"""The columns of the format `tuplewire`, and the tasks that rows go to."""
+"""The columns of the format `tuplewire`, and the routing of rows to tasks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tuplewire.values.group import TaskGroup
 
 
 def delivery(first: int, *payloads: bytes, source: int | None = None, accepted_micros: int = 0) -> Delivery:
-    """Return messages of task 4 from a sequence on."""
+    """Return messages of task 4, starting at a sequence."""
     return Delivery(first, TaskGroup.of(4, list(payloads), source).accepted(accepted_micros))
 
 
 class AllTasks(SinkWorkers):
-    """A worker that has every task, and accepts messages of 1,000 bytes."""
+    """A worker that owns every task and accepts messages of 1,000 bytes."""
 
     def known(self, tasks: Collection[int]) -> set[int]:
         self.max_message_bytes = 1000
@@ -45,14 +45,14 @@ class AllTasks(SinkWorkers):
 
 
 def router(grouping: str, partition: int = 0) -> RowRouter:
-    """Return a router to tasks 5, 6 and 7, or by the column task."""
+    """Return a router to tasks 5, 6 and 7, or to the task in the column `task`."""
     tasks = {} if grouping == "direct" else {"tasks": "5-7"}
     options = sink_options({"address": "w:1", "grouping": grouping, **tasks})
     return RowRouter(options, partition, AllTasks(options))
 
 
 def groups_of(router: RowRouter, batch: pa.RecordBatch) -> list[TaskGroup]:
-    """Return the groups that a batch of rows becomes."""
+    """Return the groups for a batch of rows."""
     return [group for rows in router.checked([batch]) for group in router.groups(rows)]
 
 
@@ -62,7 +62,7 @@ def routed(router: RowRouter, batch: pa.RecordBatch) -> dict[int, list[bytes]]:
 
 
 def test_read_batch() -> None:
-    """A row for each message, with its sequence; source is null where there is none."""
+    """Each message is a row with its sequence; an absent source is null."""
     batch = read_batch([delivery(7, b"a", b"b"), delivery(9, b"c", source=3)])
     assert batch.to_pydict()["task"] == [4, 4, 4]
     assert batch.column("message").to_pylist() == [b"a", b"b", b"c"]
@@ -74,7 +74,7 @@ def test_read_batch() -> None:
 
 
 def test_keys_and_headers_are_read() -> None:
-    """A column of keys always, one of headers where it is wanted; null where a message has none."""
+    """Keys are always a column, headers on request; absent values are null."""
     batches = [
         TaskMessageBatch.from_columns(4, [b"a"]),
         TaskMessageBatch.from_columns(4, [b"b", b"c"], keys=[b"k", None], headers=[None, [("n", b"1")]]),
@@ -96,7 +96,7 @@ def test_keys_and_headers_are_read() -> None:
 def test_keys_and_headers_are_written(
     grouping: str, keys: pa.Array, travel: list[bytes | None] | None
 ) -> None:
-    """With fields, a key says where a row goes, and goes with it; an integer is for the former alone."""
+    """With `fields`, a key routes its row and is sent with it, except an integer key."""
     headers = pa.array([[("n", b"1")], None], HEADERS)
     batch = pa.RecordBatch.from_pydict({"message": ["a", "b"], "key": keys, "headers": headers})
     sent = TaskMessageBatch.from_groups(groups_of(router(grouping), batch))
@@ -106,7 +106,7 @@ def test_keys_and_headers_are_written(
 
 
 def written(column: pa.Array, **more: pa.Array) -> TaskMessageBatch:
-    """Return what rows to task 5 become."""
+    """Return the batch for rows to task 5."""
     tasks = pa.array([5] * len(column), pa.int32())
     rows = pa.RecordBatch.from_pydict({"task": tasks, "message": column, **more})
     return TaskMessageBatch.from_groups(groups_of(router("direct"), rows))
@@ -115,7 +115,7 @@ def written(column: pa.Array, **more: pa.Array) -> TaskMessageBatch:
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
 @pytest.mark.parametrize("headers", [True, False])
 def test_a_null_with_a_key_comes_back_as_one(kind: pa.DataType, headers: bool) -> None:  # noqa: FBT001
-    """As Kafka's users delete by key; its other headers, null ones among them, stay as they were."""
+    """A null with a key, Kafka's deletion marker, is preserved with all of its headers."""
     pairs = pa.array([[("n", None), ("m", b"")], None, [("n", b"1")]], HEADERS)
     sent = written(pa.array([None, None, "x"], kind), key=pa.array([b"a", b"", b"c"]), headers=pairs)
     assert [message.headers[-1:] for message in sent][:2] == [(("tuplewire-tombstone", b""),)] * 2
@@ -140,7 +140,7 @@ def test_a_null_with_a_key_comes_back_as_one(kind: pa.DataType, headers: bool) -
     ],
 )
 def test_rows_are_measured_as_they_travel(more: dict[str, pa.Array], why: str | None) -> None:
-    """With key and headers: what passes here is not refused by any later limit, and the other way round."""
+    """Sizes include key and headers, so this check agrees with every later limit."""
     messages = pa.array([None if why == "the message is null" else b"", b""])
     if why is None:
         sizes = [size for group in written(messages, **more).groups for size in group.message_sizes()]
@@ -152,7 +152,7 @@ def test_rows_are_measured_as_they_travel(more: dict[str, pa.Array], why: str | 
 
 @pytest.mark.parametrize("other", [2_000_000, 1_500_000])
 def test_timestamps_are_those_of_sending(other: int) -> None:
-    """Whole milliseconds, the same wherever a batch of them begins; null where none is told."""
+    """Timestamps are whole milliseconds, independent of the start of a batch, or null."""
     sent = [
         delivery(1, b"a", b"b", b"c", accepted_micros=1_500_999),
         delivery(4, b"d", accepted_micros=other),
@@ -169,7 +169,7 @@ def test_timestamps_are_those_of_sending(other: int) -> None:
     [(0, 9, b"abcd"), (1, 9, b"bcd"), (0, 3, b"abc"), (2, 3, b"c"), (4, 9, b""), (1, 1, b"")],
 )
 def test_within(start: int, end: int, left: bytes) -> None:
-    """What comes before a range or after it is cut off."""
+    """Messages outside a range are cut off."""
     frame = [delivery(1, b"a", b"b"), delivery(3, b"c", b"d")]
     found = [part for each in frame if (part := each.within(start, end))]
     assert b"".join(each.group.data for each in found) == left
@@ -181,7 +181,7 @@ def test_within(start: int, end: int, left: bytes) -> None:
     "keys", [["a", None, "b", "a"], [b"x", b"y", b"x", None], [1, 2, None, 1], ["only"] * 4]
 )
 def test_fields_grouping_is_everybodys(keys: list[Any]) -> None:
-    """Whatever the keys' type, and nulls too, they go where other programs' fields grouping sends them."""
+    """Keys of any type, including null, are routed as by the fields grouping of other programs."""
     payloads = [b"0", b"1", b"2", b"3"]
     batch = pa.RecordBatch.from_pydict({"message": payloads, "key": pa.array(keys)})
     expected: dict[int, list[bytes]] = {}
@@ -191,7 +191,7 @@ def test_fields_grouping_is_everybodys(keys: list[Any]) -> None:
 
 
 def test_shuffle_goes_on_from_batch_to_batch() -> None:
-    """The turn does not begin anew with every batch, and partitions begin at different tasks."""
+    """The rotation continues across batches, and each partition starts at a different task."""
     shuffling = router("shuffle", partition=1)
     batch = pa.RecordBatch.from_pydict({"message": ["a", "b"]})
     assert routed(shuffling, batch) == {6: [b"a"], 7: [b"b"]}
@@ -200,7 +200,7 @@ def test_shuffle_goes_on_from_batch_to_batch() -> None:
 
 
 def test_null_rows_are_refused() -> None:
-    """A message or a task that is null has no place to go."""
+    """A null message or task is refused."""
     task = pa.array([1, None], pa.int32())
     with pytest.raises(BadRowsError, match="row 1 of partition 0: the task is null"):
         groups_of(router("direct"), pa.RecordBatch.from_pydict({"task": task, "message": ["a", "b"]}))
@@ -209,7 +209,7 @@ def test_null_rows_are_refused() -> None:
 
 
 def test_wrong_columns() -> None:
-    """An error names the column, and what the grouping needs."""
+    """The error names the column and the columns that the grouping requires."""
     message = StructType().add("message", StringType())
     check_write_schema(message, GroupingName.SHUFFLE)
     check_write_schema(StructType().add("key", LongType()).add("message", BinaryType()), GroupingName.FIELDS)
@@ -239,7 +239,7 @@ def test_wrong_columns() -> None:
 
 
 def test_large_batches_are_cut_before_they_are_routed() -> None:
-    """Rows stay in order, none is missing, and what is small stays in one piece."""
+    """Large batches are split in order without loss, and small ones are not split."""
     small = pa.RecordBatch.from_pydict({"task": pa.array([1, 2], pa.int32()), "message": [b"a", b"b"]})
     large = pa.RecordBatch.from_pydict(
         {"task": pa.array(range(5), pa.int32()), "message": [bytes([row]) * 800_000 for row in range(5)]}

@@ -1,4 +1,4 @@
-"""Spark's settings for executors with a worker beside them."""
+"""Spark's settings for executors with a worker in the same pod."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ GRACE = "spark.kubernetes.executor.terminationGracePeriodSeconds"
 
 
 def test_the_file_says_the_same() -> None:
-    """spark-defaults.conf has the settings that the function returns, and no others."""
+    """spark-defaults.conf has exactly the settings that the function returns."""
     lines = DEFAULTS.read_text(encoding="utf-8").splitlines()
     written = dict(line.split() for line in lines if line.startswith("spark."))
     assert written == settings("executor-template.yaml", driver_template="driver-template.yaml")
 
 
 def test_the_grace_period_has_room_for_all() -> None:
-    """It is the executor's time, the drain and the close together, in whole seconds."""
+    """The grace period is the sum of the executor's, drain and close times, in whole seconds."""
     given = settings("t.yaml", drain_seconds=60.5, executor_seconds=10)
     assert given[GRACE] == "76s"
     assert given["spark.executor.decommission.forceKillTimeout"] == "10s"
@@ -31,7 +31,7 @@ def test_the_grace_period_has_room_for_all() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
 def test_wrong_times(wrong: float) -> None:
-    """A time that is none is an error that names it."""
+    """The error names the invalid time."""
     with pytest.raises(ConfigError, match="drain_seconds must be a number of more than 0"):
         settings("t.yaml", drain_seconds=wrong)
     with pytest.raises(ConfigError, match="executor_seconds must be a number of more than 0"):
@@ -39,13 +39,13 @@ def test_wrong_times(wrong: float) -> None:
 
 
 def test_no_template() -> None:
-    """Without a template there is nothing to run beside an executor."""
+    """A missing executor template is an error."""
     with pytest.raises(ConfigError, match="tuplewire-executor-template"):
         settings("")
 
 
 def test_ports_of_the_policy_are_set() -> None:
-    """Else Spark chooses another one, and its shuffles are blocked."""
+    """The network policy's ports are fixed, because Spark would otherwise choose blocked ports."""
     policies = DEFAULTS.parent / "helm" / "tuplewire" / "templates" / "networkpolicies.yaml"
     ours_and_dns = {"6700", "9464", "53"}
     opened = set(re.findall(r"port: (\d+)", policies.read_text(encoding="utf-8"))) - ours_and_dns

@@ -1,4 +1,4 @@
-"""Where a query stands, and what its next micro-batch reads."""
+"""The offsets of a query, and the range of its next micro-batch."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ WORKER = 77
 
 
 def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | None = None) -> Held:
-    """Return what a worker holds of a task, 10 bytes a message unless it says otherwise."""
+    """Return a worker's state of a task, with 10 bytes per message by default."""
     size = 10 * (tail - acknowledged) if size_bytes is None else size_bytes
     return Held("w:1", "w", worker, acknowledged, tail, size)
 
 
 def at(sequence: int, worker: int = WORKER) -> TaskOffset:
-    """Return a offset."""
+    """Return an offset."""
     return TaskOffset(worker, sequence, "w:1")
 
 
 def runs(first: int, *each: tuple[int, int, int], begin: int = 0) -> Runs:
-    """Return runs of (how many, entry worker, entry sequence)."""
+    """Return runs of (number of messages, entry worker, entry sequence)."""
     return Runs(first, begin, each)
 
 
 def planned(start: Offset, now: dict[int, Held], numbers: dict[int, Runs]) -> Offset:
-    """Return where the next micro-batch ends, as a reader plans it."""
+    """Return the end of the next micro-batch, as a reader plans it."""
     current = start.of_tasks(now)
     return numbered(start, current, next_offset(current, now), numbers)
 
 
 def test_json_comes_back() -> None:
-    """What Spark keeps is read as it was written."""
+    """An offset survives a round trip through JSON."""
     moved = TaskOffset(7, 5, "w:1", {2**32 - 1: 7}, {3: 4}, 8, 0)
     offset = Offset({1: at(5), 2: at(0, 2**63), 3: moved})
     assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
 def test_new_tasks_begin_at_their_start() -> None:
-    """A task that is not in the checkpoint begins with what nobody has acknowledged."""
+    """A task that is not in the checkpoint starts at its first unacknowledged message."""
     start = Offset({1: at(5)})
     now = {1: held(5, 6), 2: held(3, 9, worker=78)}
     current = start.of_tasks(now)
@@ -84,22 +84,22 @@ def test_new_tasks_begin_at_their_start() -> None:
 
 
 def test_the_same_tasks_are_the_same_offset() -> None:
-    """Where nothing has changed, Spark sees no change either."""
+    """Without changes, the offset is the same object, so Spark sees no change."""
     start = Offset({1: at(5)})
     assert start.of_tasks({1: held(5, 6)}).offsets[1] is start.offsets[1]
 
 
 def test_a_dropped_task_goes_once_it_is_read() -> None:
-    """What was read of it need not be acknowledged yet, and what another consumer has had is not missed."""
+    """A task may be dropped after all of its messages are read, even if not all are acknowledged."""
     start = Offset({1: at(5), 2: at(9)})
     check_dropped(start, {2: held(4, 9)})
     check_dropped(start, {2: held(12, 12)})
     check_dropped(start, {2: held(12, 12, worker=78)})
-    check_dropped(start, {})  # no assignment has it any more
+    check_dropped(start, {})  # no longer assigned
 
 
 def test_a_dropped_task_with_messages_is_told() -> None:
-    """The error says which, how much, and what to do."""
+    """The error contains the tasks, the numbers of messages and the fix."""
     start = Offset({1: at(5), 2: at(9), 3: at(1), 4: at(2)})
     now = {2: held(4, 11), 3: held(0, 1), 4: held(3, 8, worker=78)}
     with pytest.raises(
@@ -110,7 +110,7 @@ def test_a_dropped_task_with_messages_is_told() -> None:
 
 
 def test_a_planned_batch_of_a_task_that_is_nowhere() -> None:
-    """Only a task of which it has messages matters."""
+    """An unassigned task is an error only if the batch contains messages of it."""
     start, end = Offset({1: at(5), 2: at(5)}), Offset({1: at(6), 2: at(5)})
     check_assigned(changed(start, end), {1: held(5, 6)})
     assert ranges(start, end, {}, {}) == []
@@ -119,7 +119,7 @@ def test_a_planned_batch_of_a_task_that_is_nowhere() -> None:
 
 
 def test_first_batch_has_all_that_is_not_acknowledged() -> None:
-    """It begins where the last consumer has acknowledged, and ends at the tail."""
+    """The first batch starts after the last acknowledged message and ends at the tail."""
     now = {1: held(3, 10), 2: held(0, 0)}
     start = initial_offset(now)
     numbers = {1: runs(4, (7, 100, 1))}
@@ -130,7 +130,7 @@ def test_first_batch_has_all_that_is_not_acknowledged() -> None:
 
 
 def test_fewer_than_the_least_wait() -> None:
-    """All tasks together count, unless a queue is so full that its senders wait."""
+    """The minimum is for all tasks together, and is ignored if a queue is congested."""
     start = Offset({1: at(10), 2: at(0)})
     now = {1: held(10, 13), 2: held(0, 1)}
     assert next_offset(start, now, min_messages=5) is start
@@ -140,13 +140,13 @@ def test_fewer_than_the_least_wait() -> None:
 
 
 def test_the_latest_begins_behind_what_is_there() -> None:
-    """In the tasks that are named so; in the others, everything is read."""
+    """Listed tasks start at the tail, and all other tasks are read completely."""
     now = {1: held(3, 10), 2: held(3, 10)}
     assert initial_offset(now, {2}) == Offset({1: at(3), 2: at(10)})
 
 
 def test_a_worker_without_entries_counts_as_read_to_the_beginning() -> None:
-    """Merging keeps the largest entry of each worker, and 0 where nothing of it was read."""
+    """Merging keeps the largest entry of each worker, and 0 if nothing was read."""
     assert merged({1: 5, 2: 7}, {1: 3, 2: 9, 3: 0}) == {1: 5, 2: 9, 3: 0}
 
 
@@ -161,7 +161,7 @@ def test_a_worker_without_entries_counts_as_read_to_the_beginning() -> None:
     ],
 )
 def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, int]) -> None:
-    """In proportion to what waits, and exactly up to the bound."""
+    """The limit is shared in proportion to the waiting messages, and used completely."""
     assert share(waiting, bound) == shares
 
 
@@ -179,13 +179,13 @@ def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, 
     ],
 )
 def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, Any], messages: int) -> None:
-    """A micro-batch takes as many messages as about fit, and one at least."""
+    """A micro-batch has about as many messages as fit, and at least one."""
     end = next_offset(initial_offset(now), now, **bounds)
     assert sum(each.sequence for each in end.offsets.values()) == messages
 
 
 def test_available_now_goes_no_further_than_its_target() -> None:
-    """Later messages are left, and so is a task that was assigned later."""
+    """Later messages and tasks that were assigned later are not read."""
     start = Offset({1: at(0)})
     target = {1: at(10)}
     assert next_offset(start, {1: held(0, 25)}, target=target).offsets[1].sequence == 10
@@ -195,14 +195,14 @@ def test_available_now_goes_no_further_than_its_target() -> None:
 
 
 def test_another_consumer_is_told() -> None:
-    """What somebody else has acknowledged is an error that says what to do."""
+    """Messages that another consumer has acknowledged are an error with the fix."""
     start = Offset({1: at(5)})
     with pytest.raises(DataLossError, match=r"(?s)another program consumes the task.*failOnDataLoss=false"):
         check_held(start, {1: held(6, 10)})
 
 
 def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
-    """What was read of each entry worker is left out at the new owner, in whatever order it comes there."""
+    """Entries that were read before the move are skipped at the new owner, in any order."""
     at_first = {1: held(0, 10)}
     start = initial_offset(at_first)
     end = planned(start, at_first, {1: runs(1, (4, 100, 1), (6, 200, 7))})
@@ -217,7 +217,7 @@ def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
 
 
 def test_what_was_read_may_come_late() -> None:
-    """It is remembered until something later of its entry worker has come."""
+    """Entries that were read are remembered until a later entry of their worker arrives."""
     start = Offset({1: TaskOffset(WORKER, 9, entries={100: 4, 200: 12})})
     now = {1: held(0, 2, worker=78)}
     one = planned(start, now, {1: runs(1, (2, 300, 1))})
@@ -231,7 +231,7 @@ def test_what_was_read_may_come_late() -> None:
 
 
 def test_a_task_that_comes_back() -> None:
-    """The same worker goes on with its count; what it had before is found by its numbers."""
+    """A returning worker continues its numbers, and its earlier messages are found by them."""
     start = Offset({1: TaskOffset(WORKER, 9, entries={100: 9})})
     now = {1: replace(held(12, 20), begin=12)}
     numbers = {1: runs(13, (8, 100, 7))}
@@ -244,7 +244,7 @@ def test_a_task_that_comes_back() -> None:
 
 
 def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
-    """Its messages are those between what was read before, and its last ones."""
+    """A batch is located by its previous and its last entries after its task moves."""
     start = Offset({1: TaskOffset(WORKER, 3, entries={100: 3})})
     now = {1: held(0, 8)}
     numbers = {1: runs(1, (5, 100, 1), (3, 200, 1))}
@@ -258,13 +258,13 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
 
 
 def test_vectors_stay_short() -> None:
-    """Of entry workers that send no more, the latest are remembered."""
+    """Only the latest of the inactive entry workers are remembered."""
     before = dict.fromkeys(range(500), 1)
     assert list(still_to_come(before, {})) == list(range(400, 500))
 
 
 def test_loss_is_told_with_how_much() -> None:
-    """The error names the worker, how much is gone, and what to do."""
+    """The error contains the worker, the number of lost messages and the fix."""
     offset = TaskOffset(WORKER, 9, "w:1")
     died = lost_with(3, offset, Standing(gone=True), 7)
     assert "task 3 was at a worker (w:1) that has been restarted" in str(died)
@@ -290,14 +290,14 @@ def test_loss_is_told_with_how_much() -> None:
 def test_a_read_ends_at_its_last_message(
     end: int, spans: list[tuple[int, int]], vector: dict[int, int]
 ) -> None:
-    """Within a run, and at the end of each: not one message more."""
+    """A read ends exactly at its last message, within a run or at its end."""
     numbers = runs(1, (5, 8, 11), (2, 9, 1))
     assert numbers.spans(0, end, {}) == spans
     assert numbers.vector(end) == vector
 
 
 def test_a_start_counts_for_its_own_incarnation() -> None:
-    """After a restart the worker numbers its messages anew."""
+    """A restarted worker numbers its messages from the start, so an old offset does not apply."""
     now = {1: held(0, 25)}
     assert next_offset(Offset({1: at(10)}), now, max_messages=5).offsets[1].sequence == 15
     earlier = Offset({1: at(1000, worker=WORKER - 1)})
@@ -305,14 +305,14 @@ def test_a_start_counts_for_its_own_incarnation() -> None:
 
 
 def test_a_query_that_has_read_everything_is_no_loss() -> None:
-    """It stands at the tail."""
+    """A query at the tail has lost nothing."""
     check_held(Offset({1: at(5)}), {1: held(5, 5)})
     with pytest.raises(DataLossError):
         check_held(Offset({1: at(6)}), {1: held(5, 5)})
 
 
 def test_a_task_without_messages_does_no_harm() -> None:
-    """With a bound in bytes nothing is divided by what waits; of the task, the same offset stays."""
+    """With a limit in bytes, an empty task keeps its offset and causes no division by zero."""
     rests = TaskOffset(WORKER, 5, "w:1", {7: 3})
     start = Offset({1: at(5), 2: rests})
     end = next_offset(start, {1: held(5, 9), 2: held(5, 5)}, max_bytes=20)
@@ -321,7 +321,7 @@ def test_a_task_without_messages_does_no_harm() -> None:
 
 
 def test_a_query_that_stops_reading_a_task_that_has_moved_is_told() -> None:
-    """None of what it holds was read at its new worker: one message is enough."""
+    """At a new owner, a dropped task with one message is an error."""
     start = Offset({1: at(9)})
     with pytest.raises(ConfigError, match="task 1 holds 1"):
         check_dropped(start, {1: held(0, 1, worker=WORKER + 1)})
@@ -329,20 +329,20 @@ def test_a_query_that_stops_reading_a_task_that_has_moved_is_told() -> None:
 
 
 def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
-    """Spark takes an offset that differs for new data. A task without a place yet changes nothing."""
+    """An empty batch ends at its start, because Spark takes any difference for new data."""
     start = Offset({1: at(5)})
     now = {1: held(5, 5), 2: held(0, 0)}
     assert next_offset(start, now) is start
 
 
 def test_a_new_task_without_messages_is_not_read() -> None:
-    """There is nothing between its start and its end."""
+    """A new task without messages is not in the batch."""
     assert changed(Offset({}), Offset({1: at(0)})) == {}
     assert changed(Offset({}), Offset({1: at(1)})) == {1: at(1)}
 
 
 def test_ten_dropped_tasks_are_named() -> None:
-    """Of more than ten tasks with messages, the ten with the smallest numbers are in the error."""
+    """The error lists at most the ten tasks with the smallest numbers."""
     tasks = range(1, 12)
     start = Offset({task: at(0) for task in tasks})
     with pytest.raises(ConfigError, match=r"11 of the tasks .* task 10 holds 1\. Read") as caught:

@@ -13,7 +13,7 @@ WHERE = {"address": "w:1", "topology": "t"}
 
 
 def test_case_does_not_matter() -> None:
-    """Spark hands options on in the case that the user wrote, or in none."""
+    """Options are not case-sensitive, because Spark may change their case."""
     options = source_options(
         {"ADDRESS": "w:1", "Tasks": "3", "maxmessagespertrigger": "10", "failOnDataLoss": "False"}
     )
@@ -26,13 +26,13 @@ def test_case_does_not_matter() -> None:
     [("1", (1,)), ("3, 1", (3, 1)), ("1,10 - 12,11", (1, 10, 11, 12)), ("2147483647", (2**31 - 1,))],
 )
 def test_tasks(text: str, tasks: tuple[int, ...]) -> None:
-    """Ids and ranges, in the order given, each once."""
+    """A list contains ids and ranges, in the given order, each once."""
     assert parse_tasks(text) == tasks
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "5-3", "2147483648", "0-2147483647", "1.5"])
 def test_wrong_tasks(text: str) -> None:
-    """Anything else is an error that shows how it is written."""
+    """An invalid list is an error that shows the syntax."""
     with pytest.raises(ConfigError, match="like 1,2,10-19"):
         parse_tasks(text)
 
@@ -52,7 +52,7 @@ def test_wrong_tasks(text: str) -> None:
     ],
 )
 def test_wrong_source_options(more: dict[str, str], message: str) -> None:
-    """An error names the option and lists the right ones."""
+    """The error names the option and lists the valid options."""
     with pytest.raises(ConfigError, match=f"(?s){message}.*maxBytesPerTrigger"):
         source_options({**WHERE, **more})
 
@@ -61,14 +61,14 @@ def test_wrong_source_options(more: dict[str, str], message: str) -> None:
     ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("15m", 900), ("2 min", 120), ("1.5H", 5400)]
 )
 def test_delays_have_a_unit(text: str, seconds: float) -> None:
-    """Written as Spark writes times."""
+    """Delays use Spark's syntax for times."""
     options = source_options({**WHERE, "tasks": "1", "minMessagesPerTrigger": "5", "maxTriggerDelay": text})
     assert options.max_trigger_delay == seconds
 
 
 @pytest.mark.parametrize("text", ["15", "0s", "-1s", "1 week", ""])
 def test_wrong_delays(text: str) -> None:
-    """A bare number would mean milliseconds to Spark, and seconds here."""
+    """A number without a unit is refused: Spark would read milliseconds, and Tuplewire seconds."""
     with pytest.raises(ConfigError, match="maxTriggerDelay must be a time with its unit, like 500ms"):
         source_options({**WHERE, "tasks": "1", "maxTriggerDelay": text})
 
@@ -83,7 +83,7 @@ def test_wrong_delays(text: str) -> None:
     ],
 )
 def test_wrong_sink_options(more: dict[str, str], message: str) -> None:
-    """A grouping chooses among tasks. An error names the option, and one that is near."""
+    """A grouping requires tasks. The error names the option, or a similar one."""
     with pytest.raises(ConfigError, match=message):
         sink_options({**WHERE, **more})
 
@@ -98,7 +98,7 @@ def test_wrong_sink_options(more: dict[str, str], message: str) -> None:
     ],
 )
 def test_starting_offsets(text: str, starts: str) -> None:
-    """One for all, or for each task; by default, nothing is left out."""
+    """Offsets start at one position for all tasks, or for each task; the default is the earliest."""
     more = {"startingOffsets": text} if text else {}
     options = source_options({**WHERE, "tasks": "1,2", **more})
     assert [options.starts_at(task) for task in (1, 2)] == starts.split()
@@ -118,13 +118,13 @@ def test_starting_offsets(text: str, starts: str) -> None:
     ],
 )
 def test_options_of_a_trigger_that_cannot_be(more: dict[str, str], message: str) -> None:
-    """The error says what is wrong, and what to do."""
+    """The error describes the problem and the fix."""
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         source_options({**WHERE, "tasks": "1,2", **more})
 
 
 def test_sink_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the column task, at least once; the address is looked up where the writing happens."""
+    """Rows are routed by the column `task`, and the address is resolved by the writing process."""
     monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)
     options = sink_options({"checkpointLocation": "/x", "queryName": "q"})
     assert options.address is None
@@ -133,7 +133,7 @@ def test_sink_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_of_the_client() -> None:
-    """By a prefix, in any case; sizes with units. What the worker takes is the default and the bound."""
+    """Client settings have a prefix, in any case; the worker's limit is the default and the maximum."""
     options = sink_options({**WHERE, "tuplewire.Max_Message_Bytes": "3MiB", "tuplewire.tls_ca": "/ca.pem"})
     assert options.credentials().tls_ca == "/ca.pem"
     assert options.session(8 * MIB) == {"max_message_bytes": 3 * MIB, "max_pending_bytes": 64 * MIB}
@@ -145,7 +145,7 @@ def test_settings_of_the_client() -> None:
 
 
 def test_a_read_is_no_stream() -> None:
-    """Options that mean nothing to it are named, and a path too."""
+    """Streaming options and paths are refused in a batch read."""
     assert source_options({**WHERE, "tasks": "1"}, streaming=False).tasks == (1,)
     with pytest.raises(ConfigError, match="the option maxBytesPerTrigger is for readStream"):
         source_options({**WHERE, "tasks": "1", "maxBytesPerTrigger": "5"}, streaming=False)
@@ -163,7 +163,7 @@ def test_a_read_is_no_stream() -> None:
     ],
 )
 def test_ranges_of_tasks(text: str, inside: tuple[int, ...], outside: tuple[object, ...]) -> None:
-    """Those that are assigned later are in them, too; only a read may have them."""
+    """Open ranges include tasks that are assigned later, and are valid only for reading."""
     tasks = source_options({**WHERE, "tasks": text}).tasks
     assert isinstance(tasks, TaskRanges)
     assert all(task in tasks for task in inside)

@@ -1,4 +1,4 @@
-"""Which executors can use what a driver has made."""
+"""Version checks of executors against the driver."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DRIVER = {"tuplewire": "0.1.0", "grpcio": "1.82.3", "protobuf": "7.36.2"}
 
 
 def test_required_is_what_the_distribution_declares() -> None:
-    """The bounds are those of pyproject.toml."""
+    """The version limits equal those in pyproject.toml."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
     declared = {f"{name}{required}" for name, required in REQUIRED.items()}
     assert set(project["project"]["dependencies"]) == declared
 
 
 def test_here() -> None:
-    """The versions of this process fit themselves."""
+    """The versions of this process are compatible with themselves."""
     check(versions(), versions())
 
 
@@ -40,7 +40,7 @@ def test_here() -> None:
     [("1.74.0", "6.31.1"), ("1.82.9rc1", "7.99"), ("1.74", "7.0.0"), ("1.85", "7.0")],
 )
 def test_fits(grpcio: str, protobuf: str) -> None:
-    """An executor may have any version within the bounds, whatever the driver has."""
+    """An executor may have any version within the limits, regardless of the driver's version."""
     check(DRIVER, DRIVER | {"grpcio": grpcio, "protobuf": protobuf})
 
 
@@ -61,20 +61,20 @@ def test_fits(grpcio: str, protobuf: str) -> None:
     ],
 )
 def test_does_not_fit(executor: dict[str, str], message: str) -> None:
-    """Another release, or a library that is missing or out of bounds, is an error that says what to do."""
+    """Another release, and a missing or incompatible library, are errors that describe the fix."""
     with pytest.raises(VersionMismatchError, match=re.compile(message)):
         check(DRIVER, executor)
 
 
 class Source(Spout):
-    """Has nothing to say."""
+    """A spout that emits nothing."""
 
     def next_tuple(self) -> None:
         """Emit nothing."""
 
 
 def submitted() -> Submitted:
-    """Return a topology as it travels."""
+    """Return a topology in the form that is sent to executors."""
     builder = TopologyBuilder()
     builder.set_spout("source", Source())
     return Submitted("t", "run", builder.create_topology(), {}, 1, Output({}, frozenset()))
@@ -82,7 +82,7 @@ def submitted() -> Submitted:
 
 @pytest.mark.parametrize("make", [lambda: ClientHandle("127.0.0.1:1"), submitted], ids=["handle", "topology"])
 def test_nothing_is_unpacked_where_a_library_is_missing(make: Callable[[], object], tmp_path: Path) -> None:
-    """What is pickled here says, in an interpreter without grpcio, that this is missing, and what to do."""
+    """Unpickling without grpcio raises an error that names the missing library and the fix."""
     python = make_interpreter(tmp_path / "without", without=["grpc"])
     pickled = pickle.dumps(make())
     code = (
@@ -97,7 +97,7 @@ def test_nothing_is_unpacked_where_a_library_is_missing(make: Callable[[], objec
 
 
 def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
-    """One of Spark's jars, which are on the path, has a folder google/protobuf: it does not count."""
+    """A folder google/protobuf from Spark's jars on the path does not count as the library."""
     python = make_interpreter(tmp_path / "without", without=["google"])
     (tmp_path / "jar" / "google" / "protobuf").mkdir(parents=True)
     code = "from tuplewire.spark.shipped import versions; print(versions()['protobuf'])"
@@ -108,7 +108,7 @@ def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("used_again", [True, False])
 def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: bool) -> None:
-    """There Spark has everything looked through for garbage after each task; elsewhere nothing is changed."""
+    """Imports are excluded from Spark's garbage collection only in reused processes."""
     code = "import gc, pickle, sys; pickle.load(sys.stdin.buffer); print(gc.get_freeze_count() > 10_000)"
     shown = subprocess.run(
         [sys.executable, "-c", code],
@@ -121,7 +121,7 @@ def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: b
 
 
 def test_later_imports_are_set_apart_with_what_arrives_next() -> None:
-    """A sink is imported after the data source that makes it has arrived."""
+    """Modules that are imported later are excluded when the next object arrives."""
     code = (
         "import gc, pickle, sys\n"
         "pickled = sys.stdin.buffer.read()\n"

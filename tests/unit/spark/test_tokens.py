@@ -1,4 +1,4 @@
-"""Token files, and what is shown of them."""
+"""Token files, and the display of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _file(folder: Path, content: str) -> Path:
 
 
 def test_file_is_read(tmp_path: Path) -> None:
-    """A line has a token, or a name and a token; comments and empty lines do not count."""
+    """A line has a token, or a name and a token; comments and empty lines are ignored."""
     file = _file(tmp_path, f"\ufeff# für uns\n\netl {SECRET}\n{SECRET}2\n")
     assert read_tokens(file) == (Token("etl", SECRET), Token("", f"{SECRET}2"))
 
@@ -36,7 +36,7 @@ def test_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: str, complaint: str) -> None:
-    """An error says which line of which file, and nothing of what is in it."""
+    """The error contains the file and the line, and nothing of the contents."""
     with pytest.raises(ConfigError, match=complaint) as told:
         read_tokens(_file(tmp_path, content))
     assert str(tmp_path / "token") in str(told.value)
@@ -44,13 +44,13 @@ def test_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: str, compla
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    """Its name is told."""
+    """The error names the missing file."""
     with pytest.raises(ConfigError, match=r"cannot read the token file .*gone: No such file"):
         read_tokens(tmp_path / "gone")
 
 
 def test_tokens_are_found() -> None:
-    """Only a whole token, shown as a bearer's, is one."""
+    """Only a complete bearer token matches."""
     tokens = [Token("a", SECRET), Token("b", f"{SECRET}2")]
     assert find_token(f"Bearer {SECRET}2", tokens) is tokens[1]
     for wrong in (SECRET, f"Bearer {SECRET[:-1]}", f"bearer {SECRET}", "Bearer ", "", "Bearer ümlaut"):
@@ -58,5 +58,5 @@ def test_tokens_are_found() -> None:
 
 
 def test_tokens_are_not_printed() -> None:
-    """What is logged or raised with one shows its name only."""
+    """The representation of a token shows only its name."""
     assert SECRET not in repr(Token("a", SECRET))
