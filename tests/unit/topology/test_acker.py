@@ -1,4 +1,4 @@
-"""The acker: when a tree of tuples is processed, and who is told."""
+"""The acker: completion of tuple trees, and the notification of their spouts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SOURCE = TupleSource("bolt", 9, Stream())
 
 
 class Told:
-    """Remembers what spouts are told."""
+    """Records the notifications to spouts."""
 
     def __init__(self) -> None:
         self.fates: list[tuple[int, str, bool]] = []
         self.acker = Acker(self.tell)
 
     def tell(self, column: AddressedTuples) -> None:
-        """Take a column for a spout's task."""
+        """Record a column for a spout's task."""
         self.fates += [(column.task, fate[0], fate.source_stream == ACK_STREAM) for fate in column.tuples]
 
     def update(
@@ -36,14 +36,14 @@ class Told:
         acked: Sequence[MessageId] = (),
         failed: Sequence[MessageId] = (),
     ) -> None:
-        """Tell the acker what a task has done; each of `copies` is a tuple with this root alone."""
+        """Report a task's updates to the acker; each of `copies` is a tuple with this root alone."""
         column = AddressedTuples(9, [Tuple([], SOURCE, (root,)) for root in copies])
         task = began[0][0] if began else 9
         self.acker.tell(News(task, [key for _, key in began], [column], [], acked, failed))
 
 
 def test_a_tree_is_over_when_its_last_copy_is() -> None:
-    """What a bolt emits counts before what it acks, so that a tree ends only with its leaves."""
+    """A tuple's emissions count before its ack, so a tree completes only with its leaves."""
     told = Told()
     told.update(began=[A], copies=[A])
     told.update(copies=[A, A], acked=[(A,)])
@@ -54,14 +54,14 @@ def test_a_tree_is_over_when_its_last_copy_is() -> None:
 
 
 def test_nobody_subscribes() -> None:
-    """A tuple that goes to no task is processed at once."""
+    """A tuple without a receiving task is processed immediately."""
     told = Told()
     told.update(began=[A])
     assert told.fates == [(7, "a", True)]
 
 
 def test_failure_is_told_once_nothing_is_on_the_way() -> None:
-    """A spout that sends a failed tuple again meets no rest of the first attempt."""
+    """A failure is reported when no tuple is in flight, so a retry meets no rest of the first try."""
     told = Told()
     told.update(began=[A], copies=[A, A])
     told.update(failed=[(A,)])
@@ -71,7 +71,7 @@ def test_failure_is_told_once_nothing_is_on_the_way() -> None:
 
 
 def test_several_roots() -> None:
-    """A tuple that descends from two holds both trees up."""
+    """A tuple with two roots delays both trees."""
     told = Told()
     told.update(began=[A], copies=[A])
     told.update(began=[B], copies=[B])
@@ -82,7 +82,7 @@ def test_several_roots() -> None:
 
 
 def test_what_is_over_stays_over() -> None:
-    """A bolt that emits anchored to what it has acked, or acks what nobody knows, changes nothing."""
+    """Emitting or acking a tuple of a completed or unknown tree changes nothing."""
     told = Told()
     told.update(began=[A], copies=[A])
     told.update(acked=[(A,)])

@@ -1,4 +1,4 @@
-"""The acker as tasks of a topology: its component, its trees, and what executors tell it."""
+"""The acker as tasks of a topology: its component, its trees, and the updates from executors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Words(Spout):
     outputs = ("word",)
 
     def next_tuple(self) -> None:
-        """There are none."""
+        """Emit nothing."""
 
 
 class Sink(BasicBolt):
@@ -44,14 +44,14 @@ SPOUT, BOLT = 3, 1
 
 
 def told(stream: str, roots: list[int], edges: list[int] | None = None) -> Tuple:
-    """Return what an executor tells of roots."""
+    """Return an executor's update about roots."""
     task = SPOUT if stream == INIT_STREAM else BOLT
     values = [to_block(roots)] if edges is None else [to_block(roots), to_block(edges)]
     return Tuple(values, SYSTEM.source(task, stream))
 
 
 def test_tasks_keep_their_ids() -> None:
-    """Acker tasks come last, so that those of the topology's own components stay what they were."""
+    """Acker tasks come last, so the tasks of the topology's components keep their ids."""
     assert SYSTEM.tasks_of("sink") == words().tasks_of("sink")
     assert SYSTEM.tasks_of("words") == words().tasks_of("words")
     assert SYSTEM.tasks_of("__acker") == range(4, 6)
@@ -59,21 +59,21 @@ def test_tasks_keep_their_ids() -> None:
 
 
 def test_ackers_twice() -> None:
-    """A topology gets its ackers once."""
+    """Ackers can be added to a topology only once."""
     with pytest.raises(TopologyError, match="has acker tasks already"):
         with_ackers(SYSTEM, 1)
 
 
 @pytest.mark.parametrize(("conf", "ackers"), [({}, 3), ({"topology.acker.executors": 0}, 0)])
 def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
-    """Without a setting there are as many ackers as workers, as in Storm."""
+    """By default there are as many ackers as workers, as in Storm."""
     assert TopologySettings.from_conf({"topology.workers": 3, **conf}).ackers == ackers
     with pytest.raises(ConfigError, match=r"topology\.acker\.executors must be a whole number"):
         TopologySettings.from_conf({"topology.acker.executors": "two"})
 
 
 def test_a_tree_is_over_when_every_edge_came_twice() -> None:
-    """A tree ends with its last edge, and the spout that began it is told."""
+    """A tree completes with its last edge, and its spout is notified."""
     trees = Trees()
     assert not trees.take(told(INIT_STREAM, [7, 8], [0b11, 5]))
     assert not trees.take(told(ACK_STREAM, [7], [0b01]))
@@ -82,20 +82,20 @@ def test_a_tree_is_over_when_every_edge_came_twice() -> None:
 
 
 def test_acks_before_the_beginning() -> None:
-    """What is done with may be heard of before it is heard that it was sent."""
+    """An ack may arrive before the tree's start."""
     trees = Trees()
     assert not trees.take(told(ACK_STREAM, [7], [5]))
     assert trees.take(told(INIT_STREAM, [7], [5])) == [(SPOUT, 7, True)]
 
 
 def test_nobody_subscribes() -> None:
-    """A tuple that goes to no task is processed at once."""
+    """A tuple without a receiving task is processed immediately."""
     assert Trees().take(told(INIT_STREAM, [7], [0])) == [(SPOUT, 7, True)]
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
-    """A spout hears of a failure at once, and nothing more of that tree; late: it begins after that."""
+    """A failure is reported once and immediately, even if it arrives before the tree's start."""
     trees = Trees()
     begin = [told(INIT_STREAM, [7], [6]), told(FAIL_STREAM, [7])]
     fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.take(message)]
@@ -106,7 +106,7 @@ def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
 
 
 def test_trees_of_which_nothing_becomes_are_given_up() -> None:
-    """A tree is kept for two rotations, and given up by the third."""
+    """A tree is retained for two rotations and dropped by the third."""
     trees = Trees()
     trees.take(told(INIT_STREAM, [7], [6]))
     trees.rotate()
@@ -117,7 +117,7 @@ def test_trees_of_which_nothing_becomes_are_given_up() -> None:
 
 
 def test_rotating_map() -> None:
-    """Entries are found in every generation, and what is given up is returned."""
+    """Entries are found in every generation, and a rotation returns the dropped ones."""
     entries: RotatingMap[str, int] = RotatingMap()
     entries.put("old", 1)
     entries.put("done", 2)
@@ -135,7 +135,7 @@ def test_rotating_map() -> None:
     [[b"1234567", b""], [b"12345678", b""], ["12345678", b"12345678"], [None, None]],
 )
 def test_malformed(values: list[object]) -> None:
-    """What is no column of numbers is an error, and nothing is taken in."""
+    """A value that is not a column of numbers is an error and changes nothing."""
     trees = Trees()
     with pytest.raises(MalformedTupleError):
         trees.take(Tuple(values, SYSTEM.source(BOLT, ACK_STREAM)))
@@ -144,14 +144,14 @@ def test_malformed(values: list[object]) -> None:
 
 @pytest.mark.parametrize("message_id", [((1, ID.pack(1, 1)),), ((4, b"short"),), ((4, 7),)])
 def test_foreign_message_id(message_id: tuple[tuple[int, object], ...]) -> None:
-    """An id that names no acker, or is not of its form, is refused."""
+    """An id that is malformed or names no acker is refused."""
     check_id(((4, ID.pack(1, 1)),), range(4, 6))
     with pytest.raises(MalformedTupleError, match="no message id"):
         check_id(message_id, range(4, 6))
 
 
 def test_factors() -> None:
-    """Each task has an odd factor of its own, so that a tuple's edges to two tasks do not cancel out."""
+    """Each task has a unique odd factor, so that a tuple's edges to two tasks do not cancel out."""
     factors = [factor_of(task) for task in range(10_000)]
     assert len(set(factors)) == len(factors)
     assert all(factor % 2 for factor in factors)

@@ -1,4 +1,4 @@
-"""Collectors: what is emitted, anchored, acked and failed; and the bolts that use them."""
+"""Collectors: emitting, anchoring, acking and failing tuples; and the bolts that use collectors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BOLT, SINK, SPOUT = (TOPOLOGY.tasks_of(name)[0] for name in ("bolt", "sink", "sp
 
 
 class Told:
-    """Remembers what an executor is told."""
+    """Records the calls to an executor."""
 
     def __init__(self) -> None:
         self.acked: list[Tuple] = []
@@ -48,7 +48,7 @@ class Told:
         )
 
     def taken(self) -> list[tuple[str, int | None, list[tuple[Any, ...]]]]:
-        """Return what was emitted, as stream, task and values."""
+        """Return the emitted tuples, as stream, task and values."""
         return [
             (run.source.stream.name, run.task, [message.values for message in run.tuples])
             for run in self.outbox.take()
@@ -62,12 +62,12 @@ def told() -> Told:
 
 
 def received(*roots: tuple[int, Any]) -> Tuple:
-    """Return a tuple that came with message ids."""
+    """Return a received tuple with these message ids."""
     return Tuple(["x"], TOPOLOGY.source(SPOUT, "bad"), roots)
 
 
 def test_emitted_in_order_and_in_runs(told: Told) -> None:
-    """What follows on one stream stays together, and streams keep their order among each other."""
+    """Consecutive tuples of a stream form a run, and runs of all streams keep their order."""
     told.collector.emit(["a", 1])
     told.collector.emit(("b", 2))
     told.collector.emit(["c"], stream="bad")
@@ -82,7 +82,7 @@ def test_emitted_in_order_and_in_runs(told: Told) -> None:
 
 
 def test_emitted_tuples_know_their_origin(told: Told) -> None:
-    """A tuple comes from the task that emits it."""
+    """A tuple names the task that emitted it."""
     told.collector.emit(["c"], stream="bad")
     (run,) = told.outbox.take()
     (message,) = run.tuples
@@ -90,7 +90,7 @@ def test_emitted_tuples_know_their_origin(told: Told) -> None:
 
 
 def test_values_are_those_of_the_moment(told: Told) -> None:
-    """A list that the bolt changes after it has emitted it does no harm."""
+    """Changing a list after it was emitted does not change the tuple."""
     values = ["a", 1]
     told.collector.emit(values)
     values[0] = "b"
@@ -98,7 +98,7 @@ def test_values_are_those_of_the_moment(told: Told) -> None:
 
 
 def test_anchors_are_kept_as_message_ids(told: Told) -> None:
-    """What is emitted carries the message ids of all its anchors, each once; without anchors none."""
+    """An emitted tuple has the message ids of all its anchors, each once."""
     one, other = received((7, "a"), (7, "b")), received((7, "b"), (8, "a"))
     told.collector.emit(["x"], stream="bad", anchors=one)
     told.collector.emit(["x"], stream="bad", anchors=[one, other])
@@ -112,7 +112,7 @@ def test_anchors_are_kept_as_message_ids(told: Told) -> None:
 
 
 def test_spout_gives_message_ids() -> None:
-    """A spout's message id travels with the spout's task, to which ack and fail go; even one that is 0."""
+    """A message id is sent with its spout's task, which gets ack and fail; 0 is a valid id."""
     outbox = Outbox(TOPOLOGY, SPOUT)
     collector = SpoutOutputCollector(outbox, print)
     collector.emit(["x"], stream="bad", message_id=0)
@@ -126,7 +126,7 @@ def test_spout_gives_message_ids() -> None:
 
 
 def test_direct_streams_name_the_task(told: Told) -> None:
-    """On a direct stream each tuple goes to the task named; runs are of one task."""
+    """On a direct stream, each tuple goes to the given task, and a run has one task."""
     told.collector.emit_direct(SINK, ["a"], stream="to")
     told.collector.emit_direct(SINK, ["b"], stream="to")
     told.collector.emit_direct(SINK + 1, ["c"], stream="to")
@@ -151,7 +151,7 @@ WRONG: list[tuple[Callable[[OutputCollector], None], str]] = [
 
 @pytest.mark.parametrize(("emit", "problem"), WRONG, ids=[problem for _, problem in WRONG])
 def test_what_does_not_fit(told: Told, emit: Callable[[OutputCollector], None], problem: str) -> None:
-    """A tuple that does not fit its stream is an error that says what would; nothing of it is kept."""
+    """A tuple that does not fit its stream is an error with the fix, and nothing is emitted."""
     with pytest.raises(MessageError) as raised:
         emit(told.collector)
     assert problem in str(raised.value)
@@ -159,7 +159,7 @@ def test_what_does_not_fit(told: Told, emit: Callable[[OutputCollector], None], 
 
 
 def test_acks_fails_and_errors_go_to_the_executor(told: Told) -> None:
-    """The executor hears of each."""
+    """Acks, failures and errors are passed to the executor."""
     one, other, error = received(), received(), ValueError("bad")
     told.collector.ack(one)
     told.collector.fail(other)
@@ -168,7 +168,7 @@ def test_acks_fails_and_errors_go_to_the_executor(told: Told) -> None:
 
 
 class Count(BasicBolt):
-    """Counts, and fails what it is told to."""
+    """Counts tuples, and fails or raises on request."""
 
     outputs = STREAMS
 
@@ -191,7 +191,7 @@ class Count(BasicBolt):
 
 
 def run_basic(told: Told, message: Tuple) -> Count:
-    """Have a basic bolt process a tuple as the bolt that it is short for."""
+    """Process a tuple with a basic bolt through its executor."""
     bolt = Count()
     executor = BasicBoltExecutor(bolt)
     assert executor.outputs == STREAMS
@@ -204,7 +204,7 @@ def run_basic(told: Told, message: Tuple) -> Count:
 
 
 def test_basic_bolt_acks_and_anchors(told: Told) -> None:
-    """A basic bolt's tuple is acked after it, and everything that it emits is anchored to it."""
+    """A basic bolt acks its tuple afterwards and anchors all emitted tuples to it."""
     message = received((7, "a"))
     bolt = run_basic(told, message)
     assert bolt.calls == [f"prepare 5 {BOLT}", "cleanup"]
@@ -213,14 +213,14 @@ def test_basic_bolt_acks_and_anchors(told: Told) -> None:
 
 
 def test_basic_bolt_fails_on_purpose(told: Told) -> None:
-    """FailedError fails the tuple, and is no error otherwise."""
+    """FailedError fails the tuple and is not reported as an error."""
     message = received((7, "fail"))
     run_basic(told, message)
     assert (told.acked, told.failed, told.errors) == ([], [message], [])
 
 
 def test_other_errors_are_not_swallowed(told: Told) -> None:
-    """What a basic bolt does not catch reaches the executor, and neither acks nor fails."""
+    """Any other exception reaches the executor, and the tuple is neither acked nor failed."""
     with pytest.raises(ZeroDivisionError):
         run_basic(told, received((7, "break")))
     assert (told.acked, told.failed) == ([], [])

@@ -1,4 +1,4 @@
-"""Executors: spouts and bolts of a user, run in threads by a worker of one process."""
+"""Executors: a user's spouts and bolts, run in threads by a worker in one process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.timer import SimulatedTimer
 
 SECONDS = 30.0
-"""How long a test waits for what must happen."""
+"""The timeout of a test's waits."""
 
 
 class Log:
-    """What the copies of a spout or bolt have in common: a copy of this is this."""
+    """A list shared by the copies of a spout or bolt: a copy of a Log is the same Log."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -47,7 +47,7 @@ class Log:
 
 
 class Numbers(Spout):
-    """Emits so many numbers, and takes note of their fates; a failed one is emitted again."""
+    """Emits this number of integers and records their outcomes; a failed one is emitted again."""
 
     outputs = ("number",)
 
@@ -87,7 +87,7 @@ class Numbers(Spout):
 
 
 class Do(BasicBolt):
-    """Calls a function with each tuple, and emits what it returns, unless that is None."""
+    """Calls a function with each tuple, and emits its result unless that is None."""
 
     outputs = ("number",)
 
@@ -101,7 +101,7 @@ class Do(BasicBolt):
 
 
 def chain(spout: Spout, *bolts: Bolt | BasicBolt, parallelism: int = 1, n_tasks: int = 1) -> Topology:
-    """Return a spout "s" and bolts "b0", "b1", ... behind it, one after the other."""
+    """Return a spout "s" followed by bolts "b0", "b1", ... in a row."""
     builder = TopologyBuilder()
     builder.set_spout("s", spout)
     source = "s"
@@ -115,7 +115,7 @@ def chain(spout: Spout, *bolts: Bolt | BasicBolt, parallelism: int = 1, n_tasks:
 def running(
     topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any
 ) -> Iterator[ExecutorWorker]:
-    """Run a topology in this process; its executors must end with the block."""
+    """Run a topology in this process; its executors must stop with the block."""
     before = threading.enumerate()
     worker = ExecutorWorker(topology, conf=conf, **more)
     try:
@@ -129,7 +129,7 @@ def running(
 
 
 def test_tasks_of_an_executor_share_a_thread() -> None:
-    """Four tasks in two executors run in two threads, and each task gets its share."""
+    """Four tasks in two executors run in two threads, and each task receives tuples."""
     threads: dict[int, set[str]] = {}
 
     class Place(Bolt):
@@ -158,7 +158,7 @@ def test_life_of_a_spout() -> None:
 
 
 def test_max_spout_pending() -> None:
-    """A spout has no more tuples on the way than it may; when one is acked the next follows."""
+    """A spout has at most this number of tuples pending; an ack lets the next one follow."""
     held = Log()
 
     class Hold(Bolt):
@@ -180,7 +180,7 @@ def test_max_spout_pending() -> None:
 
 
 def test_backpressure_holds_a_spout() -> None:
-    """A bolt that does not come along holds its spout by its full queue; memory stays bounded."""
+    """The full queue of a slow bolt blocks its spout, so memory is bounded."""
     go = threading.Event()
     spout = Numbers(10_000, Log())
     log = Log()
@@ -194,7 +194,7 @@ def test_backpressure_holds_a_spout() -> None:
         queue = worker.bolts[0].queue
         eventually(lambda: queue.statistics().population == 16)
         counts = worker.spouts[0].tally.snapshot()
-        # In the queue, in the bolt's hands, and in the column that waits for room: a spout's batch at most.
+        # In the queue, in the bolt, and in the column that waits for space: at most a spout's batch.
         assert counts.emitted <= 16 + 16 + 2 * 1024
         go.set()
         assert wait_idle(worker, SECONDS)
@@ -203,7 +203,7 @@ def test_backpressure_holds_a_spout() -> None:
 
 
 def test_a_bolt_may_send_to_itself() -> None:
-    """A bolt that has more for itself than its queue holds does not wait for itself."""
+    """A bolt that sends itself more tuples than its queue holds does not block."""
     seen = Log()
 
     class Again(Bolt):
@@ -224,7 +224,7 @@ def test_a_bolt_may_send_to_itself() -> None:
 
 
 def test_ticks_by_a_simulated_clock() -> None:
-    """A bolt gets a tick for each period, before what comes after it; others get none."""
+    """A bolt gets one tick per period, before later tuples; other bolts get none."""
     seen, timer = Log(), SimulatedTimer()
     builder = TopologyBuilder()
     builder.set_spout("s", Numbers(2, Log()))
@@ -243,7 +243,7 @@ def test_ticks_by_a_simulated_clock() -> None:
 
 
 def test_ticks_do_not_pile_up() -> None:
-    """A bolt that is behind gets one tick, however many periods pass meanwhile."""
+    """A slow bolt gets one tick, even after several periods."""
     seen, timer, go = Log(), SimulatedTimer(), threading.Event()
 
     def slow(message: Tuple) -> None:
@@ -266,7 +266,7 @@ def broken(message: Tuple) -> None:
 
 
 def test_policy_fail_names_the_task() -> None:
-    """By default an error ends the worker; it names component, task and tuple, and keeps its cause."""
+    """By default, an error stops the worker and names component, task, tuple and cause."""
     with running(chain(Numbers(10, Log()), Do(broken))) as worker:
         with pytest.raises(
             TaskError, match=r"task 1 of 'b0': ZeroDivisionError: by three, at <Tuple 2:s:"
@@ -276,7 +276,7 @@ def test_policy_fail_names_the_task() -> None:
 
 
 def test_policy_skip_counts_and_goes_on() -> None:
-    """Skipping fails the tuple, counts and tells the error, and goes on."""
+    """With `skip`, an error fails the tuple, is counted and reported, and the bolt continues."""
     log, told = Log(), Log()
 
     class Once(Numbers):
@@ -296,7 +296,7 @@ def test_policy_skip_counts_and_goes_on() -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
-    """A tuple that is given up is handed over with its error, and is processed; not taken, it has failed."""
+    """A dead letter contains the tuple and its error; if it is not accepted, the tuple fails."""
     letters: list[DeadLetter] = []
     log = Log()
 
@@ -326,7 +326,7 @@ def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
 
 @pytest.mark.parametrize("tries", [1, 2, 3])
 def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
-    """What raises at first is given again; at the last time the policy says what happens, with the count."""
+    """A failed tuple is retried up to the limit; then the policy applies, with the number of tries."""
     letters: list[DeadLetter] = []
     given: Counter[int] = Counter()
 
@@ -337,7 +337,7 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
 
     class Once(Numbers):
         def fail(self, message_id: Any) -> None:
-            """Leave it."""
+            """Do not retry."""
 
     conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
     with running(chain(Once(10, Log()), Do(twice)), conf, dead_letter=letters.append) as worker:
@@ -350,7 +350,7 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
 
 
 def test_error_in_a_grouping_loses_one_tuple() -> None:
-    """A custom grouping that raises at one tuple of a column fails that one, and no other."""
+    """An error in a custom grouping fails only the tuple that caused it."""
     log, seen = Log(), Log()
 
     class NoSevens(CustomStreamGrouping):
@@ -373,7 +373,7 @@ def test_error_in_a_grouping_loses_one_tuple() -> None:
 
 
 def test_error_while_opening() -> None:
-    """A spout that cannot be opened is an error of start(), whatever the policy."""
+    """A spout that cannot be opened is an error of start(), regardless of the policy."""
 
     class Closed(Numbers):
         def open(self, *_: object) -> None:
@@ -386,7 +386,7 @@ def test_error_while_opening() -> None:
 
 
 def test_always_serialize_finds_what_does_not_travel() -> None:
-    """With the test setting a value that has no form is an error also within a process."""
+    """With the test setting, an unserializable value is an error within a process as well."""
 
     class Objects(Numbers):
         def next_tuple(self) -> None:
@@ -409,8 +409,8 @@ def test_always_serialize_finds_what_does_not_travel() -> None:
 
 
 def test_idle_executors_do_not_turn() -> None:
-    """Executors that have nothing to do stay in their wait, while others process tuple after tuple."""
-    conf = {"topology.message.timeout.secs": 3600}  # so that nothing expires meanwhile
+    """Idle executors stay blocked while other executors process tuples."""
+    conf = {"topology.message.timeout.secs": 3600}  # so that nothing expires during the test
     idle = running(chain(Numbers(1, Log()), Do(lambda _: None), parallelism=4, n_tasks=4), conf)
     seen = Log()
     with idle as worker:
@@ -423,7 +423,7 @@ def test_idle_executors_do_not_turn() -> None:
 
 
 def test_executor_is_not_split() -> None:
-    """A worker that is given a part of an executor's tasks refuses."""
+    """A worker refuses a part of an executor's tasks."""
     topology = chain(Numbers(1, Log()), Do(lambda _: None), parallelism=1, n_tasks=2)
     with pytest.raises(TopologyError, match="tasks 1 to 2 share an executor"):
         ExecutorWorker(topology, [1])

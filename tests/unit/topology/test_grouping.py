@@ -31,7 +31,7 @@ WORDS = [f"word-{number}" for number in range(10_000)]
 
 
 def test_fields_sends_equal_keys_to_one_task() -> None:
-    """Each key has one task, however often and in whatever company it comes."""
+    """Each key has one task, regardless of its frequency and of other keys."""
     first = dict(zip(WORDS, fields([3, 4, 5]).choose(WORDS), strict=True))
     backwards = list(reversed(WORDS))
     assert dict(zip(backwards, fields([3, 4, 5]).choose(backwards), strict=True)) == first
@@ -39,7 +39,7 @@ def test_fields_sends_equal_keys_to_one_task() -> None:
 
 
 def test_fields_spreads_keys_evenly() -> None:
-    """Similar keys still get tasks in about equal numbers."""
+    """Similar keys are spread evenly over the tasks."""
     counts = Counter(fields(range(4)).choose(WORDS))
     assert min(counts.values()) > 2_300
     assert max(counts.values()) < 2_700
@@ -65,7 +65,7 @@ def test_fields_agrees_between_processes() -> None:
 
 
 def test_hash_is_pinned() -> None:
-    """The hash does not change between releases: two of them may run in one topology."""
+    """The hash is stable across releases, because one topology may run two of them."""
     assert stable_hash("AA") == 18232456866452669877
 
 
@@ -73,7 +73,7 @@ def test_hash_is_pinned() -> None:
     ("one", "other"), [("1", 1), ("a", b"a"), (("a", "b"), ("ab", "")), (("a",), "a"), (None, "")]
 )
 def test_hash_tells_keys_apart(one: Key, other: Key) -> None:
-    """Keys that only look alike have different hashes."""
+    """Keys that only look equal have different hashes."""
     assert stable_hash(one) != stable_hash(other)
 
 
@@ -88,7 +88,7 @@ def test_hash_tells_keys_apart(one: Key, other: Key) -> None:
     ],
 )
 def test_equal_keys_are_one(one: Any, others: list[Any]) -> None:
-    """Keys that are equal have one hash, so that what an object remembers of one holds for the other."""
+    """Equal keys have one hash, so a task that has the state of one has the state of all."""
     for other in others:
         assert one == other
         assert stable_hash(one) == stable_hash(other)
@@ -98,13 +98,13 @@ def test_equal_keys_are_one(one: Any, others: list[Any]) -> None:
 
 @pytest.mark.parametrize("key", [object(), ("a", []), frozenset("a"), np.zeros(2)])
 def test_fields_refuses_keys_without_one_form(key: Any) -> None:
-    """A key whose equality and form differ between processes is an error, not a wrong task."""
+    """A key without a portable form is an error, not a wrong task."""
     with pytest.raises(ConfigError, match="key is str, bytes, a number, None"):
         stable_hash(key)
 
 
 def test_shuffle_takes_turns_across_calls() -> None:
-    """The turn goes on from one column to the next."""
+    """The rotation continues with the next column."""
     grouping = shuffle([7, 8, 9], start=1)
     assert grouping.choose(range(2)) == [8, 9]
     assert grouping.choose(range(5)) == [7, 8, 9, 7, 8]
@@ -114,7 +114,7 @@ def test_shuffle_takes_turns_across_calls() -> None:
 
 @pytest.mark.parametrize("make", [fields, shuffle])
 def test_grouping_needs_tasks(make: Callable[[list[int]], Grouping]) -> None:
-    """No task to choose from, or an impossible one, is an error at once."""
+    """Missing or invalid tasks are an error immediately."""
     with pytest.raises(ConfigError, match="at least one task"):
         make([])
     with pytest.raises(InvalidTaskError):
@@ -125,7 +125,7 @@ def test_grouping_needs_tasks(make: Callable[[list[int]], Grouping]) -> None:
 
 
 def test_partial_key_shares_a_key_between_two() -> None:
-    """A key has two tasks, the same in every object, and each gets about half of it."""
+    """Each key has two fixed tasks, and each task gets about half of its tuples."""
     for key in WORDS[:50]:
         first = Counter(PartialKey(range(8)).choose([key] * 100))
         assert sorted(first.values()) == [50, 50]
@@ -133,20 +133,20 @@ def test_partial_key_shares_a_key_between_two() -> None:
 
 
 def test_partial_key_balances_what_fields_cannot() -> None:
-    """A key that is most of the stream burdens no task with most of it."""
+    """A key that dominates the stream does not overload one task."""
     keys = ["the"] * 6_000 + WORDS[:4_000]
     assert max(Counter(fields(range(4)).choose(keys)).values()) > 6_500
     assert max(Counter(PartialKey(range(4)).choose(keys)).values()) < 3_500
 
 
 def test_partial_key_uses_every_pair() -> None:
-    """The two tasks of a key differ, and every two tasks are a key's."""
+    """The two tasks of a key differ, and every pair of tasks is used."""
     pairs = {frozenset(PartialKey(range(4)).choose([key] * 2)) for key in WORDS[:1000]}
     assert pairs == {frozenset(pair) for pair in combinations(range(4), 2)}
 
 
 def test_partial_key_of_one_task() -> None:
-    """One task gets everything."""
+    """A single task gets all messages."""
     assert PartialKey([5]).choose(["a", "b"]) == [5, 5]
 
 
@@ -154,23 +154,23 @@ def test_partial_key_of_one_task() -> None:
 
 
 def test_all_sends_to_every_task() -> None:
-    """Every task gets every message; none gets anything of nothing."""
+    """Every task gets every message; without messages, the route is empty."""
     assert {task: list(route) for task, route in All([3, 4]).route("ab").items()} == {3: [0, 1], 4: [0, 1]}
     assert All([3, 4]).route("") == {}
 
 
 def test_global_sends_to_the_lowest_task() -> None:
-    """One task gets everything, however the tasks are ordered."""
+    """The lowest task gets all messages, regardless of the order of tasks."""
     assert Global([4, 3, 5]).route("ab") == {3: [0, 1]}
 
 
 def test_route_is_by_task() -> None:
-    """A grouping that chooses one task for each message says which messages are whose."""
+    """A route maps each task to the positions of its messages."""
     assert shuffle([7, 8]).route("abcde") == {7: [0, 2, 4], 8: [1, 3]}
 
 
 def test_local_or_shuffle_stays_in_the_worker() -> None:
-    """Tasks of the sender's worker take turns; where there is none, or no longer, all tasks do."""
+    """Tasks in the sender's worker take turns; without any, all tasks do."""
     near = {1: Locality.HOST, 2: Locality.WORKER, 4: Locality.WORKER}
     grouping = LocalOrShuffle(GroupingContext(range(1, 5), source=0, locality=lambda: near))
     assert grouping.choose("abcd") == [2, 4, 2, 4]
@@ -181,7 +181,7 @@ def test_local_or_shuffle_stays_in_the_worker() -> None:
 
 
 class ByLength(CustomStreamGrouping):
-    """Sends a word to as many tasks as it has letters."""
+    """Sends a word to one task for each letter."""
 
     def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:
         self.tasks = context.tasks
@@ -192,7 +192,7 @@ class ByLength(CustomStreamGrouping):
 
 
 def test_custom_grouping_may_choose_any_number() -> None:
-    """A grouping of the user's own sends a message to none, one or several of the tasks, and to no other."""
+    """A custom grouping may choose none, one or several tasks, but no unknown one."""
     grouping = Custom(GroupingContext(range(3), source=9), ByLength())
     assert grouping.route([("",), ("ab",), ("a",)]) == {0: [1, 2], 1: [1]}
     with pytest.raises(TopologyError, match="ByLength chose task 3, which is none of"):

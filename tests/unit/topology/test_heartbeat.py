@@ -1,4 +1,4 @@
-"""Heartbeats: what executors are doing, the state file, and executors that are stuck."""
+"""Heartbeats: executors' activity, the state file, and stuck executors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECONDS = 30.0
 
 
 class Clock:
-    """Time that a test sets."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -38,7 +38,7 @@ class Clock:
 
 
 def test_a_call_is_timed_from_look_to_look() -> None:
-    """A call that goes on is told by the second; another call, and what is not the user's, begins anew."""
+    """A continuing user call is timed; another call or internal work restarts from zero."""
     clock = Clock()
     pulse = Pulse(7, clock)
     watch = CallWatch(pulse)
@@ -73,7 +73,7 @@ class Do(BasicBolt):
 
 
 def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
-    """Return a bolt "b" (task 1) behind a spout "s" (task 2)."""
+    """Return a bolt "b" (task 1) that is fed by a spout "s" (task 2)."""
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Do(function)).shuffle_grouping("s")
@@ -94,18 +94,18 @@ def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
 
 
 def beat_of(worker: ExecutorWorker, component: str) -> ExecutorBeat:
-    """Return what the last heartbeat says of a component's executor."""
+    """Return the last heartbeat of a component's executor."""
     return next(beat for beat in worker.beats if beat.component == component)
 
 
 @pytest.fixture
 def feeder() -> FeederSpout:
-    """Return a spout to feed."""
+    """Return a spout that a test feeds."""
     return FeederSpout(["number"])
 
 
 def test_executors_beat(feeder: FeederSpout) -> None:
-    """Loops that turn are seen to turn; one in the user's code is there, at that task, and for so long."""
+    """A heartbeat shows whether a loop runs, and the task and duration of a user call."""
     go = threading.Event()
     with running(fed(feeder, lambda _: go.wait(SECONDS))) as worker:
         eventually(lambda: beat_of(worker, "b").doing == "waiting", SECONDS)
@@ -121,7 +121,7 @@ def test_executors_beat(feeder: FeederSpout) -> None:
 
 
 def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCaptureFixture) -> None:
-    """One that does not come back is not ready, and is logged once, with its stack, until it moves again."""
+    """A stuck executor is not ready, and is logged once with its stack until it continues."""
     caplog.set_level("INFO", "tuplewire_topology.running.heartbeat")
     go = threading.Event()
 
@@ -146,7 +146,7 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
 
 
 def test_many_short_calls_are_not_one_long_one() -> None:
-    """A bolt that is busy with one column for long is not stuck while its calls come back."""
+    """A bolt with many short calls in a column is not stuck."""
 
     class Burst(FeederSpout):
         def __deepcopy__(self, memo: object) -> Burst:
@@ -180,7 +180,7 @@ def test_many_short_calls_are_not_one_long_one() -> None:
 
 
 def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
-    """A component's own setting says when it counts as stuck."""
+    """A component's setting overrides the time after which it counts as stuck."""
     go = threading.Event()
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
@@ -194,7 +194,7 @@ def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
 
 
 def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
-    """The file is whole at every moment, is written again and again, and goes with its worker."""
+    """The file is always complete, is updated repeatedly, and is removed with its worker."""
     file = tmp_path / "heartbeat.json"
     with running(fed(feeder, lambda _: None), topology_id="words", state_file=file) as worker:
         eventually(lambda: not json.loads(file.read_text())["not_ready"], SECONDS)
@@ -216,7 +216,7 @@ def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(
     feeder: FeederSpout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged, and the worker works."""
+    """A failed write is logged, and the worker continues."""
     done = threading.Event()
     with running(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
         feeder.feed([1])
@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_written(
 
 
 def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
-    """What a bolt raises is why the worker is not ready."""
+    """A bolt's exception is the reason that the worker is not ready."""
 
     class Broken(Do):
         def prepare(self, *_: object) -> None:
@@ -245,6 +245,6 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
 
 
 def test_a_wrong_frequency() -> None:
-    """A frequency that is none is an error by its name."""
+    """An invalid frequency is an error that names the setting."""
     with pytest.raises(ConfigError, match=r"worker.heartbeat.frequency.secs"):
         ExecutorWorker(fed(FeederSpout(["number"]), print), conf={"worker.heartbeat.frequency.secs": "often"})

@@ -26,7 +26,7 @@ from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.clusters.cluster import LocalCluster
 
 seen: list[Any] = []
-"""What hooks have seen. They are copied, so they share a module's list."""
+"""The events that hooks have recorded. Hooks are copied, so they share a module's list."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _nothing_seen() -> Iterator[None]:
 
 
 class Shares(WorkerHook):
-    """Gives the tasks a counter."""
+    """Provides a counter to the tasks."""
 
     def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
         seen.append(("start", conf["greeting"], context.topology_id, len(context.tasks)))
@@ -47,7 +47,7 @@ class Shares(WorkerHook):
 
 
 class Fails(WorkerHook):
-    """Fails at its start, or at its end."""
+    """Fails when it starts, or when it shuts down."""
 
     def __init__(self, *, at_start: bool) -> None:
         self.at_start = at_start
@@ -62,7 +62,7 @@ class Fails(WorkerHook):
 
 
 class Observer(TaskHook):
-    """Notes what it sees of a task."""
+    """Records the events of a task."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -124,7 +124,7 @@ class Odd(BasicBolt):
 
 
 def builder(*hooks: WorkerHook) -> TopologyBuilder:
-    """Return a topology of the two, with hooks."""
+    """Return a builder with both components and these hooks."""
     made = TopologyBuilder()
     made.set_spout("numbers", Numbers())
     made.set_bolt("odd", Odd()).shuffle_grouping("numbers")
@@ -134,7 +134,7 @@ def builder(*hooks: WorkerHook) -> TopologyBuilder:
 
 
 def test_hooks_see_a_worker_and_its_tasks() -> None:
-    """A worker hook starts before the tasks and ends after them; task hooks see what happens in between."""
+    """A worker hook starts before the tasks and stops after them; task hooks see their events."""
     with LocalCluster() as cluster:
         cluster.submit("t", {"greeting": "hello"}, builder(Shares()).create_topology()).wait()
     assert seen[0] == ("start", "hello", "t", 2)
@@ -150,13 +150,13 @@ def test_hooks_see_a_worker_and_its_tasks() -> None:
 
 
 def test_worker_hooks_stay_with_acker_tasks() -> None:
-    """A topology that gets acker tasks keeps its hooks."""
+    """Adding acker tasks to a topology keeps its hooks."""
     topology = builder(Shares()).create_topology()
     assert with_ackers(topology, 1).worker_hooks == topology.worker_hooks
 
 
 def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
-    """The error names the hook."""
+    """A failing worker hook stops the worker with an error that names the hook."""
     with (
         LocalCluster() as cluster,
         pytest.raises(TopologyError, match="worker hook Fails: no database"),
@@ -166,7 +166,7 @@ def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
 
 
 def test_a_hook_that_fails_at_the_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The others end all the same."""
+    """If a hook fails at shutdown, the other hooks are still shut down."""
     with LocalCluster() as cluster:
         hooks = builder(Shares(), Fails(at_start=False))
         cluster.submit("t", {"greeting": ""}, hooks.create_topology()).wait()
@@ -175,7 +175,7 @@ def test_a_hook_that_fails_at_the_end_is_logged(caplog: pytest.LogCaptureFixture
 
 
 def test_what_is_no_hook_is_refused() -> None:
-    """At once, by its type."""
+    """An object of another type is refused immediately."""
     hook: Any = object()
     with pytest.raises(TopologyError, match="of type object, which is no WorkerHook"):
         builder(hook)

@@ -1,4 +1,4 @@
-"""How processes are launched: settings by Storm's keys, and when one is started again."""
+"""Launching of processes: settings with Storm's keys, and restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def python(program: str, log: Path, **more: Any) -> Command:
 
 
 def test_settings_by_storms_keys() -> None:
-    """Every setting is read under Storm's key; the user's own and those of others are left alone."""
+    """Every setting is read from Storm's key, and other keys are ignored."""
     settings = LaunchSettings.from_conf(
         {
             "storm.cluster.mode": "distributed",
@@ -81,14 +81,14 @@ def test_settings_by_storms_keys() -> None:
     ],
 )
 def test_wrong_settings(key: str, value: Any, problem: str) -> None:
-    """A value that does not fit, or a key that nobody knows, is named."""
+    """An invalid value and an unknown key are named in the error."""
     with pytest.raises(ConfigError, match=problem) as raised:
         LaunchSettings.from_conf({key: value})
     assert key in str(raised.value)
 
 
 def test_options_have_the_workers_names() -> None:
-    """Storm's placeholders in a worker's options are replaced by port, worker and topology."""
+    """Storm's placeholders in a worker's options are replaced."""
     settings = LaunchSettings.from_conf({"worker.childopts": "-X a=%ID% -X b=%WORKER-ID%/%TOPOLOGY-ID%"})
     options = settings.interpreter_options(port=6700, worker_id="w", topology_id="t")
     assert options == ["-X", "a=6700", "-X", "b=w/t"]
@@ -98,7 +98,7 @@ def test_options_have_the_workers_names() -> None:
 
 
 def test_a_child_has_its_environment_and_log(tmp_path: Path) -> None:
-    """What a process prints is in its log; variables that are given reach it, and ours do not."""
+    """A child's output is in its log, and it gets the given variables but not TUPLEWIRE_* ones."""
     program = "import os; print(os.environ['GIVEN'], [key for key in os.environ if 'TUPLEWIRE' in key])"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUPLEWIRE_LISTEN", "ours")
@@ -109,24 +109,24 @@ def test_a_child_has_its_environment_and_log(tmp_path: Path) -> None:
 
 
 def test_a_child_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    """A process that does not listen is killed at the deadline."""
+    """A process that ignores the request to stop is killed at the deadline."""
     child = Child(python("import time; time.sleep(1000)", tmp_path / "log"))
     assert child.end(time.monotonic()) == -9
 
 
 def test_no_such_program(tmp_path: Path) -> None:
-    """A program that is not there is an error that names it."""
+    """A missing program is an error that names it."""
     with pytest.raises(LaunchError, match=r"it cannot be started: .*no/such"):
         Child(Command(name="it", words=["/no/such"], log=tmp_path / "log"))
 
 
-# --- again ---------------------------------------------------------------------------------------------
+# --- restarts ------------------------------------------------------------------------------------------
 
 
 def supervised(
     tmp_path: Path, program: str, restarts: int, failing: int = 0
 ) -> tuple[Supervisor, list[Child], list[TuplewireError]]:
-    """Supervise a program; so many of its restarts raise. Also return its processes, and what is reported."""
+    """Supervise a program; `failing` restarts raise. Return supervisor, processes and errors."""
     starts: list[Child] = []
     errors: list[TuplewireError] = []
     failures = iter(range(failing))
@@ -153,7 +153,7 @@ def supervised(
     ids=["0 is no failure", "no restarts", "gives up", "a start that fails counts"],
 )
 def test_restarts(tmp_path: Path, restarts: int, status: str, failing: int, runs: int, told: str) -> None:
-    """A process that fails is started again so often, and then whoever watches is told its last words."""
+    """A failing process is restarted up to the limit, and then its last output is reported."""
     supervisor, starts, errors = supervised(tmp_path, f"raise SystemExit({status})", restarts, failing)
     eventually(lambda: errors, SECONDS)
     assert len(starts) == runs
@@ -162,7 +162,7 @@ def test_restarts(tmp_path: Path, restarts: int, status: str, failing: int, runs
 
 
 def test_an_end_that_is_wanted_is_no_failure(tmp_path: Path) -> None:
-    """A process that is stopped is not started again, and nobody is told of an error."""
+    """A stopped process is not restarted, and no error is reported."""
     supervisor, starts, errors = supervised(tmp_path, "import time; time.sleep(1000)", 5)
     assert supervisor.stop(time.monotonic() + SECONDS) == -15
     assert (len(starts), errors) == (1, [])

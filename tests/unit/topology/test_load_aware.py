@@ -1,7 +1,7 @@
-"""The load-aware shuffle grouping: what it settles on, and how, in a simulation of senders and queues.
+"""The load-aware shuffle grouping, in a simulation of senders and queues.
 
-Loads are told once a second, as they were at that moment. A message that finds its queue full is counted as
-if it were the last in it: what it waits at its sender is not counted, in favour of the plain shuffle.
+Loads are reported once a second. A message that finds its queue full counts as the last one in the queue:
+its wait at the sender is not counted, which favours the plain shuffle.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WORKER, EVERYTHING = Locality.WORKER, Locality.EVERYTHING
 class Simulation:
     """Tasks with queues, and senders that share a rate.
 
-    speeds: what each task processes, in messages/s. rate: what all senders send together. queue: how many
-    messages a task's queue holds; its load is how full that is.
+    speeds: messages/s that each task processes. rate: messages/s of all senders. queue: capacity of a task's
+    queue in messages; the load is its fill ratio.
     """
 
     speeds: Sequence[float]
@@ -42,7 +42,7 @@ class Simulation:
         self.queued = [0.0] * len(self.speeds)
 
     def add(self, make: Callable[[GroupingContext], SingleGrouping], near: Sequence[Locality] = ()) -> None:
-        """Add a sender, by its grouping. near: how near each task is to it."""
+        """Add a sender with a grouping. near: the locality of each task."""
         context = GroupingContext(
             range(len(self.speeds)),
             source=len(self.senders),
@@ -52,7 +52,7 @@ class Simulation:
         self.senders.append(make(context))
 
     def run(self, seconds: int) -> None:
-        """Go on for so long; `shares` and `waits` are those of this time, second by second."""
+        """Continue for this many seconds; `shares` and `waits` then contain only this time."""
         self.shares.clear()
         self.waits.clear()
         per_sender = self.rate / STEPS / len(self.senders)
@@ -81,11 +81,11 @@ class Simulation:
         return fmean(share[task] for share in self.shares)
 
     def swing(self, task: int) -> float:
-        """Return how much a task's share varies from second to second, as a part of it."""
+        """Return the relative standard deviation of a task's share per second."""
         return pstdev(share[task] for share in self.shares) / self.share(task)
 
     def p99(self) -> float:
-        """Return the seconds that 99 % of the messages do not wait longer than."""
+        """Return the 99th percentile of the waits, in seconds."""
         before = 0
         total = sum(count for _, count in self.waits)
         for wait, count in sorted(self.waits):
@@ -96,7 +96,7 @@ class Simulation:
 
 
 def plain(context: GroupingContext) -> SingleGrouping:
-    """Make the grouping to compare with."""
+    """Return the grouping to compare with."""
     return shuffle(context.tasks, context.source)
 
 
@@ -113,9 +113,9 @@ SLOW_TASK = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("slow", "fast", "rate", "queue"), SLOW_TASK)
 def test_slow_task_gets_what_it_can_do(slow: int, fast: int, rate: int, queue: int) -> None:
-    """One slow task of eight gets about what it processes, and the others the rest, in equal shares.
+    """One slow task of eight gets what it can process, and the others share the rest equally.
 
-    99 % of the messages wait at most half as long as with the plain shuffle, and shares do not swing.
+    The 99th percentile of the waits is at most half of the plain shuffle's, and shares do not oscillate.
     """
     aware, blind = Simulation([slow] + [fast] * 7, rate, queue), Simulation([slow] + [fast] * 7, rate, queue)
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_slow_task_gets_what_it_can_do(slow: int, fast: int, rate: int, queue: i
 
 
 def test_tiny_queue_swings_within_bounds() -> None:
-    """Even where a queue is full within a tenth of a second, the slow task gets about what it can do."""
+    """With a queue that fills in a tenth of a second, a slow task gets about what it can process."""
     simulation = Simulation([1_000] + [10_000] * 7, 40_000, 100)
     simulation.add(LoadAwareShuffle)
     simulation.run(60)
@@ -143,7 +143,7 @@ def test_tiny_queue_swings_within_bounds() -> None:
 
 
 def test_share_comes_back() -> None:
-    """A task that is as fast as the others again gets as much as they do again."""
+    """A task that recovers its speed gets an equal share again."""
     simulation = Simulation([100] + [1_000] * 7, 4_000, 1_024)
     simulation.add(LoadAwareShuffle)
     simulation.run(60)
@@ -157,7 +157,7 @@ def test_share_comes_back() -> None:
 @pytest.mark.parametrize("load", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("count", [2, 3, 7, 64, 300])
 def test_equal_loads_have_equal_shares(load: float, count: int) -> None:
-    """Equal loads, high or low, have exactly equal shares."""
+    """Equal loads, high or low, result in exactly equal shares."""
     grouping = LoadAwareShuffle(
         GroupingContext(range(count), 0, loads=lambda: dict.fromkeys(range(count), load))
     )
@@ -168,7 +168,7 @@ def test_equal_loads_have_equal_shares(load: float, count: int) -> None:
 
 
 def test_noise_is_not_followed() -> None:
-    """Loads that differ only by what a queue happens to hold at the moment have shares within 5 %."""
+    """With random differences between loads, shares stay within 5%."""
     noise = random.Random(1)
     context = GroupingContext(
         range(8), 0, loads=lambda: {task: noise.uniform(0.3, 0.31) for task in range(8)}
@@ -181,7 +181,7 @@ def test_noise_is_not_followed() -> None:
 
 @pytest.mark.parametrize("busy", range(6))
 def test_every_tasks_load_counts(busy: int) -> None:
-    """Whichever task is loaded, its share falls, step by step, and no other's does."""
+    """The share of a loaded task falls step by step, and no other share does."""
     loads = {task: 0.5 if task == busy else 0.1 for task in range(6)}
     grouping = LoadAwareShuffle(GroupingContext(range(6), 0, loads=lambda: loads))
     shares = []
@@ -194,7 +194,7 @@ def test_every_tasks_load_counts(busy: int) -> None:
 
 
 def test_task_that_is_not_heard_of() -> None:
-    """A task whose load has expired counts as full; where nobody is heard of, all are equal."""
+    """A task without a reported load counts as full; without any reports, all shares are equal."""
     loads = {0: 0.1, 1: 0.1}
     grouping = LoadAwareShuffle(GroupingContext(range(3), 0, loads=lambda: loads))
     for _ in range(30):
@@ -212,7 +212,7 @@ LOCAL_ONE = [WORKER] + [EVERYTHING] * 7
 
 
 def test_near_tasks_keep_what_they_can_do() -> None:
-    """As long as the tasks nearby keep up, nothing leaves."""
+    """While the near tasks keep up, they get all messages."""
     simulation = Simulation([1_000.0] * 8, 900, 1_024)
     simulation.add(LoadAwareShuffle, LOCAL_ONE)
     simulation.run(60)
@@ -221,7 +221,7 @@ def test_near_tasks_keep_what_they_can_do() -> None:
 
 @pytest.mark.parametrize("queue", [1_024, 8_192])
 def test_farther_tasks_take_the_rest(queue: int) -> None:
-    """When the near tasks do not keep up, farther ones take what is too much, no more, and do not swing."""
+    """If near tasks do not keep up, farther tasks get only the excess, without oscillation."""
     simulation = Simulation([1_000.0] * 8, 2_500, queue)
     simulation.add(LoadAwareShuffle, LOCAL_ONE)
     simulation.run(100)
@@ -232,7 +232,7 @@ def test_farther_tasks_take_the_rest(queue: int) -> None:
 
 
 def test_tiers_open_one_after_the_other() -> None:
-    """The host's other tasks come before the rack's, and those before the rest."""
+    """Tasks on the host are used before tasks on the rack, and those before all others."""
     tiers = [tier for tier in Locality for _ in range(2)]
     simulation = Simulation([1_000.0] * 8, 3_500, 1_024)
     simulation.add(LoadAwareShuffle, tiers)
@@ -245,7 +245,7 @@ def test_tiers_open_one_after_the_other() -> None:
 
 
 def test_slow_near_task_loses_its_privilege() -> None:
-    """A near task that is slower than the far ones ends with what it can do, and with half the waits."""
+    """A slow near task gets what it can process, and the waits are halved."""
     aware, blind = (Simulation([100] + [1_000] * 7, 4_000, 1_024) for _ in range(2))
     aware.add(LoadAwareShuffle, LOCAL_ONE)
     blind.add(plain)
@@ -258,7 +258,7 @@ def test_slow_near_task_loses_its_privilege() -> None:
 
 
 def test_every_sender_has_its_own_near_task() -> None:
-    """Eight senders with a task of their own each send to it alone; a slow one is relieved by all others."""
+    """Each sender uses its own near task, and all other tasks share the excess of a slow one."""
     simulation = Simulation([1_000.0] * 8, 4_800, 1_024)
     for own in range(8):
         simulation.add(LoadAwareShuffle, [WORKER if task == own else EVERYTHING for task in range(8)])
@@ -272,10 +272,10 @@ def test_every_sender_has_its_own_near_task() -> None:
 
 
 def test_move_changes_what_is_near() -> None:
-    """A task that moves into the sender's worker is preferred from the next refresh on."""
+    """A task that moves to the sender's worker is preferred after the next refresh."""
     near = {0: WORKER}
     grouping = LoadAwareShuffle(GroupingContext(range(4), 0, locality=lambda: near))
-    assert set(grouping.shares.values()) == {1 / 4}  # nothing is known yet
+    assert set(grouping.shares.values()) == {1 / 4}  # no locality is known yet
     grouping.refresh()
     assert grouping.shares[0] == 1
     near = {3: WORKER}
@@ -284,7 +284,7 @@ def test_move_changes_what_is_near() -> None:
 
 
 def test_the_load_of_an_executor_is_the_wait_of_a_new_tuple() -> None:
-    """Tuples before it times the time of each: 100 of 10 ms are a wait of 1 s, which is a load of a half."""
+    """A load follows from the wait of a new tuple: 100 tuples of 10 ms wait 1 s, a load of 0.5."""
     load = ExecutorLoad()
     assert load.look(arrived=0, executed=0, seconds=0.0) == 0.0
     assert load.look(arrived=200, executed=100, seconds=1.0) == pytest.approx(0.5)
@@ -292,7 +292,7 @@ def test_the_load_of_an_executor_is_the_wait_of_a_new_tuple() -> None:
 
 
 def test_a_tuple_that_takes_long_counts_before_it_is_executed() -> None:
-    """While nothing ends, the time of a tuple is at least the time since the last look."""
+    """While no tuple completes, its time is at least the time since the last sample."""
     load = ExecutorLoad()
     load.look(arrived=10, executed=10, seconds=0.01)
     assert load.look(arrived=20, executed=10, seconds=1.01) > load.look(arrived=11, executed=10, seconds=1.01)

@@ -1,4 +1,4 @@
-"""The receive queue of an executor: bounds, waits, and what it says of itself."""
+"""The receive queue of an executor: capacity, waits and statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = TupleSource("spout", 1, Stream("number"))
 
 
 def column(numbers: Iterable[int], task: int = 2) -> AddressedTuples:
-    """Return tuples that carry numbers."""
+    """Return tuples with these numbers."""
     return AddressedTuples(task, [Tuple([number], SOURCE) for number in numbers])
 
 
@@ -37,7 +37,7 @@ def test_batches_come_out_in_order() -> None:
 
 
 def test_publisher_waits_for_room() -> None:
-    """What does not fit waits outside; the queue never holds more than its capacity, and nothing is lost."""
+    """Publishers wait for space; the queue never exceeds its capacity and loses nothing."""
     queue = ReceiveQueue(7)
     publishers = [threading.Thread(target=queue.publish, args=(column(range(100), task),)) for task in (1, 2)]
     for publisher in publishers:
@@ -53,7 +53,7 @@ def test_publisher_waits_for_room() -> None:
 
 
 def test_overflow_does_not_wait() -> None:
-    """What must not wait goes over the capacity, and shows as overflow until it is taken."""
+    """Tuples that must not wait exceed the capacity, and count as overflow until consumed."""
     queue = ReceiveQueue(4)
     queue.publish_to_overflow(column(range(10)))
     seen = queue.statistics()
@@ -67,7 +67,7 @@ def test_overflow_does_not_wait() -> None:
 
 
 def test_idle_consumer_uses_no_cpu() -> None:
-    """Whoever waits for tuples sleeps on a condition: no time of its thread is used."""
+    """A waiting consumer uses no CPU time."""
     queue = ReceiveQueue(4)
     used: list[float] = []
 
@@ -78,7 +78,7 @@ def test_idle_consumer_uses_no_cpu() -> None:
 
     consumer = threading.Thread(target=wait)
     consumer.start()
-    consumer.join(0.5)  # the time that it is idle, not one that it is given
+    consumer.join(0.5)  # the idle time, not a deadline
     assert consumer.is_alive()
     queue.publish(column([1]))
     consumer.join()
@@ -86,7 +86,7 @@ def test_idle_consumer_uses_no_cpu() -> None:
 
 
 def test_wake_ends_the_wait() -> None:
-    """A wake before the wait ends it as well; it counts once."""
+    """A wake before the wait ends the next wait, once."""
     queue = ReceiveQueue(4)
     queue.wake()
     assert queue.consume(1) == []
@@ -94,7 +94,7 @@ def test_wake_ends_the_wait() -> None:
 
 
 def test_close_ends_every_wait() -> None:
-    """A publisher that waits for room hears of the end; what is in the queue can still be taken."""
+    """A waiting publisher gets an error, and queued tuples can still be consumed."""
     queue = ReceiveQueue(1)
     raised: list[ClosedError] = []
 
@@ -117,7 +117,7 @@ def test_close_ends_every_wait() -> None:
 
 
 def test_arrival_rate_and_sojourn_time() -> None:
-    """The rate is of the last ten seconds; the sojourn time follows from it and the population."""
+    """The rate covers the last ten seconds; the sojourn time is the population divided by it."""
     now = [100.0]
     queue = ReceiveQueue(1000, lambda: now[0])
     for _ in range(20):
@@ -135,7 +135,7 @@ def test_arrival_rate_and_sojourn_time() -> None:
 
 
 def test_rate_before_the_first_second_is_over() -> None:
-    """A rate needs a second; until then what has come counts as that second's."""
+    """In the first second, the arrivals so far are the rate."""
     queue = ReceiveQueue(1000, lambda: 5.25)
     queue.publish(column(range(10)))
     assert queue.statistics().arrival_rate == 10

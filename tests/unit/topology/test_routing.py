@@ -1,4 +1,4 @@
-"""Where a task's tuples go: every grouping, from the builder's word to the task ids."""
+"""Routing of a task's tuples: every grouping, from the builder's method to the task ids."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sink(BasicBolt):
 
 
 class ByFirstLetter(CustomStreamGrouping):
-    """Sends a word by its first letter, and counts what it was asked; a copy must not share the count."""
+    """Sends a word by its first letter, and counts its calls; a copy must not share the count."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -63,7 +63,7 @@ def routed(
     locality: dict[int, Locality] | None = None,
     loads: dict[int, float] | None = None,
 ) -> dict[int, list[int]]:
-    """Return the positions of WORDS that each task of a bolt with four gets; its tasks are 1 to 4."""
+    """Return the positions of WORDS for each of a bolt's tasks, 1 to 4."""
     builder = TopologyBuilder()
     subscribe(builder.set_bolt("sink", Sink(), 4))
     builder.set_spout("words", Words())
@@ -78,21 +78,21 @@ def routed(
 
 @pytest.mark.parametrize("grouping", ["shuffle", "none", "load_aware_shuffle", "local_or_shuffle"])
 def test_even_groupings(grouping: str) -> None:
-    """Those that spread evenly give two of eight messages to each of four tasks."""
+    """Even groupings give two of eight messages to each of four tasks."""
     routes = routed(lambda bolt: getattr(bolt, f"{grouping}_grouping")("words"))
     assert {task: len(positions) for task, positions in routes.items()} == {1: 2, 2: 2, 3: 2, 4: 2}
 
 
 @pytest.mark.parametrize("fields", ["word", ["word"]])
 def test_fields_grouping_looks_at_its_field(fields: str | list[str]) -> None:
-    """Equal words go to one task, whatever the other field is."""
+    """Equal words go to one task, regardless of the other field."""
     routes = routed(lambda bolt: bolt.fields_grouping("words", fields))
     assert sum(set(positions) >= {0, 3, 5, 7} for positions in routes.values()) == 1
     assert sorted(position for positions in routes.values() for position in positions) == list(range(8))
 
 
 def test_fields_grouping_of_several_fields() -> None:
-    """With two fields the pair decides: equal words are spread when their numbers differ."""
+    """With two fields, the pair decides: equal words with different numbers are spread."""
     routes = routed(lambda bolt: bolt.fields_grouping("words", ["word", "number"]))
     assert sum(bool({0, 3, 5, 7} & set(positions)) for positions in routes.values()) > 1
 
@@ -105,14 +105,14 @@ def test_partial_key_grouping_uses_two_tasks() -> None:
 
 
 def test_all_and_global_grouping() -> None:
-    """Every task, or the first one, gets everything."""
+    """Every task, or the first one, gets all messages."""
     everything = list(range(8))
     assert routed(lambda bolt: bolt.all_grouping("words")) == dict.fromkeys(range(1, 5), everything)
     assert routed(lambda bolt: bolt.global_grouping("words")) == {1: everything}
 
 
 def test_locality_and_loads_reach_the_groupings() -> None:
-    """Near tasks get it all; a loaded one gets nothing of so few."""
+    """Near tasks get all messages, and a loaded task gets none."""
     near = {2: Locality.WORKER, 3: Locality.WORKER}
     assert set(routed(lambda bolt: bolt.local_or_shuffle_grouping("words"), near)) == {2, 3}
     assert set(routed(lambda bolt: bolt.load_aware_shuffle_grouping("words"), near)) == {2, 3}
@@ -121,7 +121,7 @@ def test_locality_and_loads_reach_the_groupings() -> None:
 
 
 def test_custom_grouping_is_copied_and_asked() -> None:
-    """The user's object is a template, as a bolt is; its copy is told of tasks and fields, and chooses."""
+    """A custom grouping is a template: its copy receives tasks and fields, and chooses."""
     template = ByFirstLetter()
     routes = routed(lambda bolt: bolt.custom_grouping("words", template))
     wanted: dict[int, list[int]] = {}
@@ -132,7 +132,7 @@ def test_custom_grouping_is_copied_and_asked() -> None:
 
 
 def test_direct_stream_routes_nothing() -> None:
-    """On a direct stream the emitter has chosen; nothing else is routed."""
+    """A direct stream needs no routing, because the emitter chooses the task."""
     builder = TopologyBuilder()
     builder.set_bolt("sink", Sink(), 4).direct_grouping("words", "to")
     builder.set_spout("words", Words())
@@ -157,7 +157,7 @@ def test_every_subscriber_gets_the_stream() -> None:
 
 @pytest.mark.parametrize("value", [frozenset("a"), {"a"}, ["a"]])
 def test_field_that_cannot_decide(value: Any) -> None:
-    """A value whose form differs between processes is an error that names the bolt and the stream."""
+    """A key without a portable form is an error that names the bolt and the stream."""
     builder = TopologyBuilder()
     builder.set_bolt("sink", Sink()).fields_grouping("words", "word")
     builder.set_spout("words", Words())

@@ -1,4 +1,4 @@
-"""Reports and statistics of executors, as messages to other processes."""
+"""Serialization of executors' reports and statistics for other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire_topology.serial.snapshots import from_values, to_values
 
 
 def test_reports_and_statistics_travel() -> None:
-    """A report, with and without a failure, and a snapshot are read as they were written."""
+    """Reports and snapshots survive a round trip, with and without a failure."""
     for report in (
         ProcessReport(at_rest=True, sent=1, taken=2),
         ProcessReport(at_rest=False, sent=1, taken=2, failure=Failure("why", "where")),

@@ -1,4 +1,4 @@
-"""What the PySpark tasks of a topology agree on, without Spark."""
+"""The coordination of a topology's PySpark tasks, without Spark."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ RUN = "0123456789abcdef"
 
 
 def mail(rank: int, kind: MailKind, *values: object) -> Mail:
-    """Return a mail of the run."""
+    """Return a control message of the run."""
     return Mail(RUN, 7, rank, kind, values)
 
 
 def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> Mail:
-    """Return what a PySpark task says in a wave."""
+    """Return a PySpark task's report for a wave."""
     return mail(rank, MailKind.REPORT, wave, to_values(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
 
 
 class Conversation:
-    """A coordinator of two, and a clock."""
+    """A coordinator of two PySpark tasks, and a clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.coordinator = Coordinator(2, self.now, [["count", "other"], ["ranking"]])
 
     def tell(self, *mails: Mail) -> list[Order]:
-        """Hand mails in, and return the orders after a second."""
+        """Deliver control messages, and return the orders after a second."""
         for each in mails:
             self.coordinator.take(each, self.now)
         self.now += 1.0
         return [order for order in self.coordinator.orders(self.now) if order.kind is not MailKind.PROGRESS]
 
     def wave(self, number: int) -> list[Order]:
-        """Have both say that they are at rest."""
+        """Let both tasks report that they are at rest."""
         return self.tell(report(0, number), report(1, number))
 
 
@@ -73,7 +73,7 @@ class Conversation:
     ],
 )
 def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
-    """A key that begins as ours do and means nothing on Spark is an error of whoever submits."""
+    """An unknown key with a reserved prefix is an error of submit_topology()."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Source())
     nowhere: Any = None
@@ -82,7 +82,7 @@ def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
 
 
 def test_from_the_opening_to_the_end() -> None:
-    """Spouts are activated once all are ready; what is over gets its last ticks level by level."""
+    """Spouts start when all tasks are ready; at the end, the last ticks are sent level by level."""
     talk = Conversation()
     assert talk.tell(mail(0, MailKind.READY)) == []
     assert talk.tell(mail(1, MailKind.READY)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (1,))]
@@ -103,7 +103,7 @@ def test_from_the_opening_to_the_end() -> None:
 
 
 def test_stop_drains() -> None:
-    """A stop deactivates the spouts once, and what is on the way is waited for."""
+    """A stop deactivates the spouts once, and waits for tuples in flight."""
     talk = Conversation()
     talk.tell(mail(0, MailKind.READY), mail(1, MailKind.READY))
     assert talk.tell(mail(-1, MailKind.STOP, True)) == [Order(MailKind.DEACTIVATE, (True,))]
@@ -113,13 +113,13 @@ def test_stop_drains() -> None:
 
 
 def test_an_inactive_topology_is_not_over() -> None:
-    """While the spouts are deactivated, nobody is asked; a stop ends it all the same."""
+    """While spouts are deactivated, no reports are requested; a stop still ends the topology."""
     talk = Conversation()
     talk.tell(mail(0, MailKind.READY), mail(1, MailKind.READY))
     assert talk.tell(mail(-1, MailKind.SWITCH, False)) == [Order(MailKind.DEACTIVATE, (True,))]
     assert talk.wave(1) == []
     assert talk.coordinator.wait_seconds(talk.now) > 0
-    for _ in range(200):  # seconds, longer than a PySpark task may be silent
+    for _ in range(200):  # seconds, longer than the silence limit of a PySpark task
         assert talk.tell() == []
     assert talk.tell(mail(-1, MailKind.SWITCH, True)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (2,))]
     assert talk.tell(mail(-1, MailKind.SWITCH, False)) == [Order(MailKind.DEACTIVATE, (True,))]
@@ -129,7 +129,7 @@ def test_an_inactive_topology_is_not_over() -> None:
 
 
 def test_stop_before_the_opening() -> None:
-    """Who is told to stop before all are ready activates nothing."""
+    """A stop before all tasks are ready activates no spouts."""
     talk = Conversation()
     assert talk.tell(mail(-1, MailKind.STOP, False), mail(0, MailKind.READY)) == []
     assert talk.tell(mail(1, MailKind.READY)) == [
@@ -139,7 +139,7 @@ def test_stop_before_the_opening() -> None:
 
 
 def test_failure_aborts() -> None:
-    """The report of a failure ends everything, also before all are ready."""
+    """A reported failure aborts the topology, even before all tasks are ready."""
     talk = Conversation()
     failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
     assert talk.tell(mail(1, MailKind.REPORT, 0, to_values(failed), 0, 0, 0)) == [Order(MailKind.ABORT)]
@@ -148,7 +148,7 @@ def test_failure_aborts() -> None:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two cases
-    """A PySpark task that does not answer is named, whether it was ready or not."""
+    """An unresponsive PySpark task is named, whether it was ready or not."""
     talk = Conversation()
     talk.tell(mail(0, MailKind.READY))
     if opened:
@@ -163,7 +163,7 @@ def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two ca
 
 
 class OddOnes(BasicBolt):
-    """Takes odd numbers only; notes what it is given."""
+    """Accepts odd numbers only, and records all numbers."""
 
     def __init__(self, seen: list[int]) -> None:
         self.seen = seen
@@ -178,7 +178,7 @@ class OddOnes(BasicBolt):
 
 
 def take_none(_: object) -> bool:
-    """Take no dead letter."""
+    """Accept no dead letter."""
     return False
 
 
@@ -186,7 +186,7 @@ def take_none(_: object) -> bool:
 def test_a_row_that_always_fails_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    """It is emitted as often as the spout says; then it is given up, with its reason, or as a dead letter."""
+    """After the spout's number of attempts, a row is dropped with its reason, or is a dead letter."""
     monkeypatch.setattr(rows, "_log_rate", LogRate())
     seen: list[int] = []
     builder = TopologyBuilder()
@@ -216,14 +216,14 @@ def test_a_row_that_always_fails_is_given_up(
 
 
 class Unprintable:
-    """Has no text."""
+    """An object without a string form."""
 
     def __str__(self) -> str:
         raise OSError
 
 
 def test_a_dead_letter_has_a_form_whatever_is_in_it() -> None:
-    """Values that JSON does not have are text, and so is what has none at all; the columns can hold all."""
+    """Values without a JSON form are shown as text, and the columns can contain any value."""
     source = TupleSource("rows", 1, Stream("a", "b"))
     for values, wanted in (
         ((1.5, None), '{"a": 1.5, "b": null}'),
@@ -239,7 +239,7 @@ def test_a_dead_letter_has_a_form_whatever_is_in_it() -> None:
 
 
 def test_a_row_is_emitted_at_least_once() -> None:
-    """No attempts at all are refused where the topology is built."""
+    """Zero attempts are refused when the topology is built."""
     with pytest.raises(TopologyError, match="attempts cannot be 0"):
         Rows("n", attempts=0)
 
@@ -253,14 +253,14 @@ class Source(Spout):
     outputs = ("number",)
 
     def next_tuple(self) -> None:
-        """There is nothing."""
+        """Emit nothing."""
 
 
 class Sink(BasicBolt):
-    """Takes everything."""
+    """Accepts all tuples."""
 
     def execute(self, message: Tuple, collector: object) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
 
 def topology() -> Topology:
@@ -277,14 +277,14 @@ def place(number: int, name: str = "t") -> Place:
 
 
 def joined(*attempts: int) -> list[Joined]:
-    """Return what PySpark tasks say, that are beside two workers in turn."""
+    """Return the announcements of PySpark tasks that run next to two workers alternately."""
     return [
         Joined.from_text(Joined(attempt, place(rank % 2)).to_text()) for rank, attempt in enumerate(attempts)
     ]
 
 
 def test_everybody_has_the_same_plan() -> None:
-    """Each task and mailbox is on one worker, under an id that no other generation has."""
+    """Each task and mailbox is on one worker, with ids that are unique to the generation."""
     plan = Plan(topology(), RUN, joined(12, 10, 11), place(9))
     assignment = plan.assignment()
     held = {each.worker_id: list(each.tasks) for each in assignment.workers}
@@ -306,20 +306,20 @@ def test_everybody_has_the_same_plan() -> None:
 
 @pytest.mark.parametrize("attempt", [0, 2**31, 2**40])
 def test_ids_stay_in_their_range(attempt: int) -> None:
-    """However many attempts Spark has counted, no id is the submitter's or too large."""
+    """For any attempt number, ids are below the submitter's id."""
     plan = Plan(topology(), "f" * 32, joined(attempt, attempt + 1, attempt + 2))
     assert all(0 < task < SUBMITTER_TASK for each in plan.assignment().workers for task in each.tasks)
 
 
 def test_workers_of_several_topologies() -> None:
-    """Workers that serve different topologies cannot carry one."""
+    """Workers of different topologies cannot run one topology."""
     others = [Joined(1, place(0)), Joined(2, place(1, "other")), Joined(3, place(2))]
     with pytest.raises(ConfigError, match="different topologies, 'other', 't': start them with one"):
         Plan(topology(), RUN, others)
 
 
 def test_workers_that_would_refuse_each_other() -> None:
-    """One that takes this run's token only cannot be beside others, unless they have certificates."""
+    """Workers that accept only this run's token cannot be mixed with others without certificates."""
     own = replace(place(0), own=True)
     mixed = [Joined(1, own), Joined(2, place(1)), Joined(3, place(1))]
     with pytest.raises(ConfigError, match=r"'worker-0' was started for this run .* 'worker-1' does not have"):
@@ -331,7 +331,7 @@ def test_workers_that_would_refuse_each_other() -> None:
 
 
 def test_the_token_of_a_run_is_not_shown() -> None:
-    """It is in no text of what travels; its file is its owner's alone, and goes with the block."""
+    """No representation contains the token; its file is private and is removed with the block."""
     submitted = Submitted("t", RUN, topology(), {}, 2, Output({}, frozenset()))
     secret = submitted.token.secret
     assert secret not in repr(submitted)
@@ -347,7 +347,7 @@ def test_the_token_of_a_run_is_not_shown() -> None:
 
 
 def test_mail_travels() -> None:
-    """A mail is read as it was written, and what is none is an error."""
+    """A control message survives a round trip, and other bytes are an error."""
     sent = report(1, 3)
     assert Mail.from_bytes(sent.to_bytes()).to_bytes() == sent.to_bytes()
     for payload in (b"", b"\xff", b"\x94\x01\x02\x03\x04", sent.to_bytes()[:9]):
@@ -356,13 +356,13 @@ def test_mail_travels() -> None:
 
 
 def run_of(n_tuples: int) -> Emitted:
-    """Return so many tuples of a bolt."""
+    """Return a run with this number of a bolt's tuples."""
     source: TupleSource = topology().source(3, "default")
     return Emitted(source, None, [Tuple([number], source) for number in range(n_tuples)])
 
 
 def test_output_waits_for_its_reader() -> None:
-    """A bolt waits once too much is there, and goes on when it is taken, or no longer wanted."""
+    """A bolt waits if the mailbox is full, until its rows are taken or discarded."""
     inbox = Mailbox(most_rows=2)
     inbox.put_runs([run_of(2)])
     entered, left = threading.Event(), threading.Event()
@@ -387,7 +387,7 @@ def test_output_waits_for_its_reader() -> None:
 
 
 def test_no_more_mail() -> None:
-    """Who waits for mail hears that there will be none."""
+    """A waiting reader gets the error of a closed mailbox."""
     inbox = Mailbox()
     inbox.fail(UnreachableError("gone"))
     with pytest.raises(UnreachableError, match="gone"):
@@ -395,7 +395,7 @@ def test_no_more_mail() -> None:
 
 
 def test_failure_travels_through_a_spark_error() -> None:
-    """What is wrapped in Spark's words comes out with its traceback; other errors are none of ours."""
+    """A failure is recovered from Spark's error text with its traceback; other errors are ignored."""
     failure = Failure("task 3 of 'split': KeyError: 'x: y'", "Traceback:\n  line\nKeyError: 'x: y'\n")
     text = f"[USER_RAISED_EXCEPTION] {failure_text('PySpark task 2', failure)} SQLSTATE: P0001\n\tat java"
     found = failure_in(text, "words")
@@ -406,13 +406,13 @@ def test_failure_travels_through_a_spark_error() -> None:
 
 
 class OtherSpark:
-    """A Spark session without the private method that knows how many tasks run at the same time."""
+    """A Spark session without the private method for the maximum number of concurrent tasks."""
 
     defaultParallelism = 3  # noqa: N815 - Spark's name
 
     @property
     def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
-        """Return what stands for all of Spark here."""
+        """Return this object as the Spark context."""
         return self
 
     @property
@@ -420,12 +420,12 @@ class OtherSpark:
         return self
 
     def sc(self) -> Any:
-        """Return what answers no question."""
+        """Raise the error of a missing method."""
         raise RuntimeError("Method maxNumConcurrentTasks([]) does not exist")
 
 
 def test_slots_of_another_spark() -> None:
-    """Where Spark does not say what it compares with, its number of cores has to do."""
+    """If Spark does not report its maximum, its number of cores is used."""
     spark: Any = OtherSpark()
     check_slots(spark, 3)
     with pytest.raises(ConfigError, match=r"a page runs 4 PySpark tasks .* has 3 slot\(s\).* local\[4\]"):
@@ -444,5 +444,5 @@ def test_slots_of_another_spark() -> None:
     ],
 )
 def test_the_command_to_watch_it(address: str, file: str | None, command: str) -> None:
-    """It names the worker beside the program, and the file of the token; a shell can take it as it is."""
+    """The command contains the local worker and the token file, quoted for a shell."""
     assert Place(address, "w", "10.0.0.1:6700", "t", 0).watch_command(file) == command

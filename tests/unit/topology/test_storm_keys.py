@@ -1,4 +1,4 @@
-"""Keys of Storm's configuration that are no settings here: accepted with a note, or refused with advice."""
+"""Storm's keys that are not settings: accepted with a note, or refused with advice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuplewire_topology.clusters.launch_settings import LaunchSettings
 STORM: dict[str, Any] = json.loads(
     Path(__file__).with_name("storm_defaults.json").read_text(encoding="utf-8")
 )["defaults"]
-"""Every key of Storm's `defaults.yaml` and `Config`, with the default; null where Storm has none."""
+"""Every key of Storm's `defaults.yaml` and `Config`, with its default, or null without one."""
 
 FROM_STORM: dict[str, Any] = {
     **STORM,
@@ -33,7 +33,7 @@ FROM_STORM: dict[str, Any] = {
     "topology.workers": 2,
     "zmq.hwm": 0,
 }
-"""The same with one of our transports, a topology's own values, and keys of earlier releases of Storm."""
+"""The same with one of Tuplewire's transports, a topology's values, and keys of earlier Storm releases."""
 
 SETTINGS: dict[str, Any] = {
     "nimbus.task.timeout.secs": 7,
@@ -66,29 +66,29 @@ SETTINGS: dict[str, Any] = {
     "worker.childopts": "-O",
     "worker.heartbeat.frequency.secs": 7,
 }
-"""The keys of Storm that are settings here, each with a value that is not the default."""
+"""Storm's keys that are Tuplewire's settings, each with a value that is not the default."""
 
 DAEMONS = (
     *("blacklist.", "blobstore.", "client.", "dev.", "drpc.", "java.", "logs.", "logviewer.", "nimbus."),
     *("num.", "pacemaker.", "resource.", "scheduler.", "storm.", "transactional.", "ui."),
 )
-"""How the keys of Storm's daemons begin: no topology reads them, and most have no note."""
+"""The prefixes of the keys of Storm's daemons: no topology reads them, and most have no note."""
 
 
 @pytest.fixture(autouse=True)
 def _all_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget which notes the process has written."""
+    """Forget the notes that the process has logged."""
     monkeypatch.setattr(storm_keys, "_warned", set())
 
 
 def notes(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """Return the keys without effect that were logged, each with the reason."""
+    """Return the logged keys without effect, each with the reason."""
     told = [vars(each) for each in caplog.records if each.getMessage().startswith("setting.no_effect")]
     return [(each["key"], each["reason"]) for each in told]
 
 
 def test_a_configuration_of_storm_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    """Each key is a setting here, is noted once, or is a daemon's."""
+    """Each key is a setting, is noted once, or belongs to a daemon."""
     for _ in range(2):
         assert TopologySettings.from_conf(FROM_STORM).workers == 2
         assert cluster_of(FROM_STORM)
@@ -104,7 +104,7 @@ def test_a_configuration_of_storm_is_accepted(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize(("key", "value"), SETTINGS.items())
 def test_settings_of_storm_take_effect(key: str, value: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """What is read changes by each key, and no note says that it does nothing."""
+    """Each key changes a setting, without a note that it has no effect."""
 
     def read(conf: dict[str, Any]) -> list[Any]:
         return [each(conf) for each in (TopologySettings.from_conf, LaunchSettings.from_conf, settings_in)]
@@ -115,7 +115,7 @@ def test_settings_of_storm_take_effect(key: str, value: Any, caplog: pytest.LogC
 
 
 def test_times_in_milliseconds() -> None:
-    """The value of a key that ends with `millis` or `ms` is in milliseconds."""
+    """Values of keys that end with `millis` or `ms` are in milliseconds."""
     names = ("topology.batch.flush.interval.millis", "storm.messaging.netty.max_wait_ms")
     session = TopologySettings.from_conf(dict.fromkeys(names, 1500)).session
     assert (session.gather_seconds, session.backoff_max_seconds) == (1.5, 1.5)
@@ -154,7 +154,7 @@ def test_times_in_milliseconds() -> None:
     ],
 )
 def test_the_reason_why_a_key_has_no_effect(key: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The note says what does the work of the key here."""
+    """The note names the feature that replaces the key."""
     TopologySettings.from_conf({key: FROM_STORM[key]})
     ((noted, why),) = notes(caplog)
     assert noted == key
@@ -177,7 +177,7 @@ def test_the_reason_why_a_key_has_no_effect(key: str, reason: str, caplog: pytes
     ],
 )
 def test_what_nothing_here_stands_for_is_refused(key: str, value: Any, advice: str) -> None:
-    """A key that would protect, bound or keep something is never swallowed."""
+    """A key for protection, limits or storage is never ignored silently."""
     for read in (TopologySettings.from_conf, cluster_of, TransportFactory.make_context):
         with pytest.raises(ConfigError, match=f"{key} .*{advice}"):
             read({key: value})
@@ -194,14 +194,14 @@ def test_what_nothing_here_stands_for_is_refused(key: str, value: Any, advice: s
     ],
 )
 def test_typing_errors_are_still_found(key: str, meant: str) -> None:
-    """A key that neither we nor Storm know is an error, which names the nearest."""
+    """A key that is unknown to Tuplewire and Storm is an error that names the nearest key."""
     reads = (TopologySettings.from_conf, cluster_of, TransportFactory.make_context)
     with pytest.raises(ConfigError, match=meant):
         [read({key: 1}) for read in reads]
 
 
 def test_a_file_of_a_worker(tmp_path: Path) -> None:
-    """A queue of Storm's default of 8, which is a batch there, makes no queue of 8 messages."""
+    """Storm's batch size of 8 does not limit the receive queue to 8 messages."""
     file = tmp_path / "worker.toml"
     file.write_text('"topology.receiver.buffer.size" = 8\n"topology.debug" = false\n', encoding="utf-8")
     assert load({}, {}, file).config.receive_queue_messages == 131_072
@@ -219,7 +219,7 @@ def test_a_file_of_a_worker(tmp_path: Path) -> None:
     ],
 )
 def test_transports_of_storm_have_a_hint(name: str, ours: str, tmp_path: Path) -> None:
-    """A class of Storm's is answered by the name of what stands for it here."""
+    """For a class of Storm's, the error names the equivalent transport."""
     with pytest.raises(ConfigError, match=f"class of Storm's: write '{ours}'"):
         TransportFactory.make_context({TRANSPORT_KEY: name})
     file = tmp_path / "worker.toml"
@@ -229,7 +229,7 @@ def test_transports_of_storm_have_a_hint(name: str, ours: str, tmp_path: Path) -
 
 
 def test_a_transport_of_null_is_the_default() -> None:
-    """As for every key, null is as good as not there."""
+    """As for every key, null is equivalent to an absent key."""
     context = TransportFactory.make_context({TRANSPORT_KEY: None})
     assert type(context).__name__ == "GrpcContext"
     context.term()
@@ -243,6 +243,6 @@ class Broken:
 
 
 def test_a_failing_plug_in_is_named() -> None:
-    """What its constructor raises is told with the name that the configuration has."""
+    """The error contains the configured name and the constructor's exception."""
     with pytest.raises(ConfigError, match=r"Broken' of .* cannot be made: OSError: no such"):
         TransportFactory.make_context({TRANSPORT_KEY: f"{__name__}:Broken"})

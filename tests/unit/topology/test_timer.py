@@ -1,4 +1,4 @@
-"""What recurs: the schedule, and the two timers that go by it."""
+"""Periodic actions: the schedule, and its two timers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuplewire_topology.running.timer import SimulatedTimer, SystemTimer
 
 
 def test_simulated_time_calls_in_order() -> None:
-    """Everything due in the time that passes is called, in the order of time, and nothing before."""
+    """Advancing the time calls all due actions in order, and no others."""
     timer = SimulatedTimer()
     called: list[str] = []
     timer.every(2, lambda: called.append("two"))
@@ -21,7 +21,7 @@ def test_simulated_time_calls_in_order() -> None:
 
 
 def test_what_is_cancelled_is_called_no_more() -> None:
-    """A cancelled action is not due any more, and others are."""
+    """A cancelled action is no longer called, and other actions are."""
     timer = SimulatedTimer()
     called: list[str] = []
     cancel = timer.every(1, lambda: called.append("one"))
@@ -34,7 +34,7 @@ def test_what_is_cancelled_is_called_no_more() -> None:
 
 
 def test_what_is_added_later_begins_then() -> None:
-    """A period begins when it is asked for."""
+    """A period starts when the action is added."""
     timer = SimulatedTimer()
     called: list[int] = []
     timer.advance(5)
@@ -46,7 +46,7 @@ def test_what_is_added_later_begins_then() -> None:
 
 
 def test_system_timer_recurs_and_ends() -> None:
-    """Actions recur by the clock, in one thread, until the timer is closed."""
+    """Actions are called periodically, in one thread, until the timer is closed."""
     errors: list[BaseException] = []
     timer = SystemTimer(errors.append)
     threads: list[threading.Thread] = []
@@ -64,7 +64,7 @@ def _break() -> None:
 
 
 def test_system_timer_tells_its_end() -> None:
-    """What an action raises is told, and ends the timer."""
+    """An exception in an action is reported and stops the timer."""
     errors: list[BaseException] = []
     timer = SystemTimer(errors.append)
     timer.every(0.001, _break)

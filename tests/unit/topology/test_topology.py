@@ -1,4 +1,4 @@
-"""Building a topology, what it knows, and its description."""
+"""Building a topology, its queries and its description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TICKS = "topology.tick.tuple.freq.secs"
 
 
 class Lines(Spout):
-    """Emits lines, and what is wrong with some."""
+    """Emits lines, and the problems of some."""
 
     outputs = (Stream("line"), Stream("line", "why", name="bad"), Stream("line", name="to", direct=True))
 
@@ -54,12 +54,12 @@ class Sink(BasicBolt):
 class First(CustomStreamGrouping):
     """Chooses the first task."""
 
-    def choose_tasks(self, values: tuple[Any, ...]) -> list[int]:  # noqa: ARG002 - whatever the values
+    def choose_tasks(self, values: tuple[Any, ...]) -> list[int]:  # noqa: ARG002 - for any values
         return [1]
 
 
 def wordcount() -> TopologyBuilder:
-    """Return Storm's classic, not yet created."""
+    """Return a builder of Storm's classic example."""
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines(), 2).set_num_tasks(4)
     builder.set_bolt("split", Split(), 3).shuffle_grouping("lines").add_configuration("a.setting", 5)
@@ -68,7 +68,7 @@ def wordcount() -> TopologyBuilder:
 
 
 def test_tasks_are_contiguous_ranges() -> None:
-    """Each component's tasks are a range, from 1, in the order of the components' ids."""
+    """Each component's tasks are a range, from 1, ordered by the components' ids."""
     topology = wordcount().create_topology()
     assert topology.tasks == range(1, 9)
     assert topology.tasks_of("count") == range(1, 2)
@@ -80,7 +80,7 @@ def test_tasks_are_contiguous_ranges() -> None:
 
 
 def test_task_ids_do_not_depend_on_the_program() -> None:
-    """The order in which components are set makes no difference: every process numbers the tasks alike."""
+    """The order of declarations is irrelevant, so every process assigns the same task ids."""
     builder = TopologyBuilder()
     builder.set_bolt("count", Sink()).fields_grouping("split", "word")
     builder.set_bolt("split", Split(), 3).shuffle_grouping("lines").add_configuration("a.setting", 5)
@@ -90,14 +90,14 @@ def test_task_ids_do_not_depend_on_the_program() -> None:
 
 
 def test_executors_divide_the_tasks() -> None:
-    """Every executor has a range of tasks, about as long as another's."""
+    """The executors of a component have ranges of about equal length."""
     topology = wordcount().create_topology()
     assert topology.executors_of("lines") == [range(2, 4), range(4, 6)]
     assert topology.executors_of("split") == [range(6, 7), range(7, 8), range(8, 9)]
 
 
 def test_targets_and_sources() -> None:
-    """A stream knows who subscribes to it, and how."""
+    """A stream lists its subscribers with their groupings."""
     topology = wordcount().create_topology()
     assert topology.targets_of("split") == [
         ("count", Input("split", "default", GroupingType.FIELDS, ("word",)))
@@ -110,26 +110,26 @@ def test_targets_and_sources() -> None:
 
 
 def test_origin_names_task_and_stream() -> None:
-    """Where a tuple comes from follows from the task and the stream's name."""
+    """The source of a tuple follows from the task and the stream's name."""
     source = wordcount().create_topology().source(7, "default")
     assert (source.component, source.task, source.stream.fields) == ("split", 7, ("word", "count"))
 
 
 @pytest.mark.parametrize("task", [0, 9, -1])
 def test_unknown_task(task: int) -> None:
-    """A task that no component has is an error that says which there are."""
+    """An unknown task is an error that contains the valid range."""
     with pytest.raises(TopologyError, match=f"task {task} is none of this topology's, 1 to 8"):
         wordcount().create_topology().component_of(task)
 
 
 def test_context() -> None:
-    """A task knows itself, its component, and its place among that component's tasks."""
+    """A context contains the task's component, and its index among the component's tasks."""
     context = TopologyContext("wordcount-1", wordcount().create_topology(), 7)
     assert (context.component.id, context.component_tasks, context.task_index) == ("split", range(6, 9), 1)
 
 
 def test_every_grouping_has_a_method() -> None:
-    """Each grouping of Storm's is subscribed to by its own method, on any stream."""
+    """Each of Storm's groupings has a method, for any stream."""
     chooser = First()
     builder = TopologyBuilder()
     builder.set_spout("s", Lines())
@@ -160,7 +160,7 @@ def test_every_grouping_has_a_method() -> None:
 
 
 def test_tick_levels() -> None:
-    """Ticks come to a diamond's sides before its end, to a cycle at once, and not where none are wanted."""
+    """Ticks reach a diamond's sides before its end, a cycle's bolts together, and never a bolt without ticks."""
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines())
     builder.set_bolt("last", Split()).shuffle_grouping("there").shuffle_grouping("lines")
@@ -185,7 +185,7 @@ def test_cycles_are_allowed() -> None:
     assert len(builder.create_topology().targets_of("a")) == 2
 
 
-# --- what does not hold together --------------------------------------------------------------
+# --- inconsistent topologies ------------------------------------------------------------------
 
 Change = Callable[[TopologyBuilder], object]
 WRONG: list[tuple[Change, str]] = [
@@ -224,7 +224,7 @@ def create_changed(builder: TopologyBuilder, change: Change) -> Topology:
 
 @pytest.mark.parametrize(("change", "problem"), WRONG, ids=[problem for _, problem in WRONG])
 def test_what_does_not_hold_together(change: Change, problem: str) -> None:
-    """What is wrong is named, with what would have been right."""
+    """An error names the problem and the valid values."""
     builder = wordcount()
     with pytest.raises(TopologyError) as raised:
         create_changed(builder, change)
@@ -233,7 +233,7 @@ def test_what_does_not_hold_together(change: Change, problem: str) -> None:
 
 
 def test_topology_needs_a_spout() -> None:
-    """Bolts alone never get anything."""
+    """A topology without a spout is refused, because its bolts would receive nothing."""
     builder = TopologyBuilder()
     builder.set_bolt("sink", Sink())
     with pytest.raises(TopologyError, match="at least one spout"):
@@ -241,7 +241,7 @@ def test_topology_needs_a_spout() -> None:
 
 
 def test_only_bolts_subscribe() -> None:
-    """A description in which a spout subscribes is refused."""
+    """A spout with a subscription is refused."""
     spout = Component("a", ComponentKind.SPOUT, (Stream("x"),), (Input("a"),))
     with pytest.raises(TopologyError, match=r"spout 'a' subscribes to .*; only bolts do"):
         Topology([spout])
@@ -259,7 +259,7 @@ def test_only_bolts_subscribe() -> None:
     ],
 )
 def test_wrong_outputs(outputs: Any, problem: str) -> None:
-    """What a component declares wrongly is named with the component."""
+    """An invalid declaration is named with its component."""
     bolt = Sink()
     bolt.outputs = outputs
     with pytest.raises(TopologyError) as raised:

@@ -1,4 +1,4 @@
-"""What a trace context is in a group of messages, what is sampled, and what is off."""
+"""Trace contexts in groups of messages, sampling, and disabled tracing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_si
 
 @pytest.fixture(autouse=True)
 def _off() -> Iterator[None]:
-    """Begin and end without tracing."""
+    """Run each test with tracing disabled."""
     tracing.disable()
     yield
     tracing.disable()
@@ -43,7 +43,7 @@ def _off() -> Iterator[None]:
 def test_a_context_is_found_among_other_headers(
     key: bytes | None, before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]
 ) -> None:
-    """Wherever it stands, as another program's protobuf library has written it."""
+    """A context is found at any position, in the encoding of any protobuf library."""
     encoded = encode_headers(key, [*before, ("traceparent", CONTEXT.encode()), *after])
     assert context_of(encoded) == CONTEXT.encode()
     assert sampled(encoded * 3) == {CONTEXT.encode(): 3}
@@ -52,7 +52,7 @@ def test_a_context_is_found_among_other_headers(
 @pytest.mark.parametrize(
     "value",
     [
-        CONTEXT.removesuffix("1") + "0",  # its sender does not sample
+        CONTEXT.removesuffix("1") + "0",  # not sampled by its sender
         CONTEXT.replace("00-", "ff-", 1),
         CONTEXT.upper(),
         "00",
@@ -60,19 +60,19 @@ def test_a_context_is_found_among_other_headers(
     ],
 )
 def test_what_is_no_sampled_context_is_left_alone(value: str) -> None:
-    """A context that is not sampled, or is none, has no spans."""
+    """A context that is invalid or not sampled creates no spans."""
     assert sampled(encode_headers(None, [("traceparent", value.encode())])) == {}
 
 
 def test_no_more_contexts_than_are_looked_at() -> None:
-    """Strangers do not decide on how many spans a group has."""
+    """Untrusted senders cannot increase the number of spans per group beyond the limit."""
     many = b"".join(entry_for(f"00-{each + 1:032x}-00f067aa0ba902b7-01") for each in range(200))
     assert len(sampled(many)) == MOST_CONTEXTS
 
 
 @given(st.lists(st.tuples(st.binary(max_size=5), st.none() | st.binary(max_size=5), HEADERS), min_size=1))
 def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[tuple[str, bytes]]]]) -> None:
-    """Each message has it behind its own key and headers, and keeps its payload."""
+    """Each message has the context after its key and headers, and an unchanged payload."""
     payloads, keys, headers = map(list, zip(*messages, strict=True))
     batch = TaskMessageBatch.from_columns(7, payloads, keys=keys, headers=headers)
     for group in batch.groups:
@@ -86,20 +86,20 @@ def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[t
 
 
 def test_a_context_makes_no_message_too_large() -> None:
-    """A message that has no room for one goes without."""
+    """A message without space for a context is sent without one."""
     group = TaskGroup.of(1, [b"x" * 100])
     assert with_entry(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT)) - 1) is group
     assert with_entry(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT))) is not group
 
 
 def test_a_programs_own_context_stays() -> None:
-    """What has a context is sent as it is."""
+    """A group that already has a context is sent unchanged."""
     (group,) = as_groups(1, b"x", None, None, [("traceparent", b"mine")])
     assert with_entry(group, entry_for(CONTEXT), 1000) is group
 
 
 async def test_off_means_no_observer() -> None:
-    """Where tracing is off, nothing on a message's way is told of it."""
+    """If tracing is disabled, no component has an observer."""
     client = Client("127.0.0.1:1")
     client._connected()
     assert client._observer is None
@@ -122,7 +122,7 @@ async def test_off_means_no_observer() -> None:
 def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A try_send() that returns False has done nothing."""
+    """A try_send() that returns False creates no span."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("tuplewire.client.observer", lambda: ProgramObserver(Tracing(provider, 1.0)))
@@ -137,7 +137,7 @@ def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(
 
 
 def test_variables() -> None:
-    """A program reads two variables; what does not fit is named."""
+    """A program reads two variables, and an invalid value is named."""
     read = TracingSettings.from_environment({"TUPLEWIRE_TRACING": "true", "TUPLEWIRE_TRACE_SAMPLE": "0.25"})
     assert (read.tracing, read.trace_sample) == (True, 0.25)
     with pytest.raises(ConfigError, match="TUPLEWIRE_TRACE_SAMPLE must be a number from 0 to 1, not '2'"):

@@ -1,4 +1,4 @@
-"""The tuple serializer: its format, its refusals, its threads. The laws are in property/."""
+"""The tuple serializer: format, errors and thread safety. Its properties are tested in property/."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ HEAD = SERIALIZER.serialize(Tuple([None], ONE))[:-1]
 
 
 def packed(value: Any) -> str:
-    """Return what one value is packed to, in hexadecimal."""
+    """Return the packed form of one value, in hexadecimal."""
     payload = SERIALIZER.serialize(Tuple([value], ONE))
     assert payload.startswith(HEAD)
     return payload[len(HEAD) :].hex()
 
 
-# Both sides of each step in size; made with msgpack 1.2.4 (Python), which has the same bytes for all of them.
+# Both sides of each step in size; generated with msgpack 1.2.4 (Python), which writes the same bytes.
 MESSAGE_PACK: dict[str, list[Any]] = {
     "c0": [None],
     "c2c3": [False, True],
@@ -64,7 +64,7 @@ MESSAGE_PACK: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("wanted", MESSAGE_PACK)
 def test_message_pack(wanted: str) -> None:
-    """What MessagePack has a form for is written in it, so that other languages can read it."""
+    """Values with a MessagePack form use it, so that other languages can read them."""
     assert "".join(map(packed, MESSAGE_PACK[wanted])) == wanted
 
 
@@ -90,12 +90,12 @@ EXTENSIONS = [
 
 @pytest.mark.parametrize(("wanted", "value"), EXTENSIONS)
 def test_extensions_are_pinned(wanted: str, value: Any) -> None:
-    """The form of an extension does not change between releases: two of them may run in one topology."""
+    """The form of an extension is stable across releases, because one topology may run two of them."""
     assert packed(value) == wanted.replace(" ", "")
 
 
 def test_payload_is_pinned() -> None:
-    """So is that of a whole tuple: source, message id, values."""
+    """The form of a complete tuple is stable as well: source, message id, values."""
     payload = SERIALIZER.serialize(Tuple(["the", 1], TWO, ((7, "id"),)))
     assert payload == b"\x93\xaf2:split:default\x92\x07\xa2id\x92\xa3the\x01"
 
@@ -109,11 +109,11 @@ def test_payload_is_pinned() -> None:
     ],
 )
 def test_longer_forms_are_read(foreign: bytes) -> None:
-    """Another language may write a number in more bytes than it takes."""
+    """Numbers in longer forms than necessary, from other languages, can be read."""
     assert SERIALIZER.deserialize(HEAD + foreign).values == (1,)
 
 
-# --- what cannot be sent ----------------------------------------------------------------------
+# --- unsupported values -----------------------------------------------------------------------
 
 
 class Colour(enum.IntEnum):
@@ -123,7 +123,7 @@ class Colour(enum.IntEnum):
 
 
 class OwnZone(tzinfo):
-    """A time zone that only this process knows."""
+    """A time zone that is known only in this process."""
 
     def utcoffset(self, _: datetime | None) -> timedelta:
         return timedelta(0)
@@ -161,19 +161,19 @@ LOOP.append(LOOP)
     ],
 )
 def test_unsupported_value_names_its_field(value: Any, problem: str) -> None:
-    """A value that has no form is an error that says which field it is in, and what to do."""
+    """An unsupported value is an error that names its field and the fix."""
     with pytest.raises(UnsupportedValueError, match=rf"2:split:default.*field 'count': .*{problem}"):
         SERIALIZER.serialize(Tuple(["the", value], TWO))
 
 
 def test_unsupported_message_id() -> None:
-    """A message id that has no form is named as such."""
+    """An unsupported message id is an error that names it as such."""
     with pytest.raises(UnsupportedValueError, match=r"its message id: .*of type object"):
         SERIALIZER.serialize(Tuple([1], ONE, ((1, object()),)))
 
 
 def nested(depth: int, wrap: Callable[[Any], Any] = lambda value: [value]) -> Any:
-    """Return containers in each other."""
+    """Return nested containers."""
     value = None
     for _ in range(depth):
         value = wrap(value)
@@ -186,7 +186,7 @@ def nested(depth: int, wrap: Callable[[Any], Any] = lambda value: [value]) -> An
     ids=["list", "tuple", "dict"],
 )
 def test_depth_is_bounded(wrap: Callable[[Any], Any]) -> None:
-    """The same depth is the most that can be sent and that can be received."""
+    """The maximum depth is the same for sending and receiving."""
     deepest = Tuple([nested(MAX_DEPTH - 1, wrap)], ONE)
     assert SERIALIZER.deserialize(SERIALIZER.serialize(deepest)).values == deepest.values
     with pytest.raises(UnsupportedValueError, match="nested more than 64 deep"):
@@ -196,13 +196,13 @@ def test_depth_is_bounded(wrap: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\x01"], ids=["list", "dict"])
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 100_000])
 def test_depth_is_bounded_for_others(opening: bytes, depth: int) -> None:
-    """Nobody's bytes go deeper."""
+    """Received bytes that are nested more deeply are refused."""
     with pytest.raises(MalformedTupleError, match="nested more than 64 deep"):
         SERIALIZER.deserialize(HEAD + opening * depth + b"\xc0")
 
 
 def test_extensions_do_not_recurse() -> None:
-    """Tuples in tuples are counted too: thousands would take the interpreter's stack."""
+    """Nested tuples count towards the depth: thousands would overflow the interpreter's stack."""
     value = b"\x90"
     for _ in range(1000):
         value = b"\x91\xc9" + len(value).to_bytes(4, "big") + b"\x01" + value
@@ -210,7 +210,7 @@ def test_extensions_do_not_recurse() -> None:
         SERIALIZER.deserialize(HEAD + value[1:])
 
 
-# --- what is malformed ------------------------------------------------------------------------
+# --- malformed bytes --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_extensions_do_not_recurse() -> None:
     ],
 )
 def test_malformed_tuple_says_where(payload: bytes, problem: str) -> None:
-    """Bytes that are no tuple are an error that says how far they can be read, and what is wrong there."""
+    """Malformed bytes are an error that contains the position and the problem."""
     with pytest.raises(MalformedTupleError, match=problem):
         SERIALIZER.deserialize(payload)
 
@@ -277,14 +277,14 @@ def test_malformed_tuple_says_where(payload: bytes, problem: str) -> None:
     ],
 )
 def test_malformed_value(value: bytes, problem: str) -> None:
-    """A value that does not hold together is refused for what it is."""
+    """A malformed value is an error that describes the problem."""
     with pytest.raises(MalformedTupleError, match=rf"field 'value' .*{problem}"):
         SERIALIZER.deserialize(HEAD + value)
 
 
 @pytest.mark.parametrize("kind", [int, float])
 def test_keys_that_are_numbers_are_bounded(kind: type[int | float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender can choose numbers that collide. Texts cannot be chosen so, and may be any number."""
+    """Number keys are limited, because a sender can choose colliding ones; string keys are not."""
     monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 3)
     allowed = {kind(number): None for number in range(3)} | dict.fromkeys("abcd")
     assert SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([allowed], ONE)))["value"] == allowed
@@ -298,7 +298,7 @@ def test_keys_that_are_numbers_are_bounded(kind: type[int | float], monkeypatch:
 
 
 def test_numpy_array_is_the_readers_own() -> None:
-    """A received array can be written to, and is aligned."""
+    """A received array is writable and aligned."""
     received = SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([np.arange(4.0)], ONE)))[0]
     assert received.flags.writeable
     assert received.flags.aligned
@@ -307,7 +307,7 @@ def test_numpy_array_is_the_readers_own() -> None:
 
 
 def test_numpy_is_loaded_for_numpy_values_only() -> None:
-    """A process without numpy's values does not pay for it; where it is missing, they are refused by name."""
+    """Only numpy values load numpy; if it is not installed, they are refused."""
     program = (
         "import sys\n"
         "from tuplewire_topology.authoring.description import Component, ComponentKind, Topology\n"
@@ -328,7 +328,7 @@ def test_numpy_is_loaded_for_numpy_values_only() -> None:
 
 
 def test_serves_several_threads() -> None:
-    """One serializer is used by many threads at once, from its first tuple on."""
+    """Several threads may use one serializer at the same time, from its first tuple on."""
     serializer = TupleSerializer(TOPOLOGY)
 
     def work(number: int) -> bool:
@@ -350,7 +350,7 @@ def test_serves_several_threads() -> None:
 
 
 def test_tuple_is_read_by_field_and_by_position() -> None:
-    """A value has a name and a place; together they unpack."""
+    """Values are accessed by name or position, and can be unpacked."""
     message = Tuple(["the", 1], TWO, ((4, "id"),))
     word, count = message
     assert (word, count) == (message["word"], message["count"]) == (message[0], message[-1]) == ("the", 1)
@@ -360,19 +360,19 @@ def test_tuple_is_read_by_field_and_by_position() -> None:
 
 
 def test_unknown_field() -> None:
-    """A field that is not there is an error that names those that are."""
+    """An unknown field is an error that lists the known fields."""
     with pytest.raises(KeyError, match=r"'wrod' is no field .* word, count"):
         Tuple(["the", 1], TWO)["wrod"]
 
 
 def test_tuple_can_be_shown() -> None:
-    """A tuple in a log is short, whatever it holds; even an int of more digits than Python prints."""
+    """The representation of a tuple is short, even for an int that Python refuses to print."""
     for value in (10**5000, "x" * 10_000, list(range(10_000)), nested(60)):
         assert len(repr(Tuple([value], ONE))) < 200
 
 
 def test_tick() -> None:
-    """A tick comes from the system and says how often it comes."""
+    """A tick has the system component as its source, and contains its period."""
     message = tick(5)
     assert message.is_tick
     assert (message.source_component, message.source_stream, message.source_task) == (
@@ -384,13 +384,13 @@ def test_tick() -> None:
 
 
 def test_utc_stays_utc() -> None:
-    """The commonest time zone is the same object afterwards."""
+    """UTC is the same object after a round trip."""
     moment = SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([datetime(2026, 1, 1, tzinfo=UTC)], ONE)))[0]
     assert moment.tzinfo is UTC
 
 
 def test_neighbours_are_told_apart() -> None:
-    """What a tuple has in common with the one before is not taken for more than that."""
+    """Caching of a common prefix does not confuse consecutive tuples."""
     ids = ((), ((5, 1),), ((5, 128),), ((5, "ab"),), ((5, "abc"),), ((5, "x" * 300),), ((5, 1), (6, 1)))
     tuples = [
         Tuple([value], source, message_id)
@@ -409,7 +409,7 @@ def test_neighbours_are_told_apart() -> None:
 
 
 def test_what_follows_a_known_beginning_is_checked() -> None:
-    """A tuple that begins as the one before did is refused where it ends early, or late."""
+    """A tuple with a cached prefix is refused if it is truncated or too long."""
     serializer = TupleSerializer(TOPOLOGY)
     payload = serializer.serialize(Tuple(["text"], ONE, ((5, 1),)))
     serializer.deserialize(payload)

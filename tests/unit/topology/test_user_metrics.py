@@ -1,4 +1,4 @@
-"""Metrics that spouts and bolts register: their names, kinds and bound."""
+"""Metrics that spouts and bolts register: names, kinds and limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMe
 
 
 def test_what_was_counted_is_told_by_task() -> None:
-    """A name is one metric of a task, and another one of another task."""
+    """A metric name is a separate series for each task."""
     metrics = UserMetrics()
     metrics.counter(1, "orders").inc()
     metrics.counter(1, "orders").inc(2.5)
@@ -33,19 +33,19 @@ def test_what_was_counted_is_told_by_task() -> None:
 
 
 def test_a_gauge_is_replaced_and_a_task_forgotten() -> None:
-    """A task that is opened again reads anew; one that has left tells nothing."""
+    """A reopened task replaces its gauge, and a removed task reports nothing."""
     metrics = UserMetrics(1)
     metrics.gauge(1, "left", lambda: 1)
     metrics.gauge(1, "left", lambda: 2)
     assert metrics.samples([1]) == [UserSample(1, "left", "gauge", 2)]
     metrics.forget([1])
     assert metrics.samples([1]) == []
-    metrics.gauge(2, "left", lambda: 3)  # its place is free
+    metrics.gauge(2, "left", lambda: 3)  # there is space again
     assert metrics.samples([2]) == [UserSample(2, "left", "gauge", 3)]
 
 
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """What comes first is told; the rest works, is counted, and told of once."""
+    """The first series are reported; later ones still work, are counted, and are logged once."""
     metrics = UserMetrics(10)
     metrics.histogram(1, "h", (1, 2, 3, 4, 5)).update(1)  # eight series
     for number in range(100):
@@ -63,13 +63,13 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("name", ["", "...", "x" * 101, 5, None])
 def test_a_name_is_text(name: object) -> None:
-    """What cannot be a name is refused where it is registered."""
+    """An invalid name is refused at registration."""
     with pytest.raises(TopologyError, match="a metric's name"):
         UserMetrics().counter(1, name)  # type: ignore[arg-type]
 
 
 def test_a_name_has_one_meaning() -> None:
-    """Names that /metrics could not tell apart are refused, and those of one kind are one."""
+    """Names that collide in /metrics are refused unless they are the same kind."""
     metrics = UserMetrics()
     metrics.counter(1, "orders.paid").inc()
     metrics.counter(1, "orders_paid_total").inc()
@@ -85,7 +85,7 @@ def test_a_name_has_one_meaning() -> None:
 
 
 def test_what_is_no_metric() -> None:
-    """A counter does not fall, buckets grow, a gauge can be called."""
+    """A counter cannot decrease, buckets must increase, and a gauge must be callable."""
     metrics = UserMetrics()
     with pytest.raises(ValueError, match="only grows"):
         metrics.counter(1, "n").inc(-1)
@@ -97,7 +97,7 @@ def test_what_is_no_metric() -> None:
 
 
 def test_a_gauge_that_raises_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The others are told; the log says why, once in a while."""
+    """A failing gauge is omitted and logged at a limited rate; other gauges are reported."""
     metrics = UserMetrics()
     metrics.gauge(1, "broken", lambda: 1 / 0)
     metrics.gauge(1, "whole", lambda: 1)
@@ -110,7 +110,7 @@ def test_a_gauge_that_raises_is_left_out(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_context_alone_registers() -> None:
-    """A test of a bolt needs no worker."""
+    """A bolt can be tested without a worker."""
     builder = TopologyBuilder()
     from helpers.measured_words import Measure, MeasuredLines
 

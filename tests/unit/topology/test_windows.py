@@ -1,4 +1,4 @@
-"""Windows over tuples: when they are due, and what is in them."""
+"""Windows over tuples: their times and their contents."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def shown(window: TupleWindow) -> tuple[list[Any], list[Any], list[Any]]:
 
 
 def counted(window: Window, count: int) -> list[tuple[list[Any], list[Any], list[Any]]]:
-    """Return the windows of so many tuples, by count."""
+    """Return the windows of this number of tuples, by count."""
     windows = CountWindows(window)
     found = [shown(each) for message in tuples(range(count)) for each in windows.add(message)]
     return found + [shown(each) for each in windows.rest()]
 
 
 def test_tumbling_by_count() -> None:
-    """Each tuple is in one window; the last one is what is left."""
+    """Tumbling windows share no tuples, but the last one is filled up with earlier tuples."""
     assert counted(Window.count(3), 7) == [
         ([0, 1, 2], [0, 1, 2], []),
         ([3, 4, 5], [3, 4, 5], [0, 1, 2]),
@@ -51,7 +51,7 @@ def test_tumbling_by_count() -> None:
 
 
 def test_sliding_by_count() -> None:
-    """A window of four after every two; new and expired are those since the one before."""
+    """A window of four follows every two tuples; new and expired are relative to the previous window."""
     assert counted(Window.count(4, 2), 6) == [
         ([0, 1], [0, 1], []),
         ([0, 1, 2, 3], [2, 3], []),
@@ -60,7 +60,7 @@ def test_sliding_by_count() -> None:
 
 
 def test_by_time() -> None:
-    """Ends are multiples of the step; a window has what is later than its start, up to its end."""
+    """Windows end at multiples of the step, exclude their start and include their end."""
     windows = TimeWindows(Window.seconds(10, 5, timestamp="number"))
     for message in tuples([1, 12, 5, 6, 40]):
         assert windows.add(message, message["number"])
@@ -76,7 +76,7 @@ def test_by_time() -> None:
 
 
 def test_late_tuples_are_told() -> None:
-    """What is of a time that is over is not taken in; later it is."""
+    """A tuple of a past window is refused, and a later tuple is accepted."""
     windows = TimeWindows(Window.seconds(10, timestamp="number"))
     list(windows.advance(20))
     late, in_time = tuples([20, 20.5])
@@ -86,7 +86,7 @@ def test_late_tuples_are_told() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_are_those_of_the_definition(seed: int) -> None:
-    """Whatever comes, in whatever order, a window is what the definition says of what was taken."""
+    """For any input order, each window contains exactly the tuples of its interval."""
     chance = random.Random(seed)
     every = chance.choice([1, 2.5, 10])
     length = every * chance.choice([1, 1.5, 4])
@@ -125,7 +125,7 @@ def test_windows_are_those_of_the_definition(seed: int) -> None:
     ],
 )
 def test_what_makes_no_window_is_refused(wrong: Any) -> None:
-    """Where it is made."""
+    """An invalid window is refused at construction."""
     with pytest.raises(TopologyError):
         wrong()
 
@@ -147,7 +147,7 @@ NO_TIMES = [
 
 @pytest.mark.parametrize("at", NO_TIMES, ids=lambda at: str(at)[:12])
 def test_what_is_no_time(at: Any) -> None:
-    """A time that is none, or beyond any, is an error that names it; nothing waits for ever."""
+    """An invalid or infinite time is an error that names it, and no tuple waits forever."""
     windows = TimeWindows(Window.seconds(10.0, 1.0, timestamp="at"))
     with pytest.raises(MessageError, match=r"is a number of seconds"):
         windows.add(object(), at)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_what_is_no_time(at: Any) -> None:
 
 @pytest.mark.parametrize("every", [1e-6, 0.001, 1.0, 3600.0])
 def test_times_that_go_on(every: float) -> None:
-    """Up to the last time that is allowed, the next window ends later."""
+    """Up to the largest valid time, each window ends later than the previous one."""
     windows = TimeWindows(Window.seconds(every, every, timestamp="at"))
     for at in (-1.7e9, 0, Fraction(1, 3), 1.7e9):
         windows.add(object(), at)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_times_that_go_on(every: float) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, 0.0, -1.0])
 def test_windows_without_an_end(number: float) -> None:
-    """No length, distance or lag is NaN or endless."""
+    """A length or step must be positive and finite, and a lag finite and not negative."""
     for arguments in ((number,), (10.0, number)):
         with pytest.raises(TopologyError):
             Window.seconds(*arguments)
