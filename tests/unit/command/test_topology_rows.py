@@ -102,7 +102,7 @@ def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
     ],
 )
 def test_nobody_else_is_called_slow(words: Did, count: Did) -> None:
-    """A busy bolt that keeps up is not slow, and neither is a bolt that waits itself."""
+    """A busy bolt that keeps up is not slow, and neither is an idle one if senders wait for another."""
     assert not looked(words, count).blocking
 
 

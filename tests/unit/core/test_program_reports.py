@@ -192,13 +192,13 @@ def test_programs_count_together() -> None:
 
 @pytest.mark.parametrize(("executed", "busy"), [(1 << 60, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
 def test_impossible_counts_are_refused(executed: int, busy: float) -> None:
-    """Impossible counts would break the status and the JSON of the page."""
+    """Impossible counts are refused, because they would break the status and the page's JSON."""
     with pytest.raises(MalformedError, match="component 'count'"):
         check_report(report(component(1, executed, busy)))
 
 
 def changed(change: Callable[[pb.MetricFamily], object], family: pb.MetricFamily) -> pb.ReportProgramRequest:
-    """Return a report with a metric that was changed."""
+    """Return a report with a modified metric."""
     change(family)
     return report(family)
 

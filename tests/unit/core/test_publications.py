@@ -72,7 +72,7 @@ def test_an_epoch_is_published_once() -> None:
 
 @pytest.mark.parametrize("epoch", [2, 3 + MOST_AHEAD + 1, 2**64 - 1])
 def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
-    """Otherwise its rows, or the rows of all later epochs, would count as duplicates."""
+    """An epoch that is too old or too far ahead is refused, so no rows count as duplicates."""
     state = made()
     publish(state, sink("s"), 3, group(1, b"a"))
     with pytest.raises(StaleEpochError):

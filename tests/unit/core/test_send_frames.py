@@ -35,7 +35,7 @@ def test_what_queued_up_goes_out_together() -> None:
 
 
 def test_frames_are_numbered_by_one() -> None:
-    """The numbers are 1, 2, 3."""
+    """Consecutive frames are numbered 1, 2, 3."""
     sending = Sending()
     numbers = []
     for _ in range(3):

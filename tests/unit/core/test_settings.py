@@ -221,7 +221,7 @@ def test_storms_key_gives_the_same_object(kind: type[Settings], each: Setting) -
 def test_flags_variables_and_file_give_the_same_object(
     kind: type[WorkerConfig], each: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flags, variables and the printed file are read as an equal object."""
+    """Flags, variables and the printed file produce equal objects."""
     config = made(kind, each)
     texts = given(config)
     monkeypatch.chdir(tmp_path)
@@ -249,7 +249,7 @@ def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> N
 
 @table(OF_SPARK)
 def test_sparks_options_give_the_same_object(kind: type[Settings], each: Setting) -> None:
-    """Options of Spark's data source are read as an equal object."""
+    """Options of Spark's data source produce an equal object."""
     config = made(kind, each)
     texts = {settings_of(kind)[name].key: text for name, text in given(config).items()}
     read: Any = source_options if kind is SourceOptions else sink_options
@@ -258,7 +258,7 @@ def test_sparks_options_give_the_same_object(kind: type[Settings], each: Setting
 
 @pytest.mark.parametrize("name", settings_of(Credentials))
 def test_the_environment_gives_the_same_credentials(name: str) -> None:
-    """A program's variables are read as an equal object."""
+    """A program's variables produce equal credentials."""
     config = made(Credentials, settings_of(Credentials)[name])
     variables = {settings_of(Credentials)[key].variable: text for key, text in given(config).items()}
     assert Credentials.from_environment(variables) == config

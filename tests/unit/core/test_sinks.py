@@ -241,7 +241,7 @@ async def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment(
 
 
 async def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> None:
-    """Previous workers are listed because they may have an epoch; returned workers are not."""
+    """Workers that left the assignment are listed, as they may have an epoch, until they return."""
     sinks, _ = made()
     a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
     both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))

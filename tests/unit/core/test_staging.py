@@ -273,7 +273,7 @@ def test_an_epoch_without_attempts_is_closed() -> None:
     ("piece", "size", "error"), [(1, 1, SequenceGapError), (0, 1_000_000, EpochTooLargeError)]
 )
 def test_a_refused_first_piece_leaves_no_epoch_open(piece: int, size: int, error: type[Exception]) -> None:
-    """Otherwise the epoch would stay open for an hour and block earlier epochs of its sink."""
+    """A refused first piece opens no epoch, so earlier epochs of its sink are not blocked."""
     state = Staging(100_000, 1, 60)
     with pytest.raises(error):
         stage(state, "0a", group(1, size), epoch=5, piece=piece)

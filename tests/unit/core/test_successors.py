@@ -14,12 +14,12 @@ A, B, C = (Successor(name, f"{name}:1", number) for number, name in enumerate("a
 
 
 def left(worker: Successor, successor: Successor | None = None) -> Departure:
-    """Return the departure of a worker, which had forwarded this worker's messages to a successor."""
+    """Return the departure of a worker that had forwarded this worker's messages to a successor."""
     return Departure(worker.incarnation, successors={} if successor is None else {ENTRY: successor})
 
 
 def unreleased(worker: Successor) -> list[tuple[tuple[str, str], int, dict[tuple[int, int], int]]]:
-    """Return messages of this worker that a connection to a worker still waits for."""
+    """Return this worker's messages that are not released by a peer."""
     return [((worker.worker_id, worker.address), worker.incarnation, {(TASK, PROGRAM): 5})]
 
 
@@ -61,7 +61,7 @@ def test_a_chain_may_be_learned_step_by_step() -> None:
 
 
 def test_a_departure_that_was_just_received() -> None:
-    """It counts if a message of the same entry worker is unreleased anywhere."""
+    """A departure counts if a message of the same entry worker is unreleased anywhere."""
     successors = Successors(OWN_NUMBER, OWN)
     successors.hear([left(B, C)], unreleased(A))
     assert successors.take(*ENTRY) == C

@@ -38,7 +38,7 @@ def test_variables_of_workers_are_ignored_by_programs() -> None:
     ],
 )
 def test_misspelled_variables_are_refused(wrong: str, meant: str) -> None:
-    """Workers and programs refuse them: without its CA, a program would connect in plaintext."""
+    """Misspelled variables are refused: without its CA, a program would connect in plaintext."""
     for read in (lambda: load({}, {wrong: "x"}), lambda: refuse_misspelled({wrong: "x"}, OF_PROGRAMS)):
         with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
             read()

@@ -21,7 +21,7 @@ OURS = ("tuplewire", "tuplewire_service", "tuplewire_topology", "pyspark_tuplewi
 
 PAGE = ROOT / "docs" / "architecture.md"
 
-# Everything else outside the standard library is imported nowhere.
+# No module imports any other package outside the standard library.
 MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "grpc": OURS[:2],
     "google.protobuf": OURS[:2],

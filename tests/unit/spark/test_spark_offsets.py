@@ -90,7 +90,7 @@ def test_the_same_tasks_are_the_same_offset() -> None:
 
 
 def test_a_dropped_task_goes_once_it_is_read() -> None:
-    """A task may be dropped after all of its messages are read, even if not all are acknowledged."""
+    """A task can be dropped when all of its messages are read, or acknowledged by another consumer."""
     start = Offset({1: at(5), 2: at(9)})
     check_dropped(start, {2: held(4, 9)})
     check_dropped(start, {2: held(12, 12)})

@@ -95,7 +95,7 @@ def test_nobody_subscribes() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
-    """A failure is reported once and immediately, even if it arrives before the tree's start."""
+    """A failure is reported once; if it precedes the tree's start, it is reported at that start."""
     trees = Trees()
     begin = [told(INIT_STREAM, [7], [6]), told(FAIL_STREAM, [7])]
     fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.take(message)]

@@ -343,7 +343,7 @@ def test_the_token_of_a_run_is_not_shown() -> None:
     assert not file.parent.exists()
 
 
-# --- mail, inbox, failures ----------------------------------------------------------------------
+# --- control messages, mailbox, failures --------------------------------------------------------
 
 
 def test_mail_travels() -> None:

@@ -160,7 +160,7 @@ def test_every_grouping_has_a_method() -> None:
 
 
 def test_tick_levels() -> None:
-    """Ticks reach a diamond's sides before its end, a cycle's bolts together, and never a bolt without ticks."""
+    """Ticks reach a diamond's sides before its end, a cycle's bolts together, and no bolt without ticks."""
     builder = TopologyBuilder()
     builder.set_spout("lines", Lines())
     builder.set_bolt("last", Split()).shuffle_grouping("there").shuffle_grouping("lines")
