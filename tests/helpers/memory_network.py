@@ -189,7 +189,7 @@ class Network:
     @asynccontextmanager
     async def _open(self, client: str, address: str, method: str) -> AsyncIterator[ClientStream]:
         if address not in self._servers:
-            raise UnreachableError(f"{address}: nobody listens")
+            raise UnreachableError(f"{address}: no server listens")
         process, handlers = self._servers[address]
         link = Link(method, client, process)
         self.links.append(link)

@@ -36,7 +36,7 @@ class Program:
                 raise RuntimeError(f"{self._process.name} has not answered {question!r} for {timeout} s")
             error, answer = self._pipe.recv()
         except (EOFError, BrokenPipeError) as gone:
-            raise RuntimeError(f"{self._process.name} has ended; its messages are above") from gone
+            raise RuntimeError(f"{self._process.name} exited; its messages are above") from gone
         if error is not None:
             raise RuntimeError(f"{self._process.name} has failed") from error
         return answer

@@ -71,7 +71,7 @@ class Split(BasicBolt):
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         for word in message["line"].split():
             if word == POISON:
-                raise ValueError("a word that nobody bears")
+                raise ValueError("an unbearable word")
             if word == DEADLY and self.once and not Path(self.once).exists():
                 Path(self.once).touch()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -101,4 +101,4 @@ async def _consume(worker: Endpoint) -> Sequences:
                 all_settled = partial(settled, worker, accepted=total, acknowledged=total)
                 await asyncio.to_thread(eventually, all_settled, 40, "all settled")
                 return sequences
-    raise AssertionError("the subscription has ended")
+    raise AssertionError("the subscription closed")

@@ -126,7 +126,7 @@ def test_after_an_error_everything_is_taken_back(worker: Running, executors: Exe
             executors.start()
             eventually(lambda: told(worker), SECONDS, "the first report")
             executors.close(SECONDS)
-            raise LookupError("a process is gone")
+            raise LookupError("a process has exited")
 
     with pytest.raises(LookupError):
         fail()

@@ -75,12 +75,12 @@ class Agent:
             self._process.stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise BenchError(f"{self.name} has ended, see its messages above") from error
+            raise BenchError(f"{self.name} exited, see its messages above") from error
         if not select.select([self._process.stdout], [], [], within)[0]:
             raise BenchError(f"{self.name} has not answered {verb!r} for {within:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise BenchError(f"{self.name} has ended at {verb!r}, see its messages above")
+            raise BenchError(f"{self.name} exited at {verb!r}, see its messages above")
         answer = json.loads(line)
         assert isinstance(answer, dict)
         return answer

@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mesh", action="append", metavar="W:T", help="so many workers with so many tasks")
+    parser.add_argument("--mesh", action="append", metavar="W:T", help="W workers with T tasks")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each is measured (default: 20)")
     given = parser.parse_args()
     print(f"up, with its addresses, after {start_seconds():.2f} s")

@@ -70,5 +70,5 @@ def _scrape(url: str) -> float:
         series = sum(not line.startswith(b"#") for line in answer.read().splitlines())
     taken = time.perf_counter() - began
     if series < _SERIES:
-        raise BenchError(f"{url} tells {series} series of {_SERIES}")
+        raise BenchError(f"{url} returns {series} of {_SERIES} series")
     return taken * 1000

@@ -25,13 +25,11 @@ from language.prose import comments, docstrings, proto_comments, sentences, text
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 LIMITS = HERE / "limits.txt"
+FOLDERS = ("clients", "service", "topology", "demos", "deploy", "docs", "tests")
 PARTS = {
     "pages": ["*.md", "docs/**/*.md", "deploy/**/*.md", "tests/**/*.md"],
     "proto": ["proto/**/*.proto"],
-    **{
-        folder: [f"{folder}/**/*.py"]
-        for folder in ("clients", "service", "topology", "demos", "deploy", "docs")
-    },
+    **{folder: [f"{folder}/**/*.py"] for folder in FOLDERS},
 }
 _SKIPPED = re.compile(r"(^|/)(build|node_modules|\.\w+)/|_pb2(_grpc)?\.py$")
 _CLAUSE = re.compile(r"(What(ever)?|Who(ever)?|Which(ever)?|Whether|That which|Those (who|that|whose))\b")

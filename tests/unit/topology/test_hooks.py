@@ -58,7 +58,7 @@ class Fails(WorkerHook):
             raise ValueError("no database")
 
     def shutdown(self) -> None:
-        raise ValueError("the database is gone")
+        raise ValueError("the database is down")
 
 
 class Observer(TaskHook):

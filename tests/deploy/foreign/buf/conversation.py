@@ -67,7 +67,7 @@ class Conversation:
         try:
             return next(self._heard)
         except StopIteration:
-            raise EOFError("the stream has ended early; buf curl has said why") from None
+            raise EOFError("the stream ended early; buf curl has printed the reason") from None
 
     def __enter__(self) -> Self:
         return self

@@ -134,7 +134,7 @@ def _listen(client: Client, tasks: tuple[int, ...]) -> None:
         next(subscription)
     except (TimeoutError, TuplewireError):
         return
-    raise AssertionError("a message has come that nobody sends")
+    raise AssertionError("a message arrived that was never sent")
 
 
 def _be_refused(client: Client, life: Life) -> None:
