@@ -1,8 +1,8 @@
 """Publications of sinks: chosen messages that wait for space in their queues, once for each task.
 
-A sink that does not know whether its last epoch was published publishes it again, without duplicates. Used by
-sinks.py. Owns the last epoch of each sink and its waiting messages. Pure state, without I/O. Call only from
-the event loop. Design: docs/design/sinks.md.
+A sink that does not know whether its last epoch was published publishes it again, without duplicates.
+Used by sinks.py. Owns the last epoch of each sink and its waiting messages. Pure state, without I/O.
+Call only from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Publications:
         staged = _contents(stages)
         for task, now in staged.items():
             got = before.get(task, now)
+            # A content without messages is unknown; see TaskContent.
             if got.messages and got != now:
                 raise StaleEpochError(
                     f"sink {sink[1]!r}: task {task} has got epoch {epoch} already, with other messages: "
@@ -171,6 +172,7 @@ class Publications:
         last.attempts.update(attempts)
         before = last.tasks.copy()
         stages = list(stages)
+        # A task that has the epoch gets none of these messages, so its content stays.
         last.tasks = _contents(stages) | before
         chosen = 0
         left_out: list[StagedGroup] = []
@@ -189,6 +191,7 @@ class Publications:
         return chosen, left_out
 
     def _remember(self, sink: Sink, last: LastEpoch) -> None:
+        # Moved to the end, because the sink that was used least recently is forgotten first.
         self._last.pop(sink, None)
         self._last[sink] = last
         sinks = {each: last for each, last in self._last.items() if each[0] == sink[0]}
@@ -206,6 +209,7 @@ class Publications:
         found: list[SinkEpoch] = []
         room = MAX_REMEMBERED
         for sink, last in reversed(self._last.items()):
+            # Without a run, no other run ever publishes the epoch.
             if last.number < 0 or not last.run:
                 continue
             room -= len(last.tasks)
@@ -260,6 +264,7 @@ class Publications:
                 self._count(line, last, staged, 1)
                 taken.append(chosen)
             else:
+                # choose(), release() and look_again() make the task ready again.
                 del self._ready[task]
         return taken
 

@@ -60,6 +60,7 @@ class Sinks:
         """True if chosen messages wait for space, or a caller has not received the final result yet."""
         if self.publications.waiting_messages or self._pumping:
             return True
+        # A drain waits for this, so that a driver receives its result; see docs/design/sinks.md.
         return any(asked > time.monotonic() - _ASKS_AGAIN_SECONDS for asked in self._asked.values())
 
     async def stage(
@@ -134,6 +135,7 @@ class Sinks:
 
     def assigned(self, before: Assignment | None, now: Assignment) -> None:
         """Record that an assignment has replaced another one."""
+        # Previous workers may still drain, and know published epochs; begin() returns them.
         for each in before.workers if before is not None else ():
             self._former[each.peer] = each, time.monotonic()
         for each in now.workers:
@@ -227,6 +229,7 @@ class Sinks:
                 self._deliver(taken, groups)
         finally:
             self._pumping = None
+            # A drain and _answer() wait for this.
             self._router.activity.set()
 
     def _deliver(self, taken: Sequence[Chosen], groups: Sequence[TaskGroup]) -> None:

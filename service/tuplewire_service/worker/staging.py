@@ -1,8 +1,8 @@
 """The messages that attempts of sinks have staged, until one attempt for each partition is chosen.
 
-Staged messages are not visible. Other attempts are dropped at the sink's next epoch, or after a timeout. Used
-by publications.py, sinks.py and control/sink_servicer.py. Owns the open epochs. Pure state. Call only from
-the event loop. Design: docs/design/sinks.md.
+Staged messages are not visible. Other attempts are dropped at the sink's next epoch, or after a timeout.
+Used by publications.py, sinks.py and control/sink_servicer.py. Owns the open epochs. Pure state.
+Call only from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -166,19 +166,29 @@ class Staging:
         groups: Sequence[TaskGroup],
         now: float,
     ) -> tuple[Room, Stage]:
+        """Find a place for a piece.
+
+        1. The attempt starts, or starts again: it gets a new stage.
+        2. A thread still writes the previous piece: there is no space now.
+        3. The last piece again: it is staged already.
+        4. An earlier piece is missing: an error.
+        5. There is no space, also without idle attempts: wait, unless waiting cannot help.
+        6. There is space in the file or in memory.
+        """
         stage = state.stages.get(name.attempt)
-        # Piece 0 restarts an attempt.
+        # 1. Piece 0 restarts an attempt.
         if stage is None or (not piece and not stage.writing):
             if stage is not None:
                 self._drop(state.stages.pop(name.attempt))
             stage = state.stages[name.attempt] = Stage(name.partition, now)
         state.touched = stage.touched = now
-        # The previous piece is still being written: the caller retries.
+        # 2. The caller retries, so the pieces of an attempt stay in order.
         if stage.writing:
             return Room.NONE, stage
-        # The last piece again: its response was lost.
+        # 3. Its response was lost.
         if piece == stage.pieces - 1:
             return Room.THERE, stage
+        # 4. A restarted worker has lost its staged messages.
         if piece != stage.pieces:
             raise SequenceGapError(
                 f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt} in epoch {state.number} does not "
@@ -190,12 +200,14 @@ class Staging:
         if room is Room.NONE:
             self._make_room(now)
             room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
+        # 5. An error here would stop a Spark task that only has to wait; see docs/design/sinks.md.
         if room is Room.NONE:
             self.waits += 1
             state.waits_since = now if state.waits_since is None else state.waits_since
             self._check_hope(sink, state, stage, (size, len(groups)))
             return room, stage
         state.waits_since = None
+        # 6. A piece in the file counts as staged once a thread has written it; see written().
         if room is Room.DISK:
             stage.writing = True
             self._grow(stage, _ENTRY_BYTES * len(groups), size)
@@ -288,6 +300,7 @@ class Staging:
                 f"sink {sink[1]!r} has begun epoch {state.number}, which is after epoch {epoch}: another "
                 "program writes under its name, or this attempt belongs to an earlier one"
             )
+        # Epochs of a sink only grow, so no attempt of the earlier one is chosen after this.
         if state is not None and epoch > state.number:
             self._close(sink)
             state = None
@@ -328,6 +341,7 @@ class Staging:
 
     def _room(self, size: int, groups: int, memory: int, disk: int) -> Room:
         """Return the place for a piece, for the given usage of memory and files."""
+        # Messages cannot fill all the memory: the index of the file must be in memory, too.
         if memory + size <= self._most_memory - self._most_memory // _INDEX_SHARE:
             return Room.MEMORY
         fits = disk + size <= self._most_disk and memory + _ENTRY_BYTES * groups <= self._most_memory
