@@ -1,4 +1,9 @@
-"""The receive queue of one task, and its state for readers."""
+"""The receive queue of one task, and its state for readers.
+
+Used by receive_queues.py, queue_subscription.py and rejections.py. Owns the log, the consumer and the readers
+of a task. Call only from the event loop, except HeldOfTask.entries().
+Design: docs/design/credit.md (queues) and docs/design/readers.md.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +85,13 @@ class HeldOfTask(NamedTuple):
         for each in self.messages:
             sequence, group = each.first, each.group
             count = len(group)
+            # Only a part of a group may be up to `last`.
             if last and sequence + count - 1 > last:
                 count = last - sequence + 1
                 if count <= 0:
                     break
             entered = entered_at(group, each.token, own)
+            # Consecutive groups of an entry worker share a run: a queue may have a million groups.
             if entered == worker and group.entry_sequence == following:
                 messages[-1] += count
             else:

@@ -1,7 +1,8 @@
 """The consumers of receive queues. Each queue has one; the newest subscriber takes it over.
 
-Used by router.py. Owns the subscriptions; the queues belong to receive_queues.py. Call only from the event
-loop. Design: docs/design/credit.md (queues) and docs/design/acking.md (rejected messages).
+Used by router.py. Owns the subscriptions; the queues belong to receive_queues.py.
+Call only from the event loop.
+Design: docs/design/credit.md (queues) and docs/design/acking.md (rejected messages).
 """
 
 from __future__ import annotations
@@ -85,7 +86,12 @@ class QueueSubscription(ISubscription):
         return any(queue.log.queued_messages for queue in self._held.values())
 
     def take(self, max_bytes: int) -> list[Delivery]:
-        """See ISubscription. Serves the tasks in turn."""
+        """See ISubscription. Serves the tasks in turn.
+
+        1. The task moves, or a rejected message blocks it: it is skipped until mark() is called.
+        2. There is no credit, or no message: it is skipped until progress() or mark() is called.
+        3. Messages remain after a delivery: the task goes to the end of the line.
+        """
         deliveries: list[Delivery] = []
         self.crowded = False
         lost = self._consumers.lost_workers
@@ -95,16 +101,19 @@ class QueueSubscription(ISubscription):
             task = next(iter(self._ready))
             del self._ready[task]
             queue = self._held[task]
+            # 1. The new owner delivers the messages of a task that moves; see docs/design/moves.md.
             if queue.leaving or self._consumers.rejections.holds(queue):
-                continue  # its task has moved, or a rejected message blocks it
+                continue
             most = MAX_FRAME_GROUPS - len(deliveries)
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, doubtful, most)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
+            # 2. A task without credit must not keep the loop busy.
             if not taken:
                 continue
             self._queues.taken(queue, taken)
             deliveries += taken
             self.crowded |= self._queues.load(task) >= _CROWDED
+            # 3. One task must not fill all frames.
             if queue.log.waiting:
                 self._ready[task] = None
         return deliveries
@@ -163,24 +172,32 @@ class QueueConsumers:
         self.lost_workers = LostWorkers()
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> QueueSubscription:
-        """See ISubscriptionSource. All tasks must be local."""
+        """See ISubscriptionSource.
+
+        1. A task is not local: the error of RoutingTable.not_here().
+        2. A newer incarnation of this consumer was the last one with the task: StaleIncarnationError.
+        3. The consumer reconnects, and another consumer has the task: SupersededError.
+        4. Otherwise it takes over all tasks, also from other consumers.
+        """
         wanted = []
         for cursor in request.cursors:
+            # 1. A task that moves accepts no consumer here, so its queue can be forwarded.
             queue = self.queues.get(cursor.task)
             if queue is None:
                 raise self.queues.not_here(cursor.task)
             wanted.append((queue, cursor))
+            # 2. An old process of the consumer may still try to reconnect.
             if queue.consumer_key == request.consumer_key and queue.incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
-            # A reconnecting consumer may not know yet that another one has taken over.
+            # 3. A reconnecting consumer may not know yet that another one has taken over.
             returns = request.worker_incarnation == self.incarnation
             another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
             if returns and queue.consumer is not None and another:
                 raise _superseded(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, request)
-        # Only after all checks: a refused request must not end another subscription.
+        # 4. Only after all checks: a refused request must not end another subscription.
         for queue, cursor in wanted:
             self._hand_over(queue, subscription, cursor, request)
         return subscription
@@ -188,6 +205,11 @@ class QueueConsumers:
     def _hand_over(
         self, queue: Queue, subscription: QueueSubscription, cursor: TaskCursor, request: SubscribeRequest
     ) -> None:
+        """Give a queue to a subscription.
+
+        1. The same subscription returns to the same process of the worker: it continues at its cursor.
+        2. Otherwise delivered and unacknowledged messages are delivered again, marked redelivered.
+        """
         wanted = request.consumer_key, request.incarnation, request.subscription
         same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
@@ -201,6 +223,7 @@ class QueueConsumers:
         unsettled: TaskCursor | None = None
         queue.consumer = subscription
         queue.consumer_key, queue.incarnation, queue.subscription = wanted
+        # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
             self.queues.on_done(queue.task, self._settle(queue, cursor))
             unsettled = cursor if _unsettled(queue, cursor) else None
@@ -211,7 +234,7 @@ class QueueConsumers:
         else:
             queue.rejected = 0
             queue.log.rewind()
-            # A new consumer's cursor starts at 0; the queue continues after its last acknowledged message.
+            # 2. A new consumer's cursor starts at 0; the queue continues after its last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue, unsettled)
@@ -222,6 +245,7 @@ class QueueConsumers:
         # The rest of a deferred report may be older than the last report.
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
+        # A rejection alone can end the wait for a queue that moves: no delivery is unacknowledged then.
         if done or cursor.rejections:
             self.queues.on_done(queue.task, done)
         return _unsettled(queue, cursor)
@@ -231,9 +255,11 @@ class QueueConsumers:
         done: list[Done] = []
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
         for each in cursor.rejections[first : first + TURN_GROUPS]:
+            # Messages before a rejected one are acknowledged: only the oldest message can be rejected.
             done += queue.log.progress(each.sequence - 1, cursor.received, TURN_GROUPS - len(done))
             if len(done) >= TURN_GROUPS:
                 return done
+            # Processed once: the consumer repeats a rejection until the worker answers it.
             queue.rejected = each.number
             if (gone := self.rejections.reject(queue, each)) is not None:
                 done.append(gone)

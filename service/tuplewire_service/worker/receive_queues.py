@@ -117,21 +117,28 @@ class ReceiveQueues:
         """Remove and return, in order, the messages of removed tasks that have no unacknowledged deliveries.
 
         Such a task gets no more deliveries, so its next consumer continues where this one ends.
+
+        1. The task is local, or its queue was removed before: there is nothing to return.
+        2. Its consumer has unacknowledged messages: the queue stays until they are acknowledged.
+        3. Otherwise the consumer loses the task, and the messages are returned.
         """
         left: list[tuple[TaskGroup, InboundSession]] = []
         for task in tasks:
+            # 1. A task may return before its queue could leave; see _hold().
             queue = self._leaving.get(task)
             if queue is None:
                 continue
             if queue.consumer is not None:
-                # The consumer still has messages to acknowledge; the queue must wait for it.
+                # 2. Forwarded now, these messages would be delivered to the next consumer again.
                 if queue.log.taken > queue.log.acknowledged:
                     continue
                 queue.consumer.drop(queue)
+            # 3. A consumer that has left may have processed messages: remove() marks these as redelivered.
             left += queue.log.remove()
             del self._leaving[task]
             if self.observer is not None:
                 self.observer.left(task)
+            # The offset of a reader may contain a sequence of this worker, so no sequence is used twice.
             self._remember_tail(task, queue.log.tail)
         return left
 
@@ -184,6 +191,7 @@ class ReceiveQueues:
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue messages for a local task, or for a task that moves away."""
+        # Messages for a task that moves follow the queued ones through its queue; see docs/design/moves.md.
         queue = self._queues.get(group.task) or self._leaving[group.task]
         queue.log.append(group, inbound)
         if self.observer is not None:
@@ -228,6 +236,7 @@ class ReceiveQueues:
         messages.
         """
         ranks: list[tuple[bool, int, int, int]] = []
+        # A copy, because queues may be added and removed between two slices.
         for number, (task, queue) in enumerate(list(self._queues.items())):
             if number % _RANKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -265,6 +274,7 @@ class ReceiveQueues:
 
     def end_consumers(self, error: RefusedError) -> None:
         """End every subscription."""
+        # A copy, because the end of a consumer can remove the queue of a task that moves.
         for queue in list(self._all()):
             if queue.consumer is not None:
                 queue.consumer.end(error)
@@ -290,13 +300,20 @@ class ReceiveQueues:
         """Wait until a task has messages after its last seen sequence, or is not local.
 
         Readers track their own position, and do not count as consumers.
+
+        1. A task has such messages, or is not local: return immediately.
+        2. Too many tasks are watched: return immediately, and the reader polls again.
+        3. Otherwise wait until a queue wakes its readers, at most `seconds`.
         """
         change = asyncio.Event()
         queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
+        # 1. The reader must find the new owner of a task that has moved.
         if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
             return
+        # 2. A reader that polls again uses no memory in between.
         if self._watched + len(queues) > _MOST_WATCHED:
-            return  # the reader polls again, and uses no memory until then
+            return
+        # 3. A cancelled call must leave no event in a queue.
         self._watched += len(queues)
         for queue, _ in queues:
             queue.readers.add(change)
@@ -335,9 +352,11 @@ class ReceiveQueues:
 
         Raises SupersededError if the task has a consumer.
         """
+        # The messages of a task that moves are forwarded, so there is nothing to release here.
         if task not in self._queues:
             return False
         queue = self._unconsumed(task)
+        # Delivered first, because only delivered messages can be acknowledged.
         self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=TURN_GROUPS))
         done = queue.log.progress(sequence, sequence, TURN_GROUPS)
         if done:
