@@ -146,10 +146,17 @@ class Rejections:
         """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.
 
         Returns the message if it has left its queue; None if it stays there, or if another message was
-        rejected.
+        rejected. See docs/design/acking.md.
+
+        1. The message is not the oldest unacknowledged one: nothing happens.
+        2. It has reached the reject limit, and there is no dead-letter task: it is dropped.
+        3. Its consumer waits for it, and it becomes no dead letter: it keeps its place, and its queue waits.
+        4. Otherwise it leaves its queue, and a copy is sent when it is due.
+        5. There is no space for the copy: the sender gets no credit for the message until there is, unless
+           the task moves or the worker drains.
         """
         log, task = queue.log, queue.task
-        # Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
+        # 1. Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
         if found is None:
             return None
@@ -160,38 +167,48 @@ class Rejections:
         if messages := self._log_rate.due((event, task)):
             extra = {"task": task, "messages": messages, "reason": each.reason or "none was given"}
             logger.warning(event, extra=extra)
+        # 2. Counted here, because no copy is sent that would count it later.
         if copy is None:
             self._ledger.dropped[DropReason.REJECTED] += 1
             return _settle(log, each)
         now = time.monotonic()
         due = now if self.hurried or settles is not None else now + each.after_millis / 1000
         self.wake(due)
-        # The message keeps its place, and its queue waits for the delay.
+        # 3. Later messages follow it, so the consumer receives its messages in order.
         if each.wait and settles is None:
             grown = copy.size_bytes - group.size_bytes
             log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
             log.rewind(log.acknowledged)
             queue.held_until = max(queue.held_until, due)
             return None
+        # 4. Later messages are delivered in the meantime.
         room = self._keep(copy, settles, due)
         done = _settle(log, each)
         own = done.token is self or getattr(done.token, "origin", None) is self
         stays = own and copy.task == group.task  # it already occupies space
-        # A move waits until all of the task's messages are released.
+        # 5. Not during a move: it waits until all of the task's messages are released.
         if room.full and not (stays or queue.leaving or self.hurried):
             room.kept.append((done.token, task, done.messages, done.size_bytes))
             done = replace(done, token=room)
         return done
 
     def _copy_of(self, group: TaskGroup, each: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
-        """Return the copy of a rejected message, and the reason that the original is dropped, if any."""
+        """Return the copy of a rejected message, and the reason that the original is dropped, if any.
+
+        1. A dead letter is copied unchanged.
+        2. A message below the limit is copied with its new number of rejections.
+        3. Without a dead-letter task there is no copy.
+        4. Otherwise the copy is a dead letter.
+        """
         rejections = rejections_of(headers_of(group)[1]) + 1
         dead_letter_task = self._settings.dead_letter_task
-        # A dead letter is never dropped or moved again: it is redelivered without a limit.
+        # 1. A dead letter is never dropped or moved again: it is redelivered without a limit.
         if group.task == dead_letter_task:
             return group, None
+        # 2. The number is a header, so it stays with the message through moves.
         if rejections < self._settings.reject_limit:
             return again(group, rejections), None
+        # 3. and 4. The ledger distinguishes both outcomes.
         if dead_letter_task is None:
             return None, DropReason.REJECTED
         now_micros = time.time_ns() // 1000
@@ -251,6 +268,7 @@ class Rejections:
 
     def give_back(self, task: int | None = None) -> None:
         """Release the rejected messages of a task that moves away to their senders; None: of all tasks."""
+        # All rooms, because copies for the dead-letter task come from several tasks.
         for room in list(self._rooms.values()):
             room.give_back(task)
 
@@ -259,6 +277,7 @@ class Rejections:
         self.hurried = True
         for copy in self._waiting:
             copy.due = -math.inf
+        # With equal times, copies are sent in the order of their numbers.
         heapq.heapify(self._waiting)
         self.give_back()
         self.wake(-math.inf)
