@@ -88,13 +88,17 @@ class Move:
     def must_wait(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if earlier messages of the same entry worker are still on an old route.
 
-        Messages from another worker follow them there; see earlier().
+        1. An old route is lost: all messages wait until its messages are returned.
+        2. Messages from another worker never wait for a route; they follow on it, see earlier().
+        3. Messages of this worker's programs wait until the receivers have released the earlier ones.
         """
-        # Returned messages are older and have not arrived yet.
+        # 1. Returned messages are older and have not arrived yet.
         if any(route.lost for route in self.routes):
             return True
+        # 2. Half of a queue could otherwise wait for the other half; see docs/design/moves.md.
         if inbound.worker_number:
             return False
+        # 3. All earlier messages have lower entry sequences, so no two messages wait for each other.
         return any(_is_behind(group, route.connection, self.own, self.own) for route in self.routes)
 
     def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
@@ -108,10 +112,16 @@ class Move:
         """Return the connection on which messages from another worker must follow earlier ones, or None.
 
         Messages from the same queue therefore stay together, and no message waits for another.
+
+        1. Messages of this worker's programs wait, see must_wait(), unless `own_follow` is set.
+        2. The message before was sent on an old route, and it or an earlier one is unreleased: follow it.
+        3. Otherwise no order is required.
         """
+        # 1. A message that does not wait has no earlier message on an old route.
         if not (inbound.worker_number or self.own_follow):
             return None
         worker = entered_at(group, inbound, self.own)
+        # 2. Each step of a trail is later than the one before, so a message that follows arrives.
         went_to = self.trails.setdefault(worker, Trail(self.first)).before(group.entry_sequence)
         for route in self.routes:
             if route.connection is went_to and not route.lost:
@@ -206,10 +216,15 @@ class Moves:
         """Return the task's move, if any, and the connection on which messages must follow earlier ones.
 
         The connection is None if no order is required. `owner` is the owner of the task, or None.
+
+        1. A departed worker had forwarded earlier messages: follow them to its successor, unless that is the
+           owner, or earlier messages are in flight to the owner.
+        2. The task moves: follow the earlier messages, see Move.earlier().
+        3. The task does not move: no order is required.
         """
         entered = entered_at(group, inbound, self._own)
         after = self.successors.take(group.task, entered) if self.successors else None
-        # A departed worker had forwarded earlier messages: this one is sent behind them, once.
+        # 1. Only one message: later ones follow it, or wait for it.
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
             way = None if owner is None else self._connection(owner)
@@ -219,6 +234,7 @@ class Moves:
                 connection.receipts.watch([group.task])
                 self._moves[group.task].own_follow = True
                 return self._moves[group.task], connection
+        # 2. and 3. Without a move, all messages of the task take one route, in order.
         move = self._moves.get(group.task)
         return move, move.earlier(group, inbound) if move is not None else None
 
@@ -260,6 +276,7 @@ class Moves:
             move.routes = [
                 each for each in move.routes if each.lost or not each.connection.window.all_released(task)
             ]
+            # Until the local queue is empty, later messages must still follow through it.
             if not (move.routes or move.waiting) and self._has_left(task):
                 del self._moves[task]
         return held_groups
@@ -316,6 +333,7 @@ class LostWorkers:
 
     def worker_is(self, number: int, *, connected: bool) -> None:
         """See IConnectionCallback."""
+        # Removed first, so that a worker that is lost again becomes the newest entry.
         self._numbers.pop(number, None)
         if not connected:
             self._numbers[number] = None

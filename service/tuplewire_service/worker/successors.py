@@ -1,7 +1,8 @@
 """Tracks the workers that hold messages forwarded by departed workers.
 
 Later messages follow the same route. If a task moves again before these messages are processed, a message on
-a new route would be delivered before them. Design: docs/design/moves.md.
+a new route would be delivered before them. Used by moves.py. Owns the known successors.
+Call only from the event loop. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Successors:
         for each in unreleased:
             self.hear(departures.of([each[1]]), [each])
         for key in list(self._known):
+            # A successor may have departed, too: its messages are processed, or at its own successor.
             while found := departures.of([self._known[key].incarnation]):
                 if key not in found[0].successors:
                     del self._known[key]
@@ -75,6 +77,7 @@ class Successors:
         for (worker_id, address), incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
                 key = task, entry_worker or self._own
+                # Later messages must follow the last ones, which are at this worker.
                 if entry_sequence >= last.get(key, 0):
                     last[key] = entry_sequence
                     found[key] = Successor(worker_id, address, incarnation)
