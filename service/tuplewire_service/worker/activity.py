@@ -1,4 +1,8 @@
-"""An event that wakes waits for a condition of a worker."""
+"""An event that wakes waits for a condition of a worker.
+
+Used by router.py, sinks.py and worker.py. Owns no state except the event. Call only from the event loop.
+Design: docs/design/drain.md.
+"""
 
 from __future__ import annotations
 

@@ -155,6 +155,7 @@ class Connections:
         leaving = ((peer, connection) for connection, peer in self._leaving.items())
         for (worker_id, address), connection in chain(self._connections.items(), leaving):
             counts, receipts = connection.counts, connection.receipts
+            # A renewed connection has the same worker and address as the one that is closing: see `number`.
             status.peers.add(
                 worker_id=worker_id,
                 address=address,

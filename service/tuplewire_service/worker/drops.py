@@ -1,4 +1,8 @@
-"""Accounting for accepted messages that cannot be routed. Each is counted by its reason."""
+"""Accounting for accepted messages that cannot be routed. Each is counted by its reason.
+
+Used by router.py and transfer_queue.py. Owns no state except the times of its log events.
+Call only from the event loop. Design: docs/design/sessions.md (refusals and the ledger).
+"""
 
 from __future__ import annotations
 

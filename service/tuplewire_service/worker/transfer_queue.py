@@ -1,8 +1,8 @@
 """The transfer queue: outbound messages, and the drainer that groups them by destination worker.
 
-Messages that are queued when the drainer runs are sent together. The senders' credit bounds the queue. Used
-by router.py. Owns the outbound messages of one loop turn. Call only from the event loop. Source: Storm's
-transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
+Messages that are queued when the drainer runs are sent together. The senders' credit bounds the queue.
+Used by router.py. Owns the outbound messages of one loop turn. Call only from the event loop.
+Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -102,11 +102,15 @@ class TransferQueue:
     ) -> list[TaskGroup]:
         """Submit groups to a connection; return the groups that it did not accept because it is closed.
 
-        Messages that the peer would refuse are dropped individually.
+        1. There is no connection, or it is closed: the groups are returned.
+        2. A message is too large for the peer: only this message is dropped.
+        3. The connection raises another error: all groups are dropped.
         """
+        # 1. No connection is opened after Connections.close().
         if connection is None:
             return groups
         try:
+            # The receiver may otherwise delay a release that the sender waits for.
             if inbound.wants_releases:
                 connection.receipts.watch([group.task for group in groups])
             for kept, run in groupby(groups, attrgetter("kept")):
@@ -117,13 +121,14 @@ class TransferQueue:
         except ClosedError:
             return groups
         except MessageTooLargeError as error:
-            # Separate the messages that fit, so that only the others are dropped.
+            # 2. Separate the messages that fit, so that only the others are dropped.
             pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
                     self._drops.give_up(group, inbound, DropReason.TOO_LARGE, str(error))
             return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
+            # 3. These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
                 self._drops.give_up(group, inbound, DropReason.REFUSED, str(error))
             return []
