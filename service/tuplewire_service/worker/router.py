@@ -57,10 +57,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: Observer | None = None,
     ) -> None:
-        """Start without an assignment. `observer` traces messages.
+        """Start without an assignment. `draining` returns True once this worker drains.
 
-        `draining` returns True once this worker drains. `on_departures` is called with departed workers, and
-        with the ones that were not known, which are without their sinks.
+        `on_departures` is called with departed workers, and with the new ones, without their sinks.
         """
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have reported in a frame."""
@@ -108,7 +107,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.table.version
 
     def update(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Apply a newer assignment; return False for the current one. See Assignment.succeeds()."""
+        """Apply a newer assignment; return False for the current one. See Assignment.succeeds().
+
+        1. A task is removed here: its queue is delivered no further, and sent to the new owner.
+        2. Another worker loses a task: new messages wait until it has released the earlier ones.
+        """
         if not assignment.succeeds(self.table.assignment, self._settings.topology, force=force):
             return False
         self._transfer.drain()  # send by the old routes
@@ -126,13 +129,14 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
         for task in gone:
-            self.rejections.give_back(task)
+            self.rejections.give_back(task)  # 1. The move waits until all messages are released.
             self._moves.begin(task)
         after = {worker.peer: worker.tasks for worker in self.table.others}
         for worker in before:
             tasks = after.get(worker.peer, ())
             if tasks == worker.tasks:
                 continue
+            # 2. A worker that restarts at another address is another peer: the old one loses all tasks.
             lost = sorted(set(worker.tasks).difference(tasks))
             self._wait_for(worker.peer, lost)
             self._forget(lost)
@@ -140,9 +144,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def refresh(self) -> None:
         """Connect to the owners of outbound tasks, and to previous owners until their tasks have moved.
 
-        Other connections open with their first message. A draining worker with remaining messages connects to
-        all workers, to announce its departure. A previous owner counts as lost if it is unreachable and no
-        longer in the assignment.
+        A previous owner is lost if it is unreachable and not assigned. For drains, see docs/design/moves.md.
         """
         if self._closing:
             return
@@ -169,10 +171,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self.connections.renew(peer)
 
     def lose(self, peers: Collection[Peer]) -> None:
-        """Treat these workers as dead until an assignment names them.
-
-        The next assignment reroutes their unacknowledged messages immediately, or drops them.
-        """
+        """Treat peers as dead until an assignment names them. The next one reroutes or drops messages."""
         self._dead.update(peers)
 
     def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
@@ -180,7 +179,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not self._moves:
             return
         moving = self._moves.among(tasks)
-        # Queues are emptied first: their messages are older than those held for the move.
+        # Queues are emptied first: their messages are older than the held ones.
         self._reroute(self._moves.out_of_queues(self.queues.leave(moving)))
         self._moves.stay(moving, self.table.owner_of)
         self._reroute(self._moves.done(moving))
@@ -213,37 +212,45 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves()
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Route a batch to local queues or the transfer queue, or refuse its messages."""
+        """Route a batch to local queues or the transfer queue, or refuse its messages.
+
+        1. A program routes a task of another worker by an old assignment: refused.
+        2. Workers forward the messages in a cycle: refused.
+        3. No worker holds the task of a program's messages: refused. Otherwise they get entry sequences.
+        4. The sending worker has a newer assignment: the task counts as local until the assignment arrives.
+        5. Earlier messages are on an old route: the messages wait. Otherwise _route() queues or sends them.
+        6. No worker owns the task: refused, or dropped if the messages were forwarded before.
+        """
         batch.hold()
         inbound, version = batch.inbound, batch.assignment_version
         ahead = version > self.assignment_version and inbound.worker_number
         if ahead:
             self.version_received = max(self.version_received, version)
         now_micros = time.time_ns() // 1000
-        # Only programs are refused for an old version: no worker has accepted their messages yet.
+        # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
             if stale and self.place_of(group.task) != LOCAL:
                 batch.refuse(group, self.table.stale(group.task, version))
                 continue
-            # Contradictory assignments could forward a message in a cycle.
+            # 2. Contradictory assignments could forward a message in a cycle.
             if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
                 batch.refuse(group, self.table.circling(group.task))
                 continue
             if not inbound.worker_number:
-                if not (self.holder_known(group.task) or group.task in self._moves):
+                if not (self.holder_known(group.task) or group.task in self._moves):  # 3.
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
                 kept = inbound.wants_releases
                 group = self._entry_sequences.place(group, now_micros, kept=kept)  # noqa: PLW2901
-            # The sending worker has a newer assignment, so the task belongs here.
+            # 4. By this newer assignment, the task belongs here.
             if ahead:
                 self._open_early(group.task)
-            if not self._moves.keep(group, inbound) and not self._route(group, inbound):
+            if not self._moves.keep(group, inbound) and not self._route(group, inbound):  # 5.
                 if not group.forwarded:
-                    batch.refuse(group, self.table.not_here(group.task))
+                    batch.refuse(group, self.table.not_here(group.task))  # 6.
                     continue
-                self._drops.unroutable(group, inbound)  # its program was already notified of acceptance
+                self._drops.unroutable(group, inbound)  # 6. Its program was already notified of acceptance.
             self._ledger.accepted += len(group)
         self._transfer.drain()
         if self.taps:
