@@ -184,6 +184,7 @@ class Worker:
     async def _let_in(self) -> None:
         """Accept messages of programs only while the assignment names this worker; senders retain them."""
         async with self._changing_intake:
+            # A drain sets the intake without this method.
             intake = Intake.WORKERS if self.router.table.misnamed else Intake.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
                 self._intake = intake
@@ -215,11 +216,15 @@ class Worker:
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Refuse new messages, deliver or forward held ones, close, and return the ledger.
 
-        Moves get at most half of the time, including moves that start during the drain. Messages held for a
-        move may depend on messages of other workers, and a restarted worker does not know the move.
+        1. Moves, forwarded messages and staged messages of sinks get at most half of the time. Only workers
+           may send, and the program in this process.
+        2. Consumers and other workers accept the held messages. Only workers that drain, too, may send.
+        3. The same, while no worker may send.
+        4. If stage 1 has new work, it starts again, within the same half of the time.
+        5. The departure is announced, and the connections and servers are closed.
 
-        Staged messages of sinks get the same time to be published. Unconsumed messages count as
-        dropped{shutdown} at the deadline. They are not released, so senders in mode `processed` resend them.
+        Unconsumed messages count as dropped{shutdown} at the deadline. They are not released, so senders in
+        mode `processed` resend them. See docs/design/drain.md.
         """
         now = self._clock()
         deadline = now + deadline_seconds
@@ -242,21 +247,24 @@ class Worker:
 
         while True:
             self.waits_for = "programs to end their streams"
-            # Programs stop first; workers may still forward messages that held ones depend on.
+            # 1. Held messages may depend on messages that other workers still have to forward.
             async with self._changing_intake:
                 await self.servers.stop_intake(Intake.WORKERS)
             self.waits_for = "messages on their way to other workers"
             await router.activity.until(lambda: not passing(), moves_deadline)
+            # 2. The messages of another draining worker would be lost with it.
             self.waits_for = "messages that are held, and other workers to end their streams"
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await router.activity.until(finished, deadline)
             if not stays_open():
-                # No move is in progress, or the time for moves has passed.
+                # 3. Messages that arrive after the last wait would be acknowledged, then dropped.
                 await self.servers.stop_intake(Intake.NOBODY)
                 # Wait for messages that were received before the intake stopped.
                 await router.activity.until(finished, deadline)
+            # 4. A restarted worker does not know the move, so it must end here.
             if not stays_open():
                 break
+        # 5. The program may send messages of its own until now.
         if self.program is not None:
             await in_own_thread(self.program.disconnect)
         for ticker in self._tickers:
