@@ -116,6 +116,7 @@ class Assignment:
             if not force:
                 self._check_room(known)
             return True
+        # The same version with other content is an error: two drivers or files contradict each other.
         if self == known:
             return False
         raise StaleAssignmentError(
@@ -186,6 +187,7 @@ _NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole numb
 
 
 def _typed(value: Any, kind: type[Any], what: str) -> Any:
+    # isinstance() would accept true as a version or a task.
     if type(value) is not kind:
         raise ConfigError(f"{what} must be {_NAMES[kind]}, not {_shown(value)}")
     return value
@@ -216,6 +218,7 @@ def load_assignment(path: Path) -> Assignment:
 def parse_assignment(content: bytes, path: Path) -> Assignment:
     """Read an assignment from the content of a file. Raises ConfigError for any invalid bytes."""
     try:
+        # Some editors write a byte order mark, which is not JSON.
         return Assignment.from_json(json.loads(content.decode("utf-8-sig")))
     except RecursionError as error:
         raise ConfigError(f"assignment {path}: it is nested too deeply") from error

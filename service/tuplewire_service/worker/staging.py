@@ -371,6 +371,7 @@ class Staging:
         )
         error: type[TuplewireError] = EpochTooLargeError
         why = f"of more than {memory + disk} bytes"
+        # It fits alone, so waiting helps, unless epochs that also wait hold all space.
         if self._room(*piece, memory, disk) is not Room.NONE:
             if not self._is_stuck(state):
                 return

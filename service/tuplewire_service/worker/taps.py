@@ -79,6 +79,7 @@ class Tap:
         if not chosen:
             return
         now = time.monotonic()
+        # After a pause, the messages of at most one second are copied together.
         self._room = min(
             float(self.wanted.per_second), self._room + (now - self._filled) * self.wanted.per_second
         )

@@ -71,6 +71,7 @@ class TimeShares:
             held_since: Time since which a connection cannot send; None if all can.
         """
         waited = self._waited
+        # The causes have a fixed order, so the states add up to the age; see docs/design/status.md.
         if full_here:
             waited[TimeState.BACKPRESSURED_QUEUE] += ended - began
             return

@@ -111,6 +111,7 @@ class WorkerObserver(Observer):
         for each in settled:
             token = each.token
             if isinstance(token, _Forwarded):
+                # All messages of a group share one span, which ends with the last of them.
                 token.left -= each.messages
                 if token.left <= 0:
                     about = {"tuplewire.to": token.to}
