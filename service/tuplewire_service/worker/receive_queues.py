@@ -119,7 +119,7 @@ class ReceiveQueues:
         Such a task gets no more deliveries, so its next consumer continues where this one ends.
 
         1. The task is local, or its queue was removed before: there is nothing to return.
-        2. Its consumer has unacknowledged messages: the queue stays until they are acknowledged.
+        2. Its consumer has unacknowledged messages: the queue stays until it acknowledges them, or leaves.
         3. Otherwise the consumer loses the task, and the messages are returned.
         """
         left: list[tuple[TaskGroup, InboundSession]] = []

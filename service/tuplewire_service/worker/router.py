@@ -57,7 +57,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: Observer | None = None,
     ) -> None:
-        """Start without an assignment. `draining` returns True once this worker drains.
+        """Start without an assignment. `draining` returns True once this worker drains; `observer` traces.
 
         `on_departures` is called with departed workers, and with the new ones, without their sinks.
         """
