@@ -1,7 +1,7 @@
 """The messages of sinks: staged by attempt, chosen by epoch, and queued when there is space.
 
-Used by worker.py, for control/sink_servicer.py. Owns the staging, the publications and their files. Call only
-from the event loop. Design: docs/design/sinks.md.
+Used by worker.py, for control/sink_servicer.py. Owns the staging, the publications and their files.
+Call only from the event loop. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
