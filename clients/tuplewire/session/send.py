@@ -119,21 +119,25 @@ class SendWindow(HeldMessages):
     def opened(self, welcome: Welcome) -> None:
         """Continue over a new stream according to the receiver's welcome.
 
-        Raises ProtocolError if the receiver resumes at a frame that this sender does not have.
+        1. The receiver resumes at a frame that this sender does not have: raise ProtocolError.
+        2. It remembers this session: repeat the frames after its last one, with their old numbers.
+        3. It has no memory of this session: repeat all messages in new frames, and mark written messages as
+           redelivered. If another process answers, count messages possibly lost with the previous one.
         """
         known = (
             welcome.receiver_incarnation == self.receiver_incarnation != 0
             and welcome.last_sequence >= self.acknowledged
         )
         if not known and welcome.last_sequence:
-            # The receiver would discard this sender's first frames as duplicates.
+            # 1. The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
                 f"the receiver resumes at frame {welcome.last_sequence} a session that this sender does not "
                 "have: give every process a sender id or an incarnation of its own"
             )
-        if known:
+        if known:  # 1.
             self._check_sent(welcome.last_sequence)
         same_worker = welcome.worker_incarnation == self.worker_incarnation != 0
+        # 3. A process that evicted the session still has its messages. Another process does not have them.
         if not known and not same_worker:
             self.receiver_gone()
         self.receiver_answers = False
@@ -141,13 +145,15 @@ class SendWindow(HeldMessages):
         self._initial = welcome.initial_credit.messages, welcome.initial_credit.bytes
         self.receiver_incarnation = welcome.receiver_incarnation
         if known:
+            # 2. The last acknowledgement may be lost with the stream, and the welcome replaces it.
             self.update(
                 Ack(sequence=welcome.last_sequence, credits=welcome.credits, refusals=welcome.refusals)
             )
             self._resend = deque(self._in_flight)
         else:
+            # 3. Credits in this welcome are for tasks with a smaller share; see session/shares.py.
             self._exceptions = {_flow_of(grant): (grant.messages, grant.bytes) for grant in welcome.credits}
-            self._start_over()  # renumber: the receiver has no memory of earlier frames
+            self._start_over()
         self._fit(welcome)
         self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
         self.without_credit.clear()
@@ -179,6 +185,7 @@ class SendWindow(HeldMessages):
 
     def _start_over(self) -> None:
         """Move all messages back to the head of their flows: the receiver has no memory of the session."""
+        # Retained messages were sent before the frames in flight, so they move to the head last.
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
                 self._flows[entry.group.flow].pending.appendleft(entry.redelivered())
@@ -202,6 +209,7 @@ class SendWindow(HeldMessages):
         if self._resend:  # frames that the receiver lacks, first and with their old numbers
             frame = self._resend.popleft()
             return frame.out()
+        # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
         if self._enough_on_the_way:
             return None
         entries: list[Entry] = []
@@ -219,9 +227,11 @@ class SendWindow(HeldMessages):
             if not flow.pending:
                 self.without_credit.pop(number, None)
             elif flow.has_credit:
+                # The frame is full. The flow moves behind the others, so that tasks take turns.
                 self._ready[number] = None
             else:
                 self.without_credit[number] = None
+        # A frame without messages can still report closed flows.
         if not entries and not self._closing:
             return None
         asks = self._asking.asks(now, pressing=pressing or self._short_of_room(entries))
@@ -276,20 +286,25 @@ class SendWindow(HeldMessages):
     # --- updates from the receiver ------------------------------------------------------------
 
     def update(self, update: Ack) -> None:
-        """Apply an acknowledgement with its grants and refusals.
+        """Apply an acknowledgement, unless missed() returns True for it. A repeated one has no effect.
 
-        A repeated one has no effect. Do not pass an update for which missed() returns True.
-        Raises ProtocolError if it acknowledges a frame that was never sent.
+        1. A refused message is dropped.
+        2. A message that is retained until it is processed is settled later, by a grant.
+        3. Any other message is settled now. If it has a token, a later grant reports its release.
+
+        Raises ProtocolError if the update acknowledges a frame that was never sent.
         """
         self._check_sent(update.sequence)
+        # 1. This is done first, because steps 2 and 3 treat the rest of a frame as accepted.
         self._refuse(update.refusals)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
                 flow = self._flows[entry.group.flow]
-                if entry.retain:  # settled by a release
+                # 2. The receiver may still fail before the message is processed.
+                if entry.retain:
                     flow.unprocessed.append(entry)
                     continue
-                self._settle(entry, None)
+                self._settle(entry, None)  # 3.
                 if entry.token is not None:
                     flow.unprocessed.append(self.settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
@@ -297,6 +312,7 @@ class SendWindow(HeldMessages):
             self._closed = {
                 number: frame for number, frame in self._closed.items() if frame > self.acknowledged
             }
+        # A welcome with too many refusals acknowledges fewer frames than arrived; this update has the rest.
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
         for grant in update.credits:
@@ -328,6 +344,7 @@ class SendWindow(HeldMessages):
         number = _flow_of(grant)
         flow = self._flows.get(number)
         if flow is None:
+            # The first grant of a task with a smaller share can change before its first message is sent.
             if number in self._exceptions:
                 self._exceptions[number] = grant.messages, grant.bytes
             return
@@ -344,9 +361,9 @@ class SendWindow(HeldMessages):
         while flow.unprocessed and flow.processed + flow.unprocessed[0].messages <= processed:
             done = flow.unprocessed.popleft()
             flow.processed += done.messages
-            if isinstance(done, Entry):
+            if isinstance(done, Entry):  # 2. in update()
                 self._settle(done, None)
-            else:
+            else:  # 3. in update()
                 self._released.append(done)
 
     def _refuse(self, refusals: Iterable[Refusal]) -> None:
@@ -357,6 +374,7 @@ class SendWindow(HeldMessages):
             by_frame.setdefault(refusal.sequence, {}).setdefault(_flow_of(refusal), reason)
         first = self._in_flight[0].sequence if self._in_flight else 0
         for sequence, reasons in by_frame.items():
+            # After a probe, refusals are repeated. An earlier update settled this frame.
             if not first <= sequence < first + len(self._in_flight):
                 continue
             frame = self._in_flight[sequence - first]  # frames are numbered without gaps
