@@ -113,6 +113,7 @@ class CreditBook:
                 counted.append(group)
                 self._check(group.flow, account)
         except RefusedError:
+            # The frame is not accepted as a whole, so none of its messages may use up credit.
             for group in counted:
                 self.refused(group)
             raise
@@ -182,20 +183,26 @@ class CreditBook:
             self._has_credit(flow)
 
     def released(self, flow: int, messages: int, size_bytes: int) -> bool:
-        """Count released messages; return True if the sender should get a grant now."""
+        """Count released messages; return True if the sender should get a grant now.
+
+        1. The sender or a move waits for each release: send a grant.
+        2. Everything is released: send a grant.
+        3. The grant would add at least a quarter of the window: send it. Otherwise, skip it.
+        """
         account = self._accounts[flow]
         account.released_messages += messages
         account.released_bytes += size_bytes
         self.released_messages += messages
         self.released_bytes += size_bytes
         window = self._shares.window(flow)
-        # Skip the grant while it would add less than a quarter of the window. Once everything is released, a
-        # grant is sent regardless: an upstream worker's window may be smaller than this quarter.
         if (
+            # 1. Forwarded messages (flow < 0) are part of a move, which waits for their release.
             not self._wants_releases
             and flow >= 0
             and flow not in self._watched
+            # 2. An upstream worker's window may be smaller than this quarter, and its senders would wait.
             and account.released_messages < account.received_messages
+            # 3. A grant costs as much as a message on the stream, regardless of its content.
             and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
             and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
         ):
@@ -209,6 +216,7 @@ class CreditBook:
         This ends for a task when the sender closes the flow to it. Tasks beyond MAX_TASKS are not watched.
         """
         self._watched.update(islice(tasks, MAX_TASKS - len(self._watched)))
+        # A release before this request was possibly not reported.
         self._changed.update(dict.fromkeys(self._watched & self._accounts.keys()))
 
     @property

@@ -113,20 +113,28 @@ class Flow:
         return self.pending[first].age if first < len(self.pending) else 0
 
     def take(self, entries: list[Entry], room: int) -> int:
-        """Move messages with credit into a frame; return its free space in bytes, 0 if it is full."""
+        """Move messages with credit into a frame; return its free space in bytes, 0 if it is full.
+
+        1. The frame has no space for the next entry: it is full.
+        2. The flow has no credit: other flows may use the free space.
+        3. The credit is less than the entry: send only the part with credit.
+        4. Otherwise, send the whole entry.
+        """
         pending = self.pending
         while pending:
             entry = pending[0]
             group = entry.group
             count, size = len(group), group.size_bytes
-            # A frame takes at least one entry, so an entry above the frame's size is sent alone.
+            # 1. A frame takes at least one entry, so an entry above the frame's size is sent alone.
             if entries and (wire_bytes(group) > room or len(entries) >= MAX_FRAME_GROUPS):
                 return 0
             allowed = self.limit_messages - self.sent_messages
             allowed_bytes = self.limit_bytes - self.sent_bytes
+            # 2. Tasks are independent: one without credit must not block the others.
             if allowed <= 0 or allowed_bytes <= 0:
                 return room
-            if count > allowed or size > allowed_bytes:  # send only the part with credit
+            # 3. The last message may start within the granted bytes and exceed them.
+            if count > allowed or size > allowed_bytes:
                 allowed = min(allowed, starting_within(group, allowed_bytes))
                 if allowed < count:
                     pieces = [entry.having(piece) for piece in cut(group, allowed)]
@@ -134,7 +142,7 @@ class Flow:
                     pending.extendleft(reversed(pieces))
                     entry = pieces[0]
                     count, size = allowed, entry.group.size_bytes
-            pending.popleft()
+            pending.popleft()  # 4.
             entries.append(entry)
             self.sent_messages += count
             self.sent_bytes += size
@@ -193,6 +201,7 @@ class InFlight:
             # A frame contains the time of its first message once, and a run only a different time.
             if same_time(micros, first_micros):
                 micros = first_micros
+            # A run has only the entry sequence of its first message, so it ends at a gap.
             if (
                 last is not None
                 and group.joins(last)

@@ -55,6 +55,7 @@ class QueueShares:
             return self.initial
         left = self._left.get(task, _NOTHING)
         room = Share(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
+        # With a minimum here, each new sender could add messages to a queue without free space.
         if room.messages <= 0 or room.size_bytes <= 0:
             return _NOTHING
         return self._share_of(room)
