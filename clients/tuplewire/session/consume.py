@@ -142,25 +142,31 @@ class ConsumeWindow:
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Continue over a new stream, after the sequences in `starts`: (task, sequence) pairs.
 
-        A task starts again at the worker's sequence if the worker is a different one, or if another consumer
-        had the task in between. Acknowledgements of messages that arrived before are then ignored.
+        1. The worker is a different one: all tasks start again at its sequences.
+        2. Another consumer had the task in between, or an awaited rejection is answered: the task starts
+           again at the worker's sequence.
+        3. Otherwise the task continues, and its reported rejections are answered.
+
+        In cases 1 and 2, acknowledgements of messages that arrived before are ignored.
         """
         self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
             self._subscribed.clear()
+            # 1. Each worker numbers the messages of a task itself.
             for task in self._tasks:
                 self._start_anew(task, 0)
         for task, received in starts:
             if (state := self._tasks.get(task)) is None:
                 continue
             said = self._subscribed.get(task, state.received)
-            # The subscribe request also reported rejections. If the awaited one was among them, the worker
+            # 2. The subscribe request also reported rejections. If the awaited one was among them, the worker
             # redelivers from there on.
             if received != said or 0 < state.waits_for <= state.rejections_told:
                 self._start_anew(task, received)
+            # 3. The answer to a subscribe request is also the answer to its rejections.
             elif state.rejections:
-                state.forget_rejections(state.rejections_told)  # the subscribe request contained these
+                state.forget_rejections(state.rejections_told)
                 self._moved[task] = None  # they no longer use up credit
         self._subscribed.clear()
 
@@ -175,6 +181,10 @@ class ConsumeWindow:
 
     def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False, now_ns: int = 0) -> Arrived:
         """Record received messages, and return the new ones.
+
+        1. While a task waits for the answer to a rejection, its messages are ignored.
+        2. After a gap, raise an error.
+        3. Messages that an earlier stream delivered are ignored.
 
         Args:
             deliveries: The messages, numbered within each task.
@@ -193,15 +203,17 @@ class ConsumeWindow:
             if state is None:
                 raise MalformedError(f"messages for task {task} came, which is not subscribed")
             if state.waits_for:
-                # The message was in flight when an earlier one was rejected with `wait`. The worker
+                # 1. The message was in flight when an earlier one was rejected with `wait`. The worker
                 # redelivers it behind the rejected one.
                 continue
+            # 2. Acknowledgements are cumulative, so one after the gap would include the missing messages.
             if first > state.received + 1:
                 raise MalformedError(f"task {task}: message {first} came after message {state.received}")
             last = delivery.last
+            # 3. The end of a repeated delivery may be new.
             fresh = delivery.within(state.received, last)
             if fresh is None:
-                continue  # a duplicate of messages from an earlier stream
+                continue
             size = fresh.group.size_bytes
             state.received = last
             state.held_bytes += size
@@ -222,6 +234,7 @@ class ConsumeWindow:
         for delivery in arrived.deliveries:
             task, count = delivery.group.task, len(delivery.group)
             state = self._tasks[task]
+            # Otherwise the task has started again, and the worker redelivers these messages.
             if arrived.epoch >= state.epoch:
                 self._moved[task] = None
                 counts = True

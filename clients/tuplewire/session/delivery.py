@@ -222,13 +222,15 @@ class DeliveryLog:
     def rewind(self, received: int | None = None) -> None:
         """Move the delivery cursor back.
 
-        Args:
-            received: The last sequence that a reconnecting consumer has. None for a new consumer: it starts
-                after the last acknowledged message, and messages delivered before are marked as redelivered.
+        1. A reconnecting consumer continues after `received`, the last sequence that it has.
+        2. A new consumer (`received` is None) starts after the last acknowledged message. Messages that were
+           delivered before are marked as redelivered.
         """
+        # 1. The messages up to this position stay delivered, because the consumer can acknowledge them.
         position = (
             self.acknowledged if received is None else max(self.acknowledged, min(received, self.taken))
         )
+        # 2. The previous consumer may have processed messages without acknowledging them.
         self._delivered.move_after(position, self._waiting, redelivered=received is None)
         self.taken = self.received = position
         # Deliveries to the previous stream no longer count as in flight.

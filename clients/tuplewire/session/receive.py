@@ -51,7 +51,10 @@ class ReceiveSession:
     ) -> Sequence[TaskGroup] | None:
         """Accept a frame and return its accepted groups; None if the frame was accepted before.
 
-        Groups to tasks beyond MAX_TASKS are refused and are not returned. After an error the stream must end.
+        1. A repeated frame is ignored.
+        2. After a gap, raise an error. After any error the stream must end.
+        3. Denied groups and groups to tasks beyond MAX_TASKS are refused and are not returned.
+        4. All other groups are accepted.
 
         Args:
             sequence: The frame's number.
@@ -64,8 +67,10 @@ class ReceiveSession:
             CreditExceededError: The frame contains more messages than were granted.
             MalformedError: The frame closes a flow that is in use.
         """
+        # 1. The frame arrived over an earlier stream, and its acknowledgement was lost or delayed.
         if sequence <= self.last_sequence:
-            return None  # sent again after a reconnect
+            return None
+        # 2. The next stream starts after the last accepted frame, and so closes the gap.
         if sequence != self.last_sequence + 1:
             raise SequenceGapError(
                 f"frame {sequence} came after frame {self.last_sequence}; resume the session"
@@ -74,7 +79,7 @@ class ReceiveSession:
         # Close before counting: the frame may use a closed flow again, with new counts.
         for flow in closed:
             credit.close(flow)
-        # Refuse only these groups, so that the stream and the other tasks continue.
+        # 3. Refuse only these groups, so that the stream and the other tasks continue.
         if over := credit.too_many(groups):
             error: RefusedError = ResourceLimitError(
                 f"one session sends to at most {MAX_TASKS} tasks at a time"
@@ -83,7 +88,8 @@ class ReceiveSession:
         if denied:
             without = {id(group) for group, _ in denied}
             groups = [group for group in groups if id(group) not in without]
-        credit.received(groups)  # may raise, and the frame is then not accepted
+        # 4. If this raises an error, the frame is not accepted.
+        credit.received(groups)
         self.last_sequence = sequence
         for group, error in denied:
             self._tell_refused(sequence, group, error)
@@ -126,6 +132,7 @@ class ReceiveSession:
         refusals = list(takewhile(lambda each: each.sequence > after, reversed(self._refusals)))[::-1]
         self._reported = self.last_sequence
         if len(refusals) > MOST_REFUSALS:
+            # The first frame is always complete, so that the sender makes progress.
             last = max(refusals[0].sequence, refusals[MOST_REFUSALS].sequence - 1)
             # Acknowledging a frame without its refusals would count its refused messages as delivered.
             if later := [each for each in refusals if each.sequence > last]:
