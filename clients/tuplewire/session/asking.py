@@ -38,6 +38,7 @@ class Asking:
         self._unasked += 1
         if not (pressing or quick or self._unasked >= MOST_UNASKED):
             return False
+        # A new series starts. Otherwise each later frame within the same 2 ms would request one, too.
         times.clear()
         self._unasked = 0
         return True

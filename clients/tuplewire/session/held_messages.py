@@ -145,6 +145,7 @@ class HeldMessages:
         report of a release until it is worth a grant, or until everything to a task is released.
         """
         count = sum(flow.unreleased for flow in self._flows.values())
+        # Frames in flight count as sent, but this window still has their messages.
         return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
 
     @property
@@ -214,6 +215,7 @@ class HeldMessages:
         In the mode `queued`, messages that the receiver has accepted count as acknowledged, but not as
         released: they were retained only in case the receiver fails.
         """
+        # In the mode `processed` these messages are dropped, because they are not known to be processed.
         if not self._retain:
             for flow in self._flows.values():
                 for entry in self._take_unprocessed(flow):
@@ -316,6 +318,7 @@ class HeldMessages:
             or self.size_bytes * 2 >= settings.max_pending_bytes
             or any(flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries)
         )
+        # With a request in flight, an acknowledgement that frees space will follow anyway.
         return short and not any(frame.asks for frame in self._in_flight)
 
     def _crowded(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
@@ -346,6 +349,7 @@ class HeldMessages:
             return False
         if any(flows[number].written > stay for number, stay in crowded.items()):
             return False
+        # The bounds of single tasks come first: dropping for them frees space in total, too.
         for number, stay in crowded.items():
             while (too_many := flows[number].held - stay) > 0:
                 self._give_up(number, too_many, 0)

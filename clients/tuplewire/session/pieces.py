@@ -75,6 +75,7 @@ def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
 def by_size(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:
     """Split a group into runs of messages within the limit (True) and above it (False), in order."""
     sizes = group.message_sizes()
+    # In the usual case all messages are within the limit, and nothing is copied.
     if group.size_bytes <= limit_bytes or max(sizes) <= limit_bytes:
         return [(True, group)]
     runs = []

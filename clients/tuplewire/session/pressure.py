@@ -67,6 +67,7 @@ class SendingPressure:
         if without_credit != self._without_credit:
             self.outbound.without_credit += without_credit - self._without_credit
             self._without_credit = without_credit
+        # While connected, the writer reports blocked times itself: see idles() and writes().
         if connected:
             return
         if self._window.messages:
@@ -85,6 +86,7 @@ class SendingPressure:
 
     def idles(self) -> None:
         """Record that the driver stops writing, possibly because it waits for acknowledgements."""
+        # Otherwise no message is ready. Flows without credit are counted separately; see look().
         if self._window.full:
             self.outbound.held.setdefault(self, self._clock())
 
