@@ -51,10 +51,13 @@ class Offer:
 class HandOver:
     """The submitted batches and single messages in order, and the number that may be appended without a lock.
 
-    Any thread may append a small single message while there is room. Everything else needs the send buffer's
-    lock. The bounds hold without a lock because each read and each write here is one step. The loop lowers
-    the room before it removes the entries that were counted. A caller reads the number of entries before the
-    room. Each thread may be late with one message, and so exceed a bound by one message.
+    1. With fewer entries than `room`, any thread may append a small single message to any task.
+    2. With fewer entries than `room_elsewhere`, it may do so if the task is below its own limit.
+    3. Everything else is counted first, and needs the send buffer's lock.
+
+    The bounds hold without a lock because each read and each write here is one step. The loop lowers the room
+    before it removes the entries that were counted. A caller reads the number of entries before the room.
+    Each thread may be late with one message, and so exceed a bound by one message.
     """
 
     def __init__(self) -> None:
@@ -154,9 +157,10 @@ _TASK, _SOURCE, _PAYLOAD = itemgetter(0), itemgetter(1), itemgetter(2)
 class HandOverCondition(threading.Condition):
     """A condition with a lock that the caller still holds after an interrupt.
 
-    In threading.Condition, an interrupt may end a wait without the lock. A signal handler that waits releases
-    the lock, perhaps between this thread's check and its wait. A notification in that moment is missed, so a
-    wait checks again after half a second.
+    1. In threading.Condition, an interrupt may end a wait without the lock: acquire the lock again.
+    2. A signal handler that waits releases the lock, perhaps between this thread's check and its wait. A
+       notification in that moment is missed, so a wait checks again after half a second.
+    3. A wait on the messaging loop would stop the loop: check only once.
     """
 
     def __init__(self, lock: Any = None) -> None:
@@ -174,6 +178,7 @@ class HandOverCondition(threading.Condition):
 
         A cancelled call has changed nothing: a predicate takes effect only in the check that makes it true.
         """
+        # The check and the registration share the lock, so that no notification in between is missed.
         with self:
             if found := predicate():
                 return found
@@ -196,12 +201,15 @@ class HandOverCondition(threading.Condition):
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         until = math.inf if timeout is None else time.monotonic() + timeout
         refuse_green_threads()
-        if on_messaging_loop():  # for example in a logging handler; a wait would stop the loop
+        # 3. This is possible in a logging handler, for example.
+        if on_messaging_loop():
             until = 0.0
         try:
             while not (found := predicate()) and (left := until - time.monotonic()) > 0:
+                # 2. A missed notification delays the caller, but never stops it.
                 self.wait(min(left, _LOOK_AGAIN_SECONDS))
         except BaseException:
+            # 1. The caller's `with` block releases the lock, which fails if this thread does not hold it.
             if not self._is_owned():  # type: ignore[attr-defined]
                 self.acquire()
             raise

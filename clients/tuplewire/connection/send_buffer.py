@@ -137,12 +137,15 @@ class SendBuffer:
             and type(task) is int
             and 0 <= task <= MAX_TASK
             and len(payload) <= handed.small_bytes
+            # 1. and 2. in HandOver. The number of entries is read before the room, as explained there.
             and (len(entries) < handed.room or self._has_room_for(task))
         ):
             entries.append((task, source, payload))
+            # After an interrupt at this point, `told` is unchanged, and the next call wakes the loop.
             if handed.told != handed.look:
                 self.wake()
             return True
+        # 3. in HandOver: there is no published room, or the message is not small.
         return self._send_one_counted(task, payload, source)
 
     def _has_room_for(self, task: int) -> bool:
@@ -199,19 +202,27 @@ class SendBuffer:
             raise ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
 
     def _accept(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
-        """Do the same as offer; with the lock, and without waking the loop."""
+        """Do the same as offer; with the lock, and without waking the loop.
+
+        1. On the event loop, the window decides, after it has accepted all submitted messages.
+        2. Another thread submits the messages if the bounds allow it.
+        3. Otherwise, with `drop_oldest`, the loop decides.
+        """
         self._check_open()
         check_sizes(groups, self.window.max_message_bytes)
         if not groups:
             return True
+        # 1. The published room does not include messages that the window accepts directly.
         if threading.get_ident() == self.loop_thread:
             self.take_in()
             self.handed.shut()
             return self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000)
+        # 2. Only the loop changes the window, so an interrupt never leaves the window half changed.
         if self._hand_over(groups):
             return True
         if self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
+        # 3. Only the loop knows which messages were never written, and can be dropped.
         if self._offer_on_loop(Offer(groups)):
             return True
         # Free space may have appeared since the loop's answer, and this thread was not notified of it.
@@ -302,6 +313,7 @@ class SendBuffer:
         handed = self.handed
         handed.look += 1
         now_micros = time.time_ns() // 1000
+        # The loop works on a copy, because callers append entries without the lock.
         if entries := handed.entries[:]:
             for batch in batches_of(entries):
                 self.window.accept(batch, now_micros=now_micros)
@@ -310,6 +322,7 @@ class SendBuffer:
             handed.forget(len(entries))  # after _make_room(): a message is never missing in both counts
             if self.ended or self.failed is not None:  # submitted while the buffer was being closed
                 self.abandon(DropReason.CLOSED if self.failed is None else DropReason.REFUSED)
+        # Offers follow the entries, because earlier messages of the same caller are among the entries.
         if self.offers:
             offers, self.offers = self.offers, []
             handed.shut()
@@ -322,6 +335,7 @@ class SendBuffer:
 
     def notify(self) -> None:
         """Wake all callers that wait; with the lock."""
+        # Without published room, the next caller takes the lock and gets the error.
         if self.closing or self.failed is not None:
             self.handed.shut()
         self.moved.notify_all()
@@ -350,6 +364,7 @@ class SendBuffer:
     def fail(self, error: TuplewireError) -> None:
         """Drop all pending messages, and raise this error to callers from now on."""
         with self.lock:
+            # The submitted messages are moved first, so that they are dropped and counted, too.
             self.take_in()
             self.failed = error
             self.abandon(DropReason.REFUSED)
@@ -358,6 +373,7 @@ class SendBuffer:
         """Accept no more messages, and return True; False if it was closed before. With the lock."""
         if self.ended:
             return False
+        # take_back() must also return messages that are only submitted.
         self.take_in()
         self.closing = self.ended = True
         return True
