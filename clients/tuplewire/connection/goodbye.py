@@ -80,4 +80,5 @@ def _program_ends() -> None:
         messaging_loop().run(_close(left, _EXIT_SECONDS))
 
 
+# A forked child has no connections, so it has no senders to close.
 os.register_at_fork(after_in_child=_open.clear)

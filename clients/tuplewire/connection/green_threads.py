@@ -16,6 +16,7 @@ _LIBRARIES = {
 def refuse_green_threads() -> None:
     """Raise ConfigError if gevent or eventlet has patched threads or select: every wait would hang."""
     for name, (asks, parts) in _LIBRARIES.items():
+        # A library that is not imported has patched nothing.
         module = sys.modules.get(name)
         if module is not None and any(map(getattr(module, asks), parts)):
             library = name.partition(".")[0]

@@ -333,14 +333,22 @@ def _grpc_is_running() -> bool:
 
 
 def _before_fork() -> None:
-    """Shut gRPC down. Ctrl-C does not stop this: Python ignores exceptions in fork hooks and forks anyway."""
+    """Shut gRPC down. Ctrl-C does not stop this: Python ignores exceptions in fork hooks and forks anyway.
+
+    1. The process has no loop: there is nothing to close.
+    2. A server is bound, or the loop's own thread forks: gRPC continues, and the child cannot use gRPC.
+    3. All connections are closed, and gRPC's threads have exited: the child may connect.
+    4. An error, or 5 seconds have passed: the child cannot use gRPC.
+    """
     global _suspended, _survives, _interrupted
     _survives = False
     current = _current
+    # 1 and 2. The loop's thread cannot wait for its own loop.
     if current is None or current.pinned or current.inside:
         return
     _suspended = current  # first, so that the parent always resumes
     deadline = time.monotonic() + _SUSPEND_SECONDS
+    # 3. After Ctrl-C the steps are repeated: a child of a process with half-closed gRPC may crash.
     while not _survives and time.monotonic() < deadline:
         try:
             current.run(current.suspend(), _SUSPEND_SECONDS)
@@ -352,11 +360,12 @@ def _before_fork() -> None:
             _interrupted = True
         except Exception:
             logger.exception("fork.suspend_failed")
-            return
+            return  # 4.
 
 
 def _after_in_parent() -> None:
     global _suspended, _survives, _interrupted
+    # A later fork may skip the hook before it, as in uWSGI, and must not count as safe.
     _survives = False
     if _suspended is not None:
         _suspended.submit(_suspended.resume())
@@ -373,6 +382,7 @@ async def _interrupt_main() -> None:
 
 def _after_in_child() -> None:
     global _current, _suspended, _unusable, _lock
+    # 2 and 4 in _before_fork(), and a fork without that hook.
     if _current is not None and not _survives:
         _unusable = (
             f"process {os.getpid()} was forked while a server was bound, or gRPC in use that could not be "
