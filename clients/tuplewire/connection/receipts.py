@@ -46,6 +46,7 @@ class Receipts:
             settled_before = len(window.settled)
             window.opened(welcome)
             buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
+            # A receiver without memory of the session does not know the watched tasks.
             self._watched_told = not self._watched
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False

@@ -164,6 +164,12 @@ class Resumable(ABC):
         return not self.over
 
     async def _run(self) -> None:
+        """Replace the stream until none is wanted.
+
+        1. An error that every retry would repeat ends the session.
+        2. After any other error of a stream, another one is opened after a delay.
+        3. A defect ends the session, and the loop's exception handler reports it.
+        """
         settings = self._settings
         backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
         while self._wanted:
@@ -171,12 +177,15 @@ class Resumable(ABC):
                 await self._stream(backoff)
             except TuplewireError as error:
                 self._lost(error)
+                # 1. A finished session needs no further stream, and the error has no effect on it.
                 if self._wanted and not self._may_try_again(error):
                     self._in_reach()
                     self._failed(_without_frames(error))
                     return
+                # 2. Warn only after a second, because the connection may return sooner.
                 self._out_of_reach_from_now()
             except Exception as error:
+                # 3. Callers that wait get an error. Without it, they would wait indefinitely.
                 self._in_reach()
                 self._failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
                 raise
@@ -186,7 +195,8 @@ class Resumable(ABC):
                 await asyncio.sleep(backoff.next())
 
     def _may_try_again(self, error: TuplewireError) -> bool:
-        if isinstance(error, RefusedError):  # refused credentials are final only before the first admission
+        # Refused credentials are final only before the first admission; see CREDENTIALS.
+        if isinstance(error, RefusedError):
             return error.code not in FATAL or (error.code in CREDENTIALS and self._admitted)
         return isinstance(error, UnreachableError)
 

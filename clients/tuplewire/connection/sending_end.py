@@ -143,13 +143,16 @@ class SendingEnd(Resumable):
         self.buffer.loop_thread = threading.get_ident()
         super().start()
 
-    # The first of close, take_back and abort to stop waiting decides about the pending messages. A cancelled
-    # call leaves a session that accepts no more messages. Another call must then end it.
+    # The first of these calls to stop waiting decides about the pending messages:
+    # 1. close_async() drops all messages without an acknowledgement at its timeout.
+    # 2. take_back() returns these messages. A worker routes them again.
+    # 3. abort() drops them immediately.
+    # A cancelled call leaves a session that accepts no more messages. Another call must then end it.
 
     async def close_async(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements until the timeout, say goodbye, and drop the rest."""
         await self._finish(timeout)
-        await self._end()
+        await self._end()  # 1.
 
     async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """Close, and return the unacknowledged messages with their tokens, in order for each task.
@@ -158,16 +161,18 @@ class SendingEnd(Resumable):
         marked as redelivered. A second call returns an empty list.
         """
         await self._finish(timeout)
+        # Another call was first, and has dropped or returned the messages.
         if self.buffer.ended:
             return []
         await self.suspend()
-        left = self.receipts.take_back()
+        left = self.receipts.take_back()  # 2.
         self._tell()
         return left
 
     async def _finish(self, timeout: float) -> None:
         self.buffer.stop_accepting()
         await self.buffer.wait_settled(timeout)
+        # The goodbye follows the last acknowledgement: the receiver then forgets the session.
         if self.connected and not self.buffer.pending_messages and self._task is not None:
             self.over = True
             self._due.set()
@@ -188,7 +193,7 @@ class SendingEnd(Resumable):
         """Drop all pending messages, now; from any other thread."""
         if not self.buffer.ended:
             self.buffer.stop_accepting()
-            self._block_on(self._end())
+            self._block_on(self._end())  # 3.
 
     def _block_on(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine on the loop, and wait as flush() does.
@@ -293,12 +298,23 @@ class SendingEnd(Resumable):
             self._due.set()
 
     async def _write(self, stream: ClientStream) -> None:
+        """Write until this side of the stream ends. Each pass does the first step that applies.
+
+        1. The receiver drains: end this side.
+        2. There is a frame: write it.
+        3. A caller waits, and the last frame requested no acknowledgement: request one.
+        4. The session has finished: send the goodbye, and end this side.
+        5. Otherwise, wait.
+
+        A due probe and new tasks to watch are written before steps 2 to 5.
+        """
         pressure = self._pressure
         asked = False
         while True:
             self._due.clear()
+            # 1. The receiver acknowledges the frames that it has, and then ends the stream.
             if self._dismissed:
-                await stream.done_writing()  # the peer acknowledges the frames it has, and ends the stream
+                await stream.done_writing()
                 return
             if self._probing:
                 self._probing = False
@@ -310,26 +326,29 @@ class SendingEnd(Resumable):
             frame = self._next_frame()
             pressure.look(connected=True)
             if frame is None:
+                # 3. Without a request, acknowledgements may be delayed; see docs/design/credit.md.
                 if self.buffer.asking:
                     self.buffer.asking = False
                     if not asked:
                         await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
+                # 4. The goodbye reports departures. After it, the receiver forgets the session.
                 if self.over:
                     goodbye = pb.Goodbye(departures=map(departure_to_wire, self._events.departures()))
                     await stream.write(pb.SendRequest(goodbye=goodbye).SerializeToString())
                     await stream.done_writing()
                     return
-                pressure.idles()
+                pressure.idles()  # 5.
                 await self._due.wait()
                 pressure.goes_on()
                 asked = False
                 continue
-            asked = frame.tell_at_once
+            asked = frame.tell_at_once  # 2.
             pressure.writes(frame)
             frame.assignment_version = self._events.assignment_version()
             await stream.write_frame(frame)
             pressure.goes_on()
+            # Messages that arrive during this wait share the next frame; see docs/design/credit.md.
             if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
                 await self._pacer.gather(wait)
 
