@@ -201,6 +201,7 @@ class ControlClient:
                     watch.cancel()
                     return True
                 seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
+            # A draining worker ends this stream; see docs/design/drain.md.
             return False
 
         with self._mapped_errors(lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"):

@@ -108,6 +108,7 @@ class Dialler:
     ) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
         """Return a channel's credentials and options. With a list of names, this needs a handshake."""
         tls, names = self._tls(), self._names()
+        # Without a list of names, gRPC compares the certificate with the host of the address.
         if not names:
             return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
         decoded, der = _certificate_at(address, tls.context, timeout)
@@ -128,6 +129,7 @@ class Dialler:
         # certificate of the same CA is refused.
         pem = ssl.DER_cert_to_PEM_cert(der).encode()
         credentials = grpc.ssl_channel_credentials(pem, tls.key, tls.certificate)
+        # A wildcard matches any label, and gRPC compares a complete host name.
         name = comparable[0].replace("*", "worker")
         return credentials, [*options, ("grpc.ssl_target_name_override", name)]
 

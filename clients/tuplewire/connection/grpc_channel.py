@@ -161,6 +161,7 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         self._call._cython_call.cancel("the stream is over")
 
     async def end(self) -> TuplewireError:
+        # A call that this side cancels has no status from the worker.
         self._cancelled |= self._call.cancel()
         if self._cancelled:
             return UnreachableError(f"{self._address}: the stream broke")
@@ -177,20 +178,29 @@ class _GrpcClientStream(GrpcStream, ClientStream):
 def error_of(
     code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str, hint: str = ""
 ) -> TuplewireError:
-    """Return the error for a status: the refusal in the metadata, or that the peer is unreachable.
+    """Return the error for a status.
+
+    1. The worker refused the call: the metadata contains the reason.
+    2. gRPC refused the size of the request.
+    3. The server is not a Tuplewire worker, or has a defect.
+    4. Otherwise, the peer is unreachable.
 
     hint: added if the peer closes the connection during the handshake; see `Dialler.hint`.
     """
+    # 1. The status code is ignored: the worker's own code is more precise.
     for key, value in trailing or ():
         if key == ERROR_KEY:
             return refused(str(value), details)
+    # 2. A retry would fail in the same way. Any other RESOURCE_EXHAUSTED is temporary, as in 4.
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
         return PayloadRefusedError(
             f"{address} refused the size of a request: {details}; name fewer tasks, use a shorter token, or "
             "raise the worker's max_message_bytes and max_frame_bytes"
         )
+    # 3. A worker reports its refusals as in 1.
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
+    # 4. The hint names TLS settings, because gRPC's own text does not.
     hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""
     if no_connection := _NO_CONNECTION.fullmatch(details):
         return UnreachableError(f"{address}: no connection: {no_connection[1]}{hint}")

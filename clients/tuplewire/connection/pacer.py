@@ -40,6 +40,7 @@ class Pacer:
         now: in seconds, from any monotonic clock.
         """
         if size_bytes < SMALL_FRAME_BYTES:
+            # The maximum: a pause allows one burst, regardless of the length of the pause.
             self._due = max(self._due, now) + self._interval
         return max(0.0, self._due - self._tolerance - now)
 
