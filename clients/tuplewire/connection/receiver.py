@@ -139,6 +139,7 @@ class Receiver(Resumable):
         return None
 
     def _none_after(self, timeout: float | None) -> Arrived | None:
+        # A connection without messages is not an error, even if it existed only for a part of the time.
         if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
             raise self._unreachable(timeout)
         return None
@@ -177,6 +178,7 @@ class Receiver(Resumable):
 
     def start(self) -> None:
         super().start()
+        # An admitted consumer waits through restarts of any length; see docs/design/sessions.md.
         if not self._admitted and math.isfinite(seconds := self._settings.connect_seconds):
             self._patience = self._loop.call_later(seconds, self._give_up_waiting)
 
@@ -289,6 +291,7 @@ class Receiver(Resumable):
             with self._lock:
                 asks, now_ns = response.tell_at_once, time.time_ns()
                 arrived = self._window.arrived(deliveries, asks=asks, now_ns=now_ns)
+                # The frame may have only duplicates, or messages behind a rejected one.
                 if arrived.deliveries and self._push is None:
                     self._buffer.append(arrived)
                     self._moved.notify_all()
@@ -296,6 +299,7 @@ class Receiver(Resumable):
                 # Each group has its own acknowledgement: a consumer may stop between two.
                 for part in arrived.parts():
                     self._push.receive(part.groups[0], partial(self.acknowledge, part))
+        # The worker ends the stream once it has read the goodbye, and so all acknowledgements before it.
         if self._said_goodbye:
             self._known = self._acknowledged
 
@@ -312,6 +316,7 @@ class Receiver(Resumable):
             if cursors:
                 progress = pb.Progress(tasks=cursors)
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
+            # Rejections beyond the limit of one request follow in the next one.
             if more:
                 self._progress.set()
             elif closed:
