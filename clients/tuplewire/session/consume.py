@@ -107,6 +107,7 @@ class _Task:
 
     def next_rejections(self) -> tuple[list[Rejection], Rejection | None]:
         """Return the rejections for the next request, and the one that follows them, if any."""
+        # Rejections are numbered without gaps, so the difference of two numbers is an index.
         told = self.rejections_told - self.rejections[0].number + 1 if self.rejections else 0
         start = max(0, told)
         some = list(islice(self.rejections, start, start + _MOST_REJECTIONS + 1))
@@ -176,6 +177,7 @@ class ConsumeWindow:
             self._moved[task] = None  # the subscribe request reported less credit than there is now
         told = received + self._prefetch_messages
         self._tasks[task] = state = _Task(self._epoch, received, received, told=told)
+        # The numbers of rejections continue, because the worker applies each number once.
         state.rejected = state.rejections_told = before.rejected
         return state
 
@@ -293,6 +295,7 @@ class ConsumeWindow:
     def all(self) -> list[TaskCursor]:
         """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
         self._tell_all_rejections()
+        # Clear this first: a cursor with too many rejections is added again.
         self._moved.clear()
         cursors = [self._cursor(task) for task in self._tasks]
         self._subscribed = {cursor.task: cursor.received for cursor in cursors}

@@ -202,6 +202,7 @@ class DeliveryLog:
         self.received = max(self.received, min(received, self.taken))
         while self._marks and self._marks[0][0] <= self.received:
             self._taken_bytes -= self._marks.popleft()[1]
+        # A consumer cannot acknowledge messages that were not delivered to it.
         acknowledged = min(acknowledged, self.taken)
         done: list[Done] = []
         while self._delivered and (entry := self._delivered.first).first <= acknowledged:

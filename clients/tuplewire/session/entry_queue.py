@@ -224,6 +224,7 @@ def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
     columns = cut_column(run.lengths, run.data, ends)
     with_headers = [*accumulate((row[4] if row[5] & _HEADERS else 0 for row in rows), initial=0)]
     headers = cut_column(run.header_lengths, run.header_data, with_headers)
+    # Not strict: `ends` has one more element than the other columns.
     for row, start, column, header, token in zip(rows, ends, columns, headers, run.tokens, strict=False):
         source, forwarded, entry_sequence, accepted_micros, _, flags = row
         group = TaskGroup(

@@ -88,6 +88,7 @@ class Flow:
     def unreleased(self) -> int:
         """The number of sent messages that were not released and are not retained here until processed."""
         count, before = max(0, self.sent_messages - self.released), self.processed
+        # A release may end within an entry, so a part of the entry may already be released.
         for each in self.unprocessed:
             if isinstance(each, Entry):  # retained here, so it is not lost if the receiver fails
                 count -= min(each.messages, max(0, before + each.messages - self.released))

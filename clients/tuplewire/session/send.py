@@ -261,6 +261,7 @@ class SendWindow(HeldMessages):
             del self._flows[number]
             self._ready.pop(number, None)
             self.without_credit.pop(number, None)
+            # The receiver has no record of other flows, and refuses to close an unknown one.
             if flow.sent_messages:
                 self._closing[number] = None
                 self._exceptions.pop(number, None)
