@@ -42,6 +42,7 @@ _MOST_INBOUNDS = 256
 
 def worker_number(worker_id: str, incarnation: int) -> int:
     """Return the number that identifies a worker in forwarded messages, 1 to 2^32-1."""
+    # 0 stands for a program.
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
@@ -62,8 +63,10 @@ class Session:
         worker = hello.kind == pb.PEER_KIND_WORKER
         # The sender id of a worker: its id, then its start and the number of the connection.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
+        # Counts name only workers individually, because programs come and go with new ids.
         self.source = worker_id if worker else EXECUTORS_SOURCE if access.is_own_program else CLIENT_SOURCE
         self.worker_number = worker_number(worker_id, hello.incarnation) if worker else 0
+        # A hello without a mode means `queued`.
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
         self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
@@ -122,6 +125,7 @@ class Session:
         inbound = self._inbounds.get(forwarded)
         if inbound is None:
             if len(self._inbounds) >= _MOST_INBOUNDS:
+                # Queued messages have their own reference to an inbound, so only the cache is lost.
                 self._inbounds.clear()
             inbound = self._inbounds[forwarded] = _Inbound(self, forwarded)
         return inbound
@@ -137,6 +141,7 @@ class Session:
             return
         if self.state.credit.released(flow, messages, size_bytes):
             self.wake()
+        # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
         if self.away and flow >= 0:
             self._leases.left_released(flow, messages, size_bytes)
 
@@ -186,6 +191,7 @@ class Leases:
 
     def outside(self, release: Callable[..., object], *about: int) -> bool:
         """Schedule the release on the event loop if called from another thread; return True in that case."""
+        # pull() releases messages in the thread of its caller, but credit is not thread-safe.
         if self.loop is None or threading.get_ident() == self._thread:
             return False
         self.loop.call_soon_threadsafe(release, *about)
@@ -196,10 +202,12 @@ class Leases:
         status.sharing_sessions += len(self._sharing)
         status.resumable_sessions += len(self._sessions) - len(self._sharing)
         window = self.shares.smallest.messages
+        # Several servers of a worker add to the same status.
         if not status.HasField("smallest_window") or window < status.smallest_window:
             status.smallest_window = window
         sharing = Counter(map(_OWNER, self._sharing))
         for who, count in Counter(map(_OWNER, self._sessions)).items():
+            # Without authentication, the owner is empty, and there are no identities to count.
             if who:
                 known = status.identities[who]
                 known.sharing += sharing[who]
@@ -225,6 +233,7 @@ class Leases:
                 )
             self.forget(idle)
         self._sessions[session.key] = session
+        # Not in the constructor, which runs in the thread that binds the server.
         self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._share(session)
 
@@ -245,6 +254,7 @@ class Leases:
         """Start the lease of a disconnected sender; return False if the session was forgotten."""
         if self._sessions.get(session.key) is not session:
             return False
+        # To the end, because add() forgets the first disconnected session.
         self._sessions[session.key] = self._sessions.pop(session.key)
         lapse = partial(self._lapse, session)
         loop = asyncio.get_running_loop()
@@ -254,6 +264,7 @@ class Leases:
 
     def _lapse(self, session: Session) -> None:
         self._take_share(session)
+        # The session stays resumable without a share; see docs/design/credit.md (leases of senders).
         forget = partial(self.forget, session.key)
         session.lapse = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 

@@ -103,10 +103,12 @@ class Reception(IConnectionCallback):
             refused = {id(group) for group, _ in batch.refusals}
             done = () if batch.held else [group for group in some if id(group) not in refused]
             for group in done:
+                # The result is not needed: the acknowledgement of this frame contains the grant.
                 end.state.credit.released(group.flow, len(group), group.size_bytes)
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""
+        # Two receivers would each get a part of the messages.
         with self._lock:
             if self.callback is not self or self._pulled:
                 other = "recv() takes" if self._pulled else "another callback gets"
@@ -144,6 +146,7 @@ class Reception(IConnectionCallback):
 
 def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
     """Return the groups by forwarding worker; nearly always, all have the same."""
+    # Releases are counted by route, and a batch has one inbound to release its groups.
     routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
     if len(routes) == 1:
         return dict.fromkeys(routes, groups)

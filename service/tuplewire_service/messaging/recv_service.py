@@ -56,6 +56,12 @@ class RecvService(StreamService):
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
+            # Before a subscription, a stream ends in one of four ways:
+            # 1. The caller is not admitted.
+            # 2. No subscribe arrives in time, or too many newer streams are silent too; see SilentStreams.
+            # 3. The peer closes its side before the subscribe. This is not an error.
+            # 4. The subscribe is refused; see _open().
+            # For a stream with a subscription, see RecvStream.carry().
             access = wire.admit()
             denied: _Denied = asyncio.get_running_loop().create_future()
             with access.standing(denied.set_result):
@@ -67,6 +73,7 @@ class RecvService(StreamService):
                     raise MalformedError("the first request of a Recv stream must be a subscribe")
                 wake = asyncio.Event()
                 subscription = await self._open(request.subscribe, access, wake, wire.peer)
+                # The answer promises that all rejections of the subscribe are applied.
                 await _tell(subscription, ())
                 await wire.write(self._subscribed(subscription).SerializeToString())
                 limit = request.subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
@@ -131,6 +138,14 @@ class RecvStream:
 
     async def carry(self) -> None:
         """Read, write and probe until one side ends the stream. Raises the error for its end."""
+        # The ways in which a stream ends:
+        # 1. The consumer says goodbye, or closes its side: _read() returns.
+        # 2. A request violates the protocol: _read() raises MalformedError.
+        # 3. The subscription ends: _write() sends the reason, and raises it.
+        # 4. A message exceeds the consumer's limit: _write() raises PayloadRefusedError.
+        # 5. The admission is withdrawn: `denied` has the error, and the writer sends it as the last response.
+        # 6. The connection breaks: _read() ends, or raises StreamBroken. gRPC also cancels this task.
+        # 7. The server stops: the transport cancels this task.
         writer = asyncio.create_task(self._write(), name="deliver")
         others = [
             asyncio.create_task(self._read(), name="progress"),
@@ -161,6 +176,7 @@ class RecvStream:
             if kind == "progress":
                 self._silence.heard()
                 await _take_progress(self.subscription, request.progress)
+                # Progress ends the pause between small frames, so that a reply is not delayed.
                 self._pacer.press()
             elif kind == "goodbye":
                 return
@@ -185,6 +201,7 @@ class RecvStream:
                     sequence += 1
                     data = frame_of(sequence, part, asks=asks)
                     await wire.write(data)
+                # Messages that arrive during the pause share a frame; see docs/design/credit.md (pacing).
                 if wait := self._pacer.wrote(time.monotonic(), len(data)):
                     await self._pacer.gather(wait)
                 continue
@@ -248,6 +265,7 @@ def _request(data: bytes) -> pb.RecvRequest:
 
 def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:
     """Split deliveries so that each part fits into a response of `limit` bytes."""
+    # Only responses above the consumer's limit are cut, so halves are good enough.
     if sum(wire_bytes(each.group) for each in deliveries) + _FRAME_BYTES <= limit:
         yield deliveries
         return

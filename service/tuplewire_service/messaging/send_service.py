@@ -72,6 +72,7 @@ class SendService(StreamService):
         """Report loads to all senders, and to later ones; later ones get only loads above 0."""
         told = list(loads.items())
         for start in range(0, len(told), _MOST_LOADS):
+            # The key of a part is its start, so that a later report replaces only the same part.
             notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
             for stream in self._streams:
                 stream.notify(notice, start)
@@ -90,6 +91,8 @@ class SendService(StreamService):
             told = departure_to_wire(each)
             self._departures.append((self._departed, told))
             for stream in self._streams:
+                # Programs do not forward messages, so they need no notice; see docs/design/moves.md (workers
+                # that drain).
                 if stream.intake is not Intake.ALL:
                     notice = pb.SendResponse(departures=pb.Departures(departures=[told]))
                     stream.notify(notice, self._departed)
@@ -109,6 +112,8 @@ class SendService(StreamService):
             if not stream.dismissed:  # once: a notified sender ends its side
                 stream.dismissed = True
                 stream.notify(pb.SendResponse(drain=pb.Drain()))
+        # A sender that hangs is no longer read, but still receives its acknowledgements: otherwise it would
+        # send the messages again. See docs/design/drain.md (senders during a drain).
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 for stream in streams:
@@ -123,6 +128,7 @@ class SendService(StreamService):
         for stream in self._streams:
             stream.wake.set()
         tasks = [stream.task for stream in self._streams if stream.task is not None]
+        # A peer that does not read blocks its writer, until the transport ends the stream.
         if tasks:
             await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
 
@@ -131,6 +137,12 @@ class SendService(StreamService):
         stream = SendStream(wire)
         session: Session | None = None
         try:
+            # Before there is a session, a stream ends in one of four ways:
+            # 1. The caller is not admitted.
+            # 2. No hello arrives in time, or too many newer streams are silent too; see SilentStreams.
+            # 3. The peer closes its side before the hello. This is not an error.
+            # 4. The hello is refused; see _open().
+            # For a stream that carries a session, see _carry().
             access = wire.admit()
             with access.standing(stream.end):
                 hello = await self._hello(wire)
@@ -178,6 +190,8 @@ class SendService(StreamService):
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
+        # Only programs have to wait: without an assignment, a worker queues the messages of other workers.
+        # See docs/design/moves.md (order during a move).
         if intake is Intake.ALL and (error := self.reception.callback.not_ready) is not None:
             raise error
         if intake > self.intake:
@@ -208,6 +222,7 @@ class SendService(StreamService):
             session = Session(hello, access, self._epoch, self.leases, self.exhausted)
             session.departed_before = self._departed
             self.leases.add(session)
+        # The rights of each stream are checked again, because tokens and rules may have changed.
         session.access = access
         return session
 
@@ -240,6 +255,16 @@ class SendService(StreamService):
 
     async def _carry(self, session: Session, stream: SendStream) -> None:
         """Read to the end, and write until all messages are sent."""
+        # The ways in which a stream ends:
+        # 1. The sender says goodbye, or closes its side: the last acknowledgement is written.
+        # 2. A drain: the sender closes its side in time. A sender that waits for releases gets them first.
+        # 3. A drain, and the sender does not stop: stop_reading() ends the read, the rest is written, then an
+        #    error.
+        # 4. end(): another stream has the session now, or the admission was withdrawn.
+        # 5. A request violates the protocol or a limit: _read() raises the error.
+        # 6. The connection breaks: the read ends, or raises StreamBroken. gRPC also cancels this task.
+        # 7. The server stops: the transport cancels this task.
+        # The stream may have been ended while the welcome was written (case 4).
         if stream.ending is not None:
             raise stream.ending
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
@@ -248,10 +273,12 @@ class SendService(StreamService):
             await stream.until_stopped(self._read(session, stream))
             stream.finished.set()
             stream.wake.set()
+            # In cases 1 to 3, the writer ends after the last update.
             await asyncio.wait([writer])
             if stream.stopped:
                 raise DrainingError("the worker is draining; connect again later, or to another one")
         except asyncio.CancelledError:
+            # Without an error of end(), this is case 6 or 7.
             if stream.ending is None:
                 raise
             raise stream.ending from None
@@ -267,21 +294,28 @@ class SendService(StreamService):
     async def _read(self, session: Session, stream: SendStream) -> None:
         while (request := await stream.wire.read_request()) is not None:
             if isinstance(request, _FRAMES):
+                # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.opened.wait()
                 self._frame(session, request)
+                # Other frames share an acknowledgement; see docs/design/credit.md (acknowledgements on
+                # request).
                 stream.frames.add(at_once=request.tell_at_once or session.state.pressing)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
+                # A program must not declare that a worker has departed: waiting messages would then continue
+                # too early.
                 if session.worker_number and request.goodbye.departures:
                     departures = [departure_from_wire(each) for each in request.goodbye.departures]
                     self.reception.callback.workers_left(departures)
+                # A newer incarnation may have replaced the session.
                 if self.leases.get(session.key) is session:
                     self.leases.forget(session.key)
                 return
             if kind == "watch_releases":
                 session.watch_releases(request.watch_releases.tasks)
             if kind == "probe":
+                # A brief probe requests only changes, but immediately, because a caller waits for them.
                 if not request.probe.brief:
                     session.state.probe(request.probe.acknowledged)
                 stream.wake.set()
@@ -294,9 +328,11 @@ class SendService(StreamService):
             groups, closed = frame.groups(), frame.closed
         else:
             groups, closed = groups_of(frame), closed_flows_of(frame)
+        # Forwarded messages need no credit, so a program could send them without a bound.
         if not session.worker_number and any(group.forwarded for group in groups):
             raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
+        # The sum comes first: nearly always, the whole group is within the limit.
         for group in groups:
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
                 raise PayloadRefusedError(
@@ -318,8 +354,10 @@ class SendService(StreamService):
             await stream.wake.wait()
             stream.wake.clear()
             stream.frames.told()
+            # Checked before the update is taken, so that the last round includes everything that was read.
             finished = stream.finished.is_set() and not self._lingers(session, stream)
             notices, stream.notices = stream.notices, {}
+            # Notices precede the update: a departure must arrive before the releases of its messages.
             for notice in notices.values():
                 await stream.wire.write(notice.SerializeToString())
             # After a takeover, updates belong to the newer stream.

@@ -41,6 +41,7 @@ class SendStream:
     def notify(self, notice: pb.SendResponse, part: int = 0) -> None:
         """Write this notice soon, replacing an earlier one of its kind or part."""
         key = notice.WhichOneof("kind") or "", part
+        # A relieved task is reported once, so a later status must not replace the report.
         if key[0] == "backpressure" and key in self.notices:
             _merge(self.notices[key].backpressure, notice.backpressure)
         else:
@@ -58,8 +59,10 @@ class SendStream:
         try:
             await reading
         except asyncio.CancelledError:
+            # Cancelled by end(), or by a server that stops.
             if not self.stopped or self.ending is not None:
                 raise
+            # The cancellation only ended the read: this task continues, until the rest is written.
             if self.waiting is not None:
                 self.waiting.uncancel()
 
@@ -67,6 +70,7 @@ class SendStream:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
         if self.ending is None:
             self.ending = error
+            # Without a read, the task may be writing, which must not be cancelled; _carry() raises the error.
             if self.waiting is not None:
                 self.waiting.cancel()
 

@@ -192,6 +192,7 @@ class StreamService:
         log_refusal(wire.peer, error)
         if farewell:
             with contextlib.suppress(TimeoutError, StreamBroken):
+                # A peer that does not read must not delay the status.
                 async with asyncio.timeout(_LAST_WRITE_SECONDS):
                     await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
         await wire.refuse(error)
@@ -228,6 +229,8 @@ def check_receiver(worker_id: str, topology: str, peer: str, said: Any) -> None:
 
     `said` is a message of the wire with the fields `receiver_id` and `topology`.
     """
+    # The id comes first: after WRONG_WORKER, the peer tries again; WRONG_TOPOLOGY is final. See
+    # docs/design/moves.md (hops and worker identity).
     if said.receiver_id not in {"", worker_id}:
         raise WrongWorkerError(
             f"this is worker {worker_id!r}, the {peer} means {said.receiver_id!r}: one of the two has a "
@@ -246,6 +249,7 @@ async def finish_writing(writer: asyncio.Task[None]) -> None:
     that does not read is left in that state.
     """
     try:
+        # After the timeout, wait() does not cancel the write.
         await asyncio.wait([writer], timeout=_LAST_WRITE_SECONDS)
     finally:
         writer.cancel()
