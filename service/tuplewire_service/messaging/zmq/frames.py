@@ -77,6 +77,7 @@ def encode(kind: FrameKind, allowance: Allowance, body: bytes = b"") -> list[byt
 
 def decode(parts: Sequence[bytes]) -> Frame:
     """Read the parts of a frame. Raises MalformedError if they are not a valid frame."""
+    # A hostile peer may send any number of parts; the error names the first four.
     if len(parts) != 2 or len(parts[0]) != _HEADER.size:
         sizes = [len(part) for part in parts[:4]]
         raise MalformedError(f"{len(parts)} parts (of {sizes} ... bytes) are no frame of this transport")
@@ -113,6 +114,7 @@ class ZmqInFlight:
 
     def on_allowance(self, allowance: Allowance) -> None:
         """Apply the allowance of the other side."""
+        # An allowance never falls, even if the peer sends a lower one.
         self._allowed = Allowance(*map(max, self._allowed, allowance))
 
     def on_sent(self, size_bytes: int) -> None:
@@ -121,6 +123,7 @@ class ZmqInFlight:
 
     def on_arrival(self, size_bytes: int) -> None:
         """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
+        # The peer knows only the allowance that was sent last, which may be below the current one.
         if not self._arrived.below(self._told):
             raise MalformedError(f"more was sent than the {self._told.messages} messages that were allowed")
         self._arrived = self._arrived.plus(1, size_bytes)

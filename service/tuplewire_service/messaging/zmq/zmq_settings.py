@@ -94,6 +94,7 @@ def claimed_ipc_port(port: int, claim: ExitStack) -> int:
 
     Raises BindError if it is in use.
     """
+    # In random order, because several workers may start at the same time.
     for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
         with contextlib.suppress(BindError):
             claim.enter_context(claimed_socket(_ipc_path(candidate)))

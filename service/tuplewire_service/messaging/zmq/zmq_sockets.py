@@ -40,6 +40,7 @@ class Sockets:
         """Return a socket with connections that close with their peer and do not reconnect."""
         if self._context is None or self._process != os.getpid():
             self._context = zmq.Context(self._settings.threads)
+            # Each connecting stream needs two sockets, and ZeroMQ's default limit is about a thousand.
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
             self._process = os.getpid()
             self._open = set()
@@ -49,11 +50,13 @@ class Sockets:
         self._open.add(made)
         session = settings.session
         silence = int(1000 * session.keepalive_seconds)
+        # The session sends lost messages again, so a closed socket does not have to.
         made.set(zmq.LINGER, 0)
         # The window is the effective limit; this adds capacity for frames outside the window.
         made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.RCVHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
+        # Heartbeats detect a peer that has stopped without closing its connection.
         made.set(zmq.HEARTBEAT_IVL, silence)
         made.set(zmq.HEARTBEAT_TIMEOUT, silence)
         made.set(zmq.HEARTBEAT_TTL, 2 * silence)
@@ -89,6 +92,7 @@ class Sockets:
     def term(self) -> None:
         """End ZeroMQ's threads, once lingering messages are sent or have timed out."""
         context, self._context = self._context, None
+        # In the child of a fork, ZeroMQ's threads do not exist, and term() would wait for them.
         if context is not None and self._process == os.getpid():
             context.term()
 
@@ -128,6 +132,7 @@ class Pump:
             except zmq.Again:
                 return
             self._take(parts)
+        # More messages may wait, but the descriptor signals only changes.
         self._look()
 
     def _look(self) -> None:

@@ -59,6 +59,7 @@ class ZmqStream(MessageStream):
 
     async def write(self, data: bytes) -> None:
         """See MessageStream: waits while the other side has no space, which limits a burst."""
+        # Within the allowance, a write never reaches a high-water mark, where a ROUTER drops messages.
         while self._why is None and not self._flow.open:
             self._room.clear()
             await self._room.wait()
@@ -66,6 +67,7 @@ class ZmqStream(MessageStream):
         self._flow.on_sent(len(data))
 
     async def read(self) -> bytes | None:
+        # Messages that have arrived come first, then a clean end, then the error.
         while not self._arrived:
             if self._done:
                 return None
@@ -98,6 +100,7 @@ class ZmqStream(MessageStream):
 
     def break_off(self, why: TuplewireError) -> None:
         """Mark the stream as ended; only the first reason counts."""
+        # A lost connection follows most other ends, and must not replace their reason.
         if self._why is None:
             self._why = why
         self._news.set()
@@ -143,6 +146,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
         self._last(FrameKind.DONE)
 
     def _last(self, kind: FrameKind, body: bytes = b"") -> None:
+        # If the stream was ended before, the peer has the first reason, or is disconnected.
         with contextlib.suppress(StreamBroken):
             self._put(kind, body)
         self.break_off(UnreachableError("the stream was ended on this side"))
@@ -184,6 +188,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
                 self._socket.set(zmq.IPV6, int("[" in endpoint))
                 self._socket.connect(endpoint)
                 await self._connected.wait()
+                # The reason is raised below.
                 with contextlib.suppress(StreamBroken):
                     self._put(FrameKind.OPEN, method.encode())
                 await self._answered.wait()
@@ -195,6 +200,11 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             raise self._why
 
     def _take_parts(self, parts: list[zmq.Frame]) -> None:
+        # The ways in which a stream ends for the connecting side:
+        # 1. The server refuses it (REFUSED), or sends anything that is not a valid frame.
+        # 2. The server finishes (DONE): read() returns None.
+        # 3. The monitor reports that the connection is lost; see _take_event().
+        # 4. This side closes it; see end() and close().
         try:
             frame = decode([part.bytes for part in parts])
             if frame.kind is FrameKind.REFUSED:

@@ -75,12 +75,13 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     async def _bind(self) -> int:
         self._socket = self._sockets.make(zmq.ROUTER)
+        # A ROUTER then reports that a peer is disconnected, instead of dropping messages to it.
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._monitor = self._sockets.watch(self._socket)
         try:
             port = self._listen()
         except BaseException:
-            # The ROUTER then reports a disconnected peer, instead of dropping its messages.
+            # Open sockets would block term(), and delay a fork.
             self._close_sockets(0)
             raise
         self._pump = Pump(self._socket, self._take)
@@ -150,6 +151,12 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     async def _carry(self, connection: bytes, stream: ZmqServerStream, serve: Serve) -> None:
         try:
+            # The ways in which a stream ends:
+            # 1. The handler returns: the peer receives DONE.
+            # 2. The handler refuses the stream: refuse() has sent the reason, and raises StreamBroken.
+            # 3. The peer disconnects, which _look() detects, or sends an invalid frame: StreamBroken.
+            # 4. The handler has a defect: the peer receives a general reason, and the log the exception.
+            # 5. The server is unbound: this task is cancelled.
             await serve(stream)
             stream.finish()
         except StreamBroken:
@@ -163,6 +170,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             self._over.add(connection)
 
     def _turn_away(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
+        # An open stream is broken off, so its handler ends as in case 3 of _carry().
         stream = stream or self._stream(connection, "a stranger")
         self._refused_streams[code_of(error)] += 1
         log_refusal(stream.peer, error)
@@ -172,6 +180,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
     def _take_event(self, parts: list[zmq.Frame]) -> None:
         event = parse_monitor_message([part.bytes for part in parts])["event"]
         if event == zmq.EVENT_DISCONNECTED:
+            # A check costs time for each connection; see docs/design/sessions.md (ZeroMQ between workers).
             known = len(self._streams) + len(self._over)
             self._look_after(_LOOK_SECONDS + known * _LOOK_SECONDS_PER_CONNECTION)
         elif event == zmq.EVENT_CLOSED:
@@ -191,9 +200,11 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
     def _look(self) -> None:
         """Find disconnected peers: ZeroMQ reports a disconnect, but not the connection."""
         self._next_look = None
+        # To a disconnected peer, a send fails, which ends its stream.
         for stream in self._streams.values():
             with contextlib.suppress(StreamBroken):
                 stream.greet()
+        # A peer ignores this frame if it has a reason already, because only the first one counts.
         farewell = encode(FrameKind.REFUSED, NOTHING, encode_refusal("UNSPECIFIED", "the stream is over"))
         for connection in list(self._over):
             try:
@@ -213,6 +224,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        # See docs/design/drain.md (senders during a drain).
         if grace is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_SECONDS):
@@ -222,6 +234,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         linger = 0 if grace is None else round(self._settings.linger_seconds * 1000)
         self._socket.set(zmq.LINGER, linger)
         self._socket.unbind(self._endpoint)
+        # unbind() returns before ZeroMQ has closed the port; another server could not bind it yet.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_UNBIND_SECONDS):
                 await self._unbound.wait()
