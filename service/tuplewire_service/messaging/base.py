@@ -31,6 +31,7 @@ BLOCK, NO_BLOCK = 0, 1
 class Intake(enum.IntEnum):
     """The peers from which a server accepts messages, in ascending order; a level includes lower ones."""
 
+    # A drain narrows the intake from the last level to the first; see docs/design/drain.md.
     NOBODY = 0
     """Only the program in the worker's process, which is disconnected at the end of a drain."""
     LEAVING_WORKERS = 1

@@ -35,12 +35,14 @@ def claimed_socket(path: Path) -> Iterator[None]:
         finally:
             path.unlink(missing_ok=True)  # ZeroMQ leaves it
     finally:
+        # Removed while it is locked: otherwise another worker could lock the file just before it is removed.
         lock.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def _locked(path: Path, lock: Path) -> int:
     """Lock a file, and return its descriptor."""
+    # The previous holder may remove the file between open() and flock(). Such a lock would exclude no worker.
     while True:
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -67,6 +69,7 @@ def _remove_left_over(path: Path) -> None:
     if not stat.S_ISSOCK(kind):
         raise BindError(f"cannot listen on {path}: a file that is not a socket is there; remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # connect() would wait while the queue of a busy server is full: its socket counts as used.
         probe.settimeout(_CONNECT_SECONDS)
         try:
             probe.connect(os.fspath(path))

@@ -57,6 +57,7 @@ class TransportFactory:
         try:
             context = _prepared(kind(), conf)
         except TuplewireError:
+            # It already names the setting. Any other exception is a defect of a plug-in.
             raise
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
@@ -88,12 +89,14 @@ def _installed() -> Iterable[EntryPoint]:
 
 
 def _find(name: str) -> Any:
+    # Configurations of Storm name a Java class here, which Python cannot import.
     ours = our_transport(name)
     if ours is not None:
         raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm's: write {ours!r} in place of it")
     for point in _installed():
         if point.name == name:
             return _load(name, point.load)
+    # A name without a dot cannot be a class, so the list of transports helps more than an import error.
     if ":" not in name and "." not in name:
         raise ConfigError(
             f"unknown transport {name!r} in {TRANSPORT_KEY}; known are: "

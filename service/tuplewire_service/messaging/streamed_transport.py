@@ -75,12 +75,14 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._thread = context.thread
         self._topology = topology
         self.port = port
+        # register_recv() and recv() run in any thread, but the event is not thread-safe.
         self._reception = Reception(lambda: self._thread.call(self._send.opened.set))
         self._silent = silent = SilentStreams()
         self._refused_streams = refused = Counter[str]()
         """Streams that were refused or failed, by error code."""
         self._send = SendService(topology, settings, silent, refused, self._reception)
         if callback is not None:
+            # Before the server listens, because a hello already reads the callback's state.
             self.register_recv(callback)
         self._handlers: dict[str, Serve] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
@@ -93,6 +95,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
     async def _start(self) -> None:
         self.port = await self._bind()
+        # See docs/design/forks-and-interrupts.md (forks).
         self._thread.pinned += self.pins_loop
         self.status = ConnectionStatus.READY
 
@@ -172,6 +175,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
             return
         self.status = ConnectionStatus.CLOSED
         if self._recv is not None:
+            # The close ends every Recv stream, so new consumers connect to another worker.
             self._recv.draining = True
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         async with asyncio.timeout(timeout):
@@ -217,6 +221,7 @@ class StreamedClient(IClientConnection):
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         buffer = self.end.buffer
+        # A single message takes a shorter way; see docs/design/forks-and-interrupts.md.
         if not buffer.send_one(messages, payload):
             buffer.send(as_groups(messages, payload), timeout=timeout)
 

@@ -49,6 +49,7 @@ class TransportSettings(Settings):
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> None:
+        # The time grows with every start, and receivers refuse a sender with a lower incarnation as stale.
         values["incarnation"] = values.get("incarnation") or time.time_ns()
 
     def shares(self) -> QueueShares:

@@ -105,6 +105,7 @@ class GrpcServerStream(GrpcStream, ServerStream):
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """See ServerStream: ends with a status that has the error code in its trailing metadata."""
+        # Tuplewire's clients read the error code in the metadata. The status is for other clients.
         status = grpc.StatusCode.FAILED_PRECONDITION
         if isinstance(error, MessageError):
             status = grpc.StatusCode.INVALID_ARGUMENT
@@ -147,6 +148,7 @@ def _bytes_server(server: grpc.aio.Server) -> Any:
         kept: Any = {name: handler(method.stream_stream) for name, method in methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, kept),))
 
+    # The generated function registers its handlers in two forms, and one is enough.
     return SimpleNamespace(add_generic_rpc_handlers=lambda _: None, add_registered_method_handlers=add)
 
 
@@ -170,6 +172,13 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         return server
 
     async def _serve(self, method: str, _: object, context: Context) -> None:
+        # The ways in which a call ends:
+        # 1. The handler returns: gRPC sends the status OK.
+        # 2. The handler refuses the stream: refuse() sends a status with the error code.
+        # 3. The peer disconnects: gRPC cancels the call, or the handler raises StreamBroken.
+        # 4. The server stops: after the grace period, gRPC cancels the call.
+        # 5. The handler has a defect: gRPC logs the exception, and sends the status UNKNOWN.
+        # A server without queues has no Recv.
         if method not in self._handlers:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
         with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent

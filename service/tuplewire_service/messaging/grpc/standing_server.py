@@ -67,6 +67,7 @@ class StandingServer:
     async def stop(self, grace: float | None) -> None:
         """Stop listening; calls in progress get `grace` seconds, or none."""
         self._stopping = True
+        # First the restarts in progress: they would bind the addresses again.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -75,6 +76,7 @@ class StandingServer:
     def _listen(self, server: grpc.aio.Server, address: str) -> str:
         try:
             if address.startswith("unix:"):
+                # A chmod() after the bind would leave the socket open to other users for a moment.
                 with _file_mode(self.socket_mode):
                     server.add_insecure_port(grpc_target(address))
                 return address
@@ -89,6 +91,8 @@ class StandingServer:
         return f"{address.rpartition(':')[0]}:{port}"
 
     async def _serve(self, server: grpc.aio.Server) -> None:
+        # grpcio does not report the end of its main loop. The task is found by its name; see
+        # docs/design/forks-and-interrupts.md (a gRPC server that ends is replaced).
         before = asyncio.all_tasks()
         self._servers.append(server)
         await server.start()

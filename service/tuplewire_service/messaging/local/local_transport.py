@@ -39,6 +39,7 @@ class _LocalServerStream(MemoryStream, ServerStream):
         return self._access
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
+        # In memory, the client receives the exception itself, without a code.
         self.break_off(error)
         raise StreamBroken from error
 
@@ -72,6 +73,11 @@ class LocalServer(StreamedServer["LocalContext"]):
         return near
 
     async def _carry(self, method: str, stream: _LocalServerStream) -> None:
+        # The ways in which a stream ends:
+        # 1. The handler returns: the client reads the end.
+        # 2. The handler refuses the stream: refuse() has broken it off with the error.
+        # 3. The client disconnects: StreamBroken.
+        # 4. The server is unbound: the stream is broken off, and this task is cancelled.
         with contextlib.suppress(StreamBroken):  # the client has disconnected, so no status can be sent
             await self._handlers[method](stream)
             stream.finish()
@@ -81,6 +87,7 @@ class LocalServer(StreamedServer["LocalContext"]):
         if self._streams and grace:
             await asyncio.wait(self._streams, timeout=grace)
         for task, stream in list(self._streams.items()):
+            # First the reason, because a cancelled handler reports none.
             stream.break_off(UnreachableError(f"{MEMORY}{self.port} was closed"))
             task.cancel()
 
