@@ -1,4 +1,7 @@
-"""Addresses as text: host:port with an IPv6 host in brackets, and the address of a program's worker."""
+"""Addresses as text: host:port with an IPv6 host in brackets, and the address of a program's worker.
+
+Used by clients, Spark's data source, the command, workers and clusters. Owns no state. Thread-safe.
+"""
 
 from __future__ import annotations
 

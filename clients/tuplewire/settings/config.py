@@ -1,4 +1,8 @@
-"""The settings of a session, from a client or between workers."""
+"""The settings of a session, from a client or between workers.
+
+Used by clients, sessions, Spark's options, transports and the settings of workers. Owns no state.
+Thread-safe. Design: docs/design/rows-and-memory.md (settings), docs/design/sessions.md (waits and timeouts).
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 A class of settings is a frozen dataclass that inherits from Settings. Each field is declared by setting()
 with its kind: the allowed values and their text form. The declaration defines the check of new objects, the
-readers of configurations and text, flags, variables, and docs/reference/settings.md.
-Design: docs/design/rows-and-memory.md (settings).
+readers of configurations and text, flags, variables, and docs/reference/settings.md. Used by config.py,
+Spark's options, transports, workers and topologies. Owns the declarations that settings_of() has read.
+Thread-safe. Design: docs/design/rows-and-memory.md (settings).
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A topology from Storm keeps its configuration. A key without an effect is accepted, with one warning that
 explains the reason. A key that would protect or store something is refused if nothing here does so, and the
 error describes the replacement. Keys that are settings here are not in these tables.
+
+Used by settings.py, config_sources.py, worker_config.py and factory.py. Owns the keys that were logged.
+Thread-safe.
 """
 
 from __future__ import annotations

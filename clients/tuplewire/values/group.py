@@ -1,7 +1,6 @@
 """TaskGroup: a column of messages between two tasks, and the checks on ids and payloads.
 
-All parts that send, queue or deliver messages use TaskGroups. Owns the columns, which do not change.
-Thread-safe.
+Users: all parts that send, queue or deliver messages. Owns the columns, which do not change. Thread-safe.
 
 Design: docs/design/sessions.md ("Frames are columns"); docs/design/moves.md for `forwarded`.
 """
