@@ -3,7 +3,7 @@
 A connected sender has a share of every task's queue. After a disconnect it has a few seconds to reconnect,
 then loses the share. Its queued messages reduce the other senders' shares until they are consumed. Its
 session is remembered longer, so that it can resume without loss. Used by send_service.py, reception.py and
-router.py. Owns sessions and shares. Call only from the event loop, except release().
+router.py. Owns sessions and shares. Call only from the event loop. Exception: release().
 Design: docs/design/credit.md.
 """
 

@@ -1,8 +1,8 @@
 """The delivery of received messages to a callback or to `pull`; shared by all transports.
 
 Used by streamed_transport.py and send_service.py; worker/ and metrics/ use its constants. Owns the receive
-counts and the messages for `pull`. Thread-safe, except count() and deliver(), which one thread calls at a
-time. Design: docs/design/sessions.md.
+counts and the messages for `pull`. Thread-safe. Exceptions: one thread at a time calls count() and deliver().
+Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Both sides of a transport with sessions over streams, and the base of their contexts.
 
 Used by the transports grpc, local and zmq, and by worker/connections.py. Owns the bound servers and clients
-of a context. Thread-safe, except methods of the event loop. Design: docs/design/sessions.md (transports).
+of a context. Thread-safe. Exceptions: methods of the event loop. Design: docs/design/sessions.md
+(transports).
 """
 
 from __future__ import annotations

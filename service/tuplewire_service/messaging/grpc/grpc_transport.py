@@ -1,7 +1,7 @@
 """The gRPC transport: settings, streams, the bound side and the context.
 
 Used by process/, by control/servicers.py, and through the entry point `grpc`. Owns the gRPC server of each
-bound port. Call only from the event loop, except the methods of connections and contexts, which are
+bound port. Call only from the event loop. Exceptions: the methods of connections and contexts are
 thread-safe. Design: docs/design/sessions.md (transports), docs/design/identity.md (limits).
 """
 

@@ -1,9 +1,9 @@
 """The local transport: workers of one process, with sessions over streams in memory.
 
 All contexts of a process share a registry that connects the two sides. Messages for an unbound server, or one
-without a callback, wait at their sender. Used through the entry point `local`. Owns the registry. Call only
-from the event loop, except the methods of connections and contexts, which are thread-safe. Source: Storm's
-`messaging.local.Context` (LocalServer, LocalClient). Design: docs/design/sessions.md (transports).
+without a callback, wait at their sender. Used through the entry point `local`. Owns the registry.
+Call only from the event loop. Exceptions: the methods of connections and contexts are thread-safe. Source:
+Storm's `messaging.local.Context` (LocalServer, LocalClient). Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations

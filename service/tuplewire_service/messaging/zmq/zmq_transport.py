@@ -1,7 +1,7 @@
 """The bound side of the ZeroMQ transport, one ROUTER with a stream for each connection, and the context.
 
-Used through the entry point `zmq`. Owns the ROUTER socket and the streams of its connections. Call only from
-the event loop, except the methods of connections and contexts, which are thread-safe.
+Used through the entry point `zmq`. Owns the ROUTER socket and the streams of its connections.
+Call only from the event loop. Exceptions: the methods of connections and contexts are thread-safe.
 Design: docs/design/sessions.md (ZeroMQ between workers).
 """
 
