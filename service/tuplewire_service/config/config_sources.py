@@ -1,7 +1,8 @@
 """The sources of a worker's settings.
 
-Flags override TUPLEWIRE_* variables, which override a TOML file, a topology's settings and the defaults.
-Used by the command, worker processes and clusters. Design: docs/design/rows-and-memory.md (settings).
+Flags override TUPLEWIRE_* variables, which override a TOML file, a topology's settings and the defaults. Used
+by the command, worker processes and clusters. Owns no state. Thread-safe.
+Design: docs/design/rows-and-memory.md (settings).
 """
 
 from __future__ import annotations

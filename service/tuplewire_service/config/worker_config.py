@@ -1,4 +1,8 @@
-"""The settings of `tuplewire worker`."""
+"""The settings of `tuplewire worker`.
+
+Used by config_sources.py, cli.py, process/, debugging.py and worker_metrics.py. Owns no state. Thread-safe.
+Design: docs/design/rows-and-memory.md (settings).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The log output of a process: line format, recent lines, and temporary changes of the level.
 
 Used by process/main.py, debugging.py and command/membership_command.py. Owns the log handlers and the recent
-lines. Thread-safe, except change(). How-to: docs/how-to/debug.md.
+lines. Thread-safe. Exception: change(). How-to: docs/how-to/debug.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The worker process, from its configuration to its exit code. run_worker() and _serve() list the steps.
 
-Used by the command (cli.py). Owns all parts of the process. Not thread-safe: call only from the main thread.
+Used by the command (cli.py). Owns all parts of the process. Not thread-safe. Call only from the main thread.
 Design: docs/design/drain.md.
 """
 

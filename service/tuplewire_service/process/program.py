@@ -1,7 +1,8 @@
 """The interface between a worker and the program in its process, such as the executors of a topology.
 
 A worker process loads its program through the entry point group `tuplewire.programs`. An embedded worker
-gives its Host to the code that embeds it. Owns no state. Thread-safe. Design: docs/design/topologies.md.
+gives its Host to the code that embeds it. Used by process/ and by clusters of topologies. Owns no state.
+Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

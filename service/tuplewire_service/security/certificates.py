@@ -1,7 +1,7 @@
 """A worker's own certificate: verified before use and replaced while connections last; and TLS handshakes.
 
-Used by process/worker_security.py. Owns the current certificate and the handshake counts. Thread-safe,
-except Handshakes.called() and report(). Design: docs/design/identity.md.
+Used by process/worker_security.py. Owns the current certificate and the handshake counts. Thread-safe.
+Exceptions: Handshakes.called() and report(). Design: docs/design/identity.md.
 """
 
 from __future__ import annotations

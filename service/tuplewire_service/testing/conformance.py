@@ -7,7 +7,8 @@
             return MyContext()          # not prepared
 
 Each test opens and closes its own contexts. The tests do not need pytest, only a runner that finds `test_*`
-methods of a class. Used by tests of transports. Not thread-safe. Design: docs/design/sessions.md.
+methods of a class. Used by tests of transports. Owns the contexts of the running test. Not thread-safe.
+Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
