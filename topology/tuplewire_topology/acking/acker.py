@@ -3,7 +3,7 @@
 Used by executors, which report each copy before it is in flight, so the count of a tree is never 0 too early.
 Owns the trees of one process. Acker reports a failure only once no copy is in flight, because the spout may
 emit the tuple again with the same message id. There is no time limit, because a process does not lose tuples.
-Not thread-safe, except Acker. Source: the purpose of Storm's `Acker`. Design: docs/design/acking.md.
+Not thread-safe. Exception: Acker. Source: the purpose of Storm's `Acker`. Design: docs/design/acking.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The settings of a running topology, by Storm's keys. Source: Storm's `Config`.
 
-Used by executors, builders and clusters. Thread-safe. Design: docs/design/topologies.md.
+Used by executors, builders and clusters. Owns no state. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Streams with declared fields, the tuples of tasks, and Tuplewire's own tuples: ticks, acks and fails.
 
-Used by all parts of a topology. Owns no state. Not thread-safe: the emitting executor may change a tuple's
+Used by all parts of a topology. Owns no state. Not thread-safe. The emitting executor may change a tuple's
 `message_id` and `trace` until it sends the tuple. Source: Storm's `StreamInfo`, `Fields`, `TupleImpl`,
 `MessageId`. Design: docs/design/topologies.md.
 """

@@ -1,6 +1,6 @@
 """A topology with one process on this machine for each worker. Source: Storm's distributed mode.
 
-Used by cluster.py. Owns the processes and the assignment. Not thread-safe, except for status() and beats().
+Used by cluster.py. Owns the processes and the assignment. Not thread-safe. Exceptions: status() and beats().
 Design: docs/design/topologies.md (a process that runs executors is a worker).
 """
 

@@ -1,6 +1,6 @@
 """Settings for the start of worker processes, by Storm's keys. Source: Storm's `Config` and `DaemonConfig`.
 
-Used by distributed clusters. Immutable: thread-safe. Design: docs/design/topologies.md.
+Used by distributed clusters. Owns no state. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

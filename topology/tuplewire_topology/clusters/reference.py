@@ -1,7 +1,7 @@
 """References to topologies for other processes: a name to import, or a file. Source: Storm's `stormcode.ser`.
 
-Used by distributed clusters and by their processes. Not thread-safe: load_topology() extends sys.path.
-Design: docs/design/topologies.md (control of processes).
+Used by distributed clusters and by their processes. Owns no state. Not thread-safe. load_topology() extends
+sys.path. Design: docs/design/topologies.md (control of processes).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The executors of bolts and of acker tasks.
 
-Used by executor_worker.py. Owns the bolts, their unacked tuples, and the acker's trees. Not thread-safe: all
+Used by executor_worker.py. Owns the bolts, their unacked tuples, and the acker's trees. Not thread-safe. All
 methods run on the executor's thread. Source: Storm's `BoltExecutor`, and `Acker`, which is a bolt in Storm.
 Design: docs/design/acking.md.
 """

@@ -1,7 +1,7 @@
 """The executors of one process: starts, connects, monitors, moves and ends them. Source: Storm's `Worker`.
 
-Used by clusters/ and spark/. Owns the executors, the transfer, the ticks and the heartbeat. Not thread-safe:
-one thread at a time changes it; statistics and states can be read from any thread.
+Used by clusters/ and spark/. Owns the executors, the transfer, the ticks and the heartbeat. Not thread-safe.
+One thread at a time changes it; statistics and states can be read from any thread.
 Design: docs/design/topologies.md.
 """
 

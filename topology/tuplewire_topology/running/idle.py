@@ -1,7 +1,7 @@
 """The state of one process of a topology: its count of tuples in progress, its report, and its failure.
 
 Used by executors, transfers and ticks, which count tuples, and by code that waits for the end of a topology.
-Thread-safe. Design: docs/design/acking.md (the end of a topology).
+Owns the counts of tuples. Thread-safe. Design: docs/design/acking.md (the end of a topology).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The routes of a task's tuples: the bolts that subscribe to each of its streams, and their groupings.
 
-Used by executor.py. Owns the groupings of the task. Not thread-safe: called on the executor's thread.
+Used by executor.py. Owns the groupings of the task. Not thread-safe. Called on the executor's thread.
 Design: docs/design/topologies.md (routing in columns). Source: Storm's `GrouperFactory` and `Task`.
 """
 

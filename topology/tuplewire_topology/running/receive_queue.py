@@ -1,7 +1,8 @@
 """The receive queue of an executor: bounded in tuples, filled and emptied in columns, each of one task.
 
-Used by executor.py, which consumes, and by tuple_transfer.py, which publishes. Threads wait on a condition,
-without using CPU. Thread-safe. Design: docs/design/acking.md. Source: Storm's `JCQueue`.
+Used by executor.py, which consumes, and by tuple_transfer.py, which publishes. Owns the queued tuples.
+Threads wait on a condition, without using CPU. Thread-safe. Design: docs/design/acking.md. Source: Storm's
+`JCQueue`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The executor of spouts: requests tuples from them, and reports the outcomes of their tuples.
 
-Used by executor_worker.py. Owns the spouts and their pending tuples. Not thread-safe, except for methods
-marked "Thread-safe": the others run on the executor's thread. Source: Storm's `SpoutExecutor`.
+Used by executor_worker.py. Owns the spouts and their pending tuples. Not thread-safe. Exceptions: methods
+marked "Thread-safe"; the others run on the executor's thread. Source: Storm's `SpoutExecutor`.
 Design: docs/design/acking.md.
 """
 

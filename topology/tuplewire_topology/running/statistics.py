@@ -1,9 +1,9 @@
 """The statistics of an executor: counts by stream, times, and its current activity.
 
-Used by executors, heartbeats and status pages. Thread-safe: an executor's thread writes its Tally, mostly
-once per column, and its Pulse at each step, and other threads read them without a lock.
-Storm's heartbeats show that a process is alive; a pulse shows that a thread makes progress.
-Design: docs/design/topologies.md. Source: Storm's `BoltExecutorStats` and `SpoutExecutorStats`.
+Used by executors, heartbeats and status pages. Owns the counts and times of an executor. Thread-safe. An
+executor's thread writes its Tally, mostly once per column, and its Pulse at each step, and other threads read
+them without a lock. Storm's heartbeats show that a process is alive; a pulse shows that a thread makes
+progress. Design: docs/design/topologies.md. Source: Storm's `BoltExecutorStats` and `SpoutExecutorStats`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Timers, and the ticks of a worker's tasks.
 
 Used by executor_worker.py, also for heartbeats, loads and timeouts, and by local clusters. Owns the thread of
-SystemTimer. Timers are thread-safe; only one thread at a time may change Ticks.
+SystemTimer. Thread-safe. Exception: one thread at a time may change Ticks. Design: docs/design/acking.md.
 Source: Storm's `StormTimer`, `Time` with its simulated time, and `Executor.setupTicks`.
 """
 

@@ -1,7 +1,8 @@
 """The transfer of tuples between executors, within a process by reference, else serialized over the link.
 
-Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks.
-Thread-safe. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and `transferLocal`.
+Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks. Owns the
+counts of received bytes. Thread-safe. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and
+`transferLocal`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One PySpark task of a topology: it joins the other tasks, runs its executors, and yields their output.
 
-submit.py runs these tasks in a barrier stage, so that Spark starts and repeats all of them together. Owns the
-task's executors and clients. Not thread-safe, except for callbacks. Design: docs/design/topologies.md.
+Used by submit.py, which runs these tasks in a barrier stage, so that Spark starts and repeats all of them
+together. Owns the task's executors and clients. Not thread-safe. Exceptions: callbacks.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

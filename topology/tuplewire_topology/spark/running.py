@@ -1,7 +1,7 @@
 """A running topology on Spark, for the program that submitted it: control, progress and result.
 
-submit.py creates it. Owns the Spark job, and the client for mail (control messages) of tasks. Thread-safe.
-Design: docs/design/topologies.md.
+Used by submit.py, which creates it, and by programs. Owns the Spark job, and the client for mail (control
+messages) of tasks. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Submits a topology to Spark. Source: Storm's `StormSubmitter`.
 
-Called by users' programs and the demos. Owns no state. Thread-safe. Design: docs/design/topologies.md.
+Used by programs and the demos. Owns no state. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
