@@ -2,7 +2,7 @@
 
 lines -> fields grouping on carrier -> delays; lines that are not flights -> skipped
 
-A tuple holds many flights of a carrier in columns. Used by flights.py. A bolt owns its sums.
+A tuple holds many flights of a carrier in columns. Used by flights.py. Owns the sums of a bolt.
 Not thread-safe. Design: docs/design/rows-and-memory.md.
 """
 

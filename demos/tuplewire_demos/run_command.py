@@ -1,6 +1,7 @@
 """The jobs of `tuplewire run`: pipelines on local workers and a local Spark, or a topology without Spark.
 
-The command loads them through their entry points. Owns no state. Not thread-safe: it changes the environment.
+Used by the command, which loads them through their entry points. Owns no state. Not thread-safe. It changes
+the environment. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

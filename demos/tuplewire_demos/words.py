@@ -2,7 +2,7 @@
 
 lines -> shuffle -> split -> fields grouping on word -> count; lines that are not text -> skipped
 
-Used by run_wordcount.py. Its tasks own their state. Not thread-safe. Design: docs/design/topologies.md.
+Used by run_wordcount.py. Owns the state of its tasks. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
