@@ -31,7 +31,8 @@ from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
 from tuplewire_topology.spark import submit_topology
 
-pytestmark = pytest.mark.spark
+# Workers are found by their command lines, which a forked process does not have.
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_fork_server")]
 # Spark's Python workers do not find these modules.
 for module in (sys.modules[__name__], doubling_module):
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
