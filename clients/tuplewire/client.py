@@ -113,6 +113,7 @@ class BaseClient(Live):
         self._id = self._client_id or str(uuid.uuid4())
         self._sender: SendingEnd | None = None
         self._made: SendingEnd | None = None
+        """The sender from its creation on. _sender is set once it has started; see _connected()."""
         self._observer: Observer | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
@@ -334,9 +335,9 @@ class Client(BaseClient):
         return Subscription(*self._receive(tasks, timeout))
 
     def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
-        """Have the messages of tasks passed to functions; return a function that ends this.
+        """Subscribe to tasks and pass their messages to functions; return a function that ends this.
 
-        For executors of topologies: there is no thread between the event loop and the receiver. See Push.
+        For executors of topologies. The event loop calls the functions, so they must not block. See Push.
         """
         receiver = self._receiver(tasks, Push(receive, failed))
         return lambda: messaging_loop().run(receiver.close())

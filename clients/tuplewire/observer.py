@@ -1,4 +1,8 @@
-"""The message events that tracing converts to spans. Without tracing there is no observer."""
+"""The message events that tracing converts to spans. Without tracing there is no observer.
+
+Implemented for clients by tracing/program_observer.py, and for workers by worker/worker_observer.py. Owns no
+state. Design: docs/design/traces.md.
+"""
 
 from __future__ import annotations
 

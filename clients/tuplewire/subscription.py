@@ -216,7 +216,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         """End the subscription. A second call does nothing."""
         self._end_processing()
         if self._pid == os.getpid():
-            if self._seen is not None:
+            if self._seen is not None:  # messages() has finished some messages of the batch
                 self._settle()
             self._thread.run(self._receiver.close())
 

@@ -81,7 +81,7 @@ def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, na
 
 
 _HOP = 1 << 32
-"""`forwarded` is the entry worker's number, which is less than this, plus this number for each hop."""
+"""One hop in `forwarded`: the entry worker's number, which is lower, plus this value for each hop."""
 _UNQUEUED_HOP = 1 << 56
 """Also added for each hop since the messages last waited in the queue of their task's owner."""
 MAX_FRAME_GROUPS = 1000
@@ -101,7 +101,7 @@ def flow_of(task: int, forwarded: int) -> int:
 
 
 def route_of(forwarded: int) -> int:
-    """Return the route in `forwarded`. Messages with different routes have separate orders."""
+    """Return the route in `forwarded`: entry worker and number of hops. Each route has its own order."""
     return forwarded % _UNQUEUED_HOP
 
 

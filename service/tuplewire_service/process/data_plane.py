@@ -1,4 +1,4 @@
-"""The worker on its event loop, as the threads around it use it: bind, status, drain and close.
+"""The thread-safe interface to a worker on the event loop: bind, status, drain and close.
 
 Used by main.py. Owns the worker, its transports and services, and the watches of its files. Thread-safe.
 Design: docs/design/drain.md.

@@ -126,7 +126,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         GCCollector(registry=registry)
         # The names of the worker's own metrics, before the collector of the programs' metrics is added.
         plane.reserve(frozenset(family.name for family in registry.collect()))
-        own = list if program is None else program.metrics
+        own = list if program is None else program.metrics  # list() returns no metrics
         registry.register(ProgramCollector(lambda: [*own(), *plane.reported()]))
         debugging.registry = registry
         admin = AdminServer(config.admin, registry, plane.live, plane.ready)

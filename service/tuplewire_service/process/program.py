@@ -74,7 +74,7 @@ def load_program(host: Host, name: str, conf: Mapping[str, object], state_file: 
         conf: The program's settings, by their keys.
         state_file: The file that shows that it is alive; None: there is none.
     """
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in entry_points(group=ENTRY_POINT_GROUP):  # only the first one is used
         program: Program = point.load()(host, name, conf, state_file)
         return program
     raise ConfigError(f"no program is installed that could run {name!r}; install tuplewire again")
