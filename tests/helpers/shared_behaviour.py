@@ -106,6 +106,15 @@ class SharedBehaviour(Scenery):
             assert server.recv(NO_BLOCK) is None
             eventually(is_settled(client))
 
+    def test_pulled_messages_release_their_headers(self) -> None:
+        """Credit counts keys and headers, so a pulled message returns credit for them, too."""
+        large = TaskMessage(1, b"x", key=b"k", headers=[("h", bytes(200_000))])
+        with self.pair(None) as (server, client):
+            for _ in range(100):  # more than the 16 MiB of outstanding messages to a task
+                client.send([large])
+                eventually(lambda: server.recv(NO_BLOCK) == large)
+            eventually(is_settled(client))
+
     def test_a_receive_loop_in_the_classic_way(self) -> None:
         """A loop can block for a message, then take the available ones, until the shutdown notice.
 

@@ -16,7 +16,7 @@ from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup, route_of
-from tuplewire.values.message import SHUTDOWN, TaskMessage
+from tuplewire.values.message import SHUTDOWN, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import (
     BLOCK,
@@ -136,7 +136,7 @@ class Reception(IConnectionCallback):
         if inbound is None:
             self.close()  # further calls get the notice, too
         else:
-            inbound.release(message.task, 1, len(message.message))
+            inbound.release(message.task, 1, len(message.message) + len(encoded_of(message)))
         return message
 
     def close(self) -> None:
