@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboard, made of dashboard.yml, to standard output."""
+"""Generates the Grafana dashboard from dashboard.yml, on standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORKERS = 'label_values(tuplewire_build_info{topology=~"$topology"}, worker)'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel, as dashboard.yml has it: TypeError for a key that is not here, or is missing."""
+    """A panel of dashboard.yml. Raises TypeError if a key is unknown or missing."""
 
     title: str
     says: str
@@ -31,10 +31,10 @@ class Panel:
     columns: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return Grafana's form, without number and place."""
+        """Return the panel in Grafana's format, without id and position."""
         defaults: dict[str, Any] = {"unit": self.unit}
         if self.kind == "timeseries":
-            defaults["min"] = 0  # a line that moves by a little must not look as if it doubled
+            defaults["min"] = 0  # without it, small changes would look large
             defaults["custom"] = {"axisSoftMax": 1} if self.unit == "percentunit" else {}
         if self.stacked:
             defaults["custom"] |= {"stacking": {"mode": "normal"}, "fillOpacity": 50}
@@ -109,7 +109,7 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def _placed(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield rows and panels with their places, from left to right and from the top down."""
+    """Yield rows and panels with their positions, from left to right and from top to bottom."""
     top = 0
     for row in rows:
         yield {"type": "row", "title": row["row"], "panels": [], "gridPos": _place(0, top, _COLUMNS, 1)}
@@ -128,7 +128,7 @@ def _place(left: int, top: int, width: int, height: int) -> dict[str, int]:
 
 
 def _in_lines(made: dict[str, Any]) -> str:
-    """Return it as JSON with a line for each panel, so that changes can be read."""
+    """Return the dashboard as JSON with one line per panel, for readable diffs."""
     panels = ",\n  ".join(map(json.dumps, made["panels"]))
     others = [f"{json.dumps(name)}: {json.dumps(made[name])}" for name in made if name != "panels"]
     return "{\n " + ",\n ".join(others) + f',\n "panels": [\n  {panels}\n ]\n}}'

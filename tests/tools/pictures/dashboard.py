@@ -41,8 +41,8 @@ IMAGES = ROOT / "docs" / "images"
 PANELS = ROOT / "build" / "pictures" / "panels.js"
 PICTURES = {
     "dashboard-flow.png": ("Overview", "Throughput", "Ledger"),
-    "dashboard-tasks.png": ("Queues", "Tasks", "Sessions and windows", "Deaths", "Dead letters"),
-    "dashboard-time.png": ("Latency", "Where time goes", "Peers"),
+    "dashboard-tasks.png": ("Queues", "Tasks", "Sessions and windows", "Failures", "Dead letters"),
+    "dashboard-time.png": ("Latency", "Time", "Peers"),
 }
 REST = "dashboard-process.png"
 """Contains all other rows."""
