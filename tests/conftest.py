@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The time of an example is not meaningful on a shared machine.
-settings.register_profile("tuplewire", deadline=None, max_examples=50)  # make property uses more
+settings.register_profile("tuplewire", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=20)  # used by make quick
 settings.load_profile("tuplewire")
 

@@ -116,7 +116,7 @@ from tuplewire.connection.control_client import ControlClient
 
 random.seed(1)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-for _ in range(100):
+for _ in range(300):
     client = ControlClient(sys.argv[1], timeout=600)
     try:
         # Again after 0.2 s: one that falls into a callback is lost.
