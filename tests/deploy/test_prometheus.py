@@ -65,13 +65,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     certificate = Authority().issue("worker.example").write(folder / "tls")
     flags = ["--receive-queue-messages=2000"]
     with ExitStack() as stack:
-        workers = stack.enter_context(WorkerProcesses(4, TOPOLOGY, flags=flags, drain_seconds=2)).endpoints
+        workers = stack.enter_context(WorkerProcesses(5, TOPOLOGY, flags=flags, drain_seconds=2)).endpoints
         secured = stack.enter_context(one_worker("secured", *tls_flags(certificate), directory=folder))
         unsteady = stack.enter_context(Program(unsteady_proxy, workers[1].address))
         reached = [*workers]
         reached[1] = replace(workers[1], address=unsteady.ask("address"))
-        for worker in workers:
+        for worker in workers[:4]:
             assign(worker, 1, {reached[index]: tasks for index, tasks in TASKS.items()})
+        assign(workers[4], 2, {workers[4]: [40]})
         for worker in workers:
             with ControlClient(worker.address) as control:
                 control.wait_ready(SECONDS)
@@ -210,7 +211,7 @@ def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
 
 
 def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
-    """The alert names the topology in which only one worker has no assignment."""
+    """The alert names the topology in which one worker has a newer assignment, and another one has none."""
     load.prometheus.until(
         'ALERTS{alertname="TuplewireAssignmentsDiffer", alertstate="firing"}',
         lambda samples: [labels["topology"] for labels, _ in samples] == [TOPOLOGY],

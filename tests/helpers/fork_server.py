@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 PROGRAMS = ["tuplewire", "campaigns", "helpers"]
@@ -159,7 +159,8 @@ def _serve(requests: socket.socket) -> None:
     """Fork a program for each request. Returns in each forked program, and after the last request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _MODULES:
-        importlib.import_module(module)
+        with suppress(ImportError):  # of an extra that is not installed: the program reports it if it needs it
+            importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "an import started a thread"  # noqa: PTH208
     gc.collect()
     gc.freeze()
