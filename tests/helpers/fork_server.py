@@ -25,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from tuplewire.errors import ConfigError
+
 PROGRAMS = ["tuplewire", "campaigns", "helpers"]
 """Prefixes of the modules that are forked."""
 _STARTUP_VARIABLES = ("ARROW_", "GRPC_", "LANG", "LC_", "LD_", "MALLOC_", "OPENSSL_", "PYTHON", "SSL_", "TZ")
@@ -159,7 +161,7 @@ def _serve(requests: socket.socket) -> None:
     """Fork a program for each request. Returns in each forked program, and after the last request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _MODULES:
-        with suppress(ImportError):  # of an extra that is not installed: the program reports it if it needs it
+        with suppress(ConfigError):  # an extra is not installed: the program reports that if it needs it
             importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "an import started a thread"  # noqa: PTH208
     gc.collect()
