@@ -211,7 +211,7 @@ def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
 
 
 def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
-    """The alert names the topology in which one worker has a newer assignment, and another one has none."""
+    """The alert names the topology in which one worker has a newer assignment than the others."""
     load.prometheus.until(
         'ALERTS{alertname="TuplewireAssignmentsDiffer", alertstate="firing"}',
         lambda samples: [labels["topology"] for labels, _ in samples] == [TOPOLOGY],

@@ -52,7 +52,7 @@ _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.
 """gRPC's error if a server closes a connection during the handshake."""
 _TOO_LARGE = re.compile("larger than max|metadata size exceeds")
 """gRPC's errors for a message or metadata over a limit. A retry would fail in the same way."""
-BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
+BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """gRPC's exceptions for a call that is finished."""
 
 
@@ -145,6 +145,14 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         self._address = address
         self._hint = hint
         self._cancelled = False
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._call.wait_for_connection()
+            # If this fails, call.write() ends the call, and the last messages and the status cannot be read.
+            await self._call._cython_call.send_serialized_message(data)
+        except BROKEN as error:
+            raise StreamBroken from error
 
     async def done_writing(self) -> None:
         try:
